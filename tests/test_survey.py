@@ -26,6 +26,7 @@ from workbench.runs.survey import (
     LayerRow,
     LayerSurvey,
     LinkRow,
+    LinkSurvey,
     alike,
     survey_devices,
     survey_layers,
@@ -73,7 +74,8 @@ def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalo
 
 
 def test_links_between_emulated_devices_are_measured() -> None:
-    used, rows = survey_links(two_devices(), repeats=2)
+    found = survey_links(two_devices(), repeats=2)
+    used, rows = found.fidelity, found.rows
     assert used in ("kernel", "paced")
     assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
     for row in rows:
@@ -238,7 +240,7 @@ def test_links_on_the_command_line(monkeypatch) -> None:
 
     def links(cluster, *, fidelity):
         asked.append(fidelity)
-        return "kernel", (row,)
+        return LinkSurvey(fidelity="kernel", rows=(row, replace(row, source="beta")), at_once=1.9)
 
     monkeypatch.setattr(printed, "survey_links", links)
     shown = call("--links", "--fidelity", "kernel").stdout
@@ -249,7 +251,9 @@ def test_links_on_the_command_line(monkeypatch) -> None:
         "0.40",
         "0.45",
     ]
+    assert "takes 1.90 times as long as alone: they share a medium" in " ".join(shown.split())
     kept = json.loads(call("--links", "--json").stdout)
+    assert (kept["at_once"], kept["medium"]) == (1.9, "wifi")
     assert kept["label"] == "emulated, kernel links"
     assert kept["links"][0]["samples"][0]["bytes_per_s"] == pytest.approx(1e6)
 

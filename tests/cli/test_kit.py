@@ -26,7 +26,7 @@ from workbench.cli.doctor import TORCH_FOR_ARMV8_0
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.runs.survey import DeviceRates, LinkRow
+from workbench.runs.survey import DeviceRates, LinkRow, LinkSurvey
 from workbench.runtime import discovery, ssh_login, ssh_setup
 from workbench.runtime.discovery import Candidate
 from workbench.runtime.frames import Greeting
@@ -223,9 +223,12 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     pairs = ((first.name, second.name, slow), (second.name, first.name, fast))
     rows = tuple(LinkRow(source=a, destination=b, described=fast, measured=link, samples=()) for a, b, link in pairs)
     monkeypatch.setattr(measure, "survey_devices", lambda cluster: (None, tuple(rates)))
-    monkeypatch.setattr(measure, "survey_links", lambda cluster, fidelity: ("real", rows))
+    monkeypatch.setattr(
+        measure, "survey_links", lambda cluster, fidelity: LinkSurvey(fidelity="real", rows=rows, at_once=2.0)
+    )
     assert re.search(r"10\.0\.0\.4 > 10\.0\.0\.5 +\S+ +80 ", kit("measure"))
     assert load_cluster("kit.toml").link(0, 1) == slow
+    assert load_cluster("kit.toml").medium == "wifi"
     rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
     for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
         done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])

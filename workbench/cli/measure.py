@@ -108,7 +108,8 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     if not as_json:
         say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.size_words}")
     require_writable(file if cluster.is_real else None)
-    used, links = survey_links(cluster, fidelity=fidelity)
+    survey = survey_links(cluster, fidelity=fidelity)
+    used, links = survey.fidelity, survey.rows
     label = f"real, {cluster.data}" if used == "real" else f"emulated, {used} links"
     if cluster.is_real:
         kept = [
@@ -120,8 +121,14 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
             }
             for link in links
         ]
-        _keep(file, lambda tables: tables | {"link": kept})
-    found = {"cluster": cluster.name, "label": label, "links": as_builtins(links)}
+        _keep(file, lambda tables: {"medium": survey.medium} | tables | {"medium": survey.medium, "link": kept})
+    found = {
+        "cluster": cluster.name,
+        "label": label,
+        "links": as_builtins(links),
+        "at_once": survey.at_once,
+        "medium": survey.medium,
+    }
     if as_json:
         return found
     rows = [
@@ -136,6 +143,11 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     ]
     columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
+    means = "they share a medium" if survey.medium == "wifi" else "each has a wire of its own"
+    print_text(
+        f"While {cluster.size_words} send at once, a message takes {survey.at_once:.2f} times as long as alone: "
+        f"{means} (medium: {survey.medium}; described: {cluster.medium})."
+    )
     return found
 
 

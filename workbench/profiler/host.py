@@ -119,6 +119,28 @@ def measure_links(
     return samples_of
 
 
+def measure_at_once(
+    group: Any, rank: int, nbytes: int, *, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> LinkSample:
+    """Return the time of the message to this rank while all ranks send to the next one; every rank must call it.
+
+    Over private wires it takes as long as alone; over a shared medium as many times as long as there are ranks.
+    """
+    size = group.size()
+    source, destination = (rank - 1) % size, (rank + 1) % size
+    outgoing, incoming = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    seconds = []
+    for _ in range(repeats):
+        coming = group.recv([incoming], source, 0)
+        group.barrier().wait()
+        began = clock()
+        leaving = group.send([outgoing], destination, 0)
+        coming.wait()
+        seconds.append(clock() - began)
+        leaving.wait()
+    return LinkSample(source=source, destination=rank, nbytes=nbytes, round_trip_s=median(seconds))
+
+
 def fit_link(samples: Sequence[LinkSample]) -> Link:
     """Fit a link to the samples: latency from the small messages, rate from the additional time of the large ones.
 

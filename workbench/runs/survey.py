@@ -9,6 +9,7 @@ from typing import Any
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Fidelity, Job
+from workbench.core.medium import Medium
 from workbench.core.serial import to_builtins
 from workbench.experiment import profile
 from workbench.methods import load_method
@@ -17,7 +18,7 @@ from workbench.methods.devices import over_ssh
 from workbench.models.configuration import model_facts
 from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.measuring import measure_rank_host, measure_rank_links
+from workbench.runtime.measuring import measure_rank_at_once, measure_rank_host, measure_rank_links
 
 LONGEST_MESSAGE_S = 0.3
 """Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large
@@ -50,6 +51,25 @@ class LinkRow:
     described: Link
     measured: Link
     samples: tuple[LinkSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSurvey:
+    """Every path of a cluster as measured.  fidelity: how links are emulated, or 'real'.
+
+    at_once: seconds of messages while each device sends to the next one, over the seconds that each takes alone.  It is
+    1 over private wires, and the number of devices on a shared medium.
+    """
+
+    fidelity: str
+    rows: tuple[LinkRow, ...]
+    at_once: float
+
+    @property
+    def medium(self) -> Medium:
+        """Return the medium that the ratio speaks for."""
+        num_devices = len({row.source for row in self.rows})
+        return "wifi" if self.at_once > (1 + num_devices) / 2 else "switch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +140,9 @@ def _rates(
     )
 
 
-def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> tuple[str, tuple[LinkRow, ...]]:
-    """Emulate the cluster, or reach its real devices, and send messages over each link in turn; return the fidelity and
-    the links.
+def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int = 5) -> LinkSurvey:
+    """Emulate the cluster, or reach its real devices, and send messages over each link in turn, then over several at
+    once.
 
     Raises ConfigError for a cluster of one device, RuntimeSetupError if it cannot be emulated or reached.
     """
@@ -135,6 +155,7 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
+        together = engines.run(measure_rank_at_once, [(sizes[-1], repeats)] * cluster.world_size)
         used = engines.fidelity
     names = [device.name for device in cluster.devices]
     rows = []
@@ -142,7 +163,16 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
         a, b = samples[0].source, samples[0].destination
         ends = {"source": names[a], "destination": names[b]}
         rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
-    return used, tuple(rows)
+    alone_s = {
+        (sample.source, sample.destination): sample.seconds
+        for row in rows
+        for sample in row.samples
+        if sample.nbytes == sizes[-1]
+    }
+    ratio = sum(sample.seconds for sample in together) / sum(
+        alone_s[sample.source, sample.destination] for sample in together
+    )
+    return LinkSurvey(fidelity=used, rows=tuple(rows), at_once=ratio)
 
 
 def survey_layers(

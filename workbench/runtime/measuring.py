@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from workbench.profiler.host import HostProfile, LinkSample, measure_host, measure_links
+from workbench.profiler.host import HostProfile, LinkSample, measure_at_once, measure_host, measure_links
 from workbench.runtime.context import RankContext
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.process_group import group
@@ -20,6 +20,13 @@ def measure_rank_links(
     sizes, repeats = payload
     with paced_group(context, 60.0, "links") as opened:
         return tuple(measure_links(opened, context.rank, sizes=sizes, repeats=repeats).values())
+
+
+def measure_rank_at_once(context: RankContext, payload: tuple[int, int]) -> LinkSample:
+    """Return the time of a message to this rank while all send.  payload: its bytes and repeats."""
+    nbytes, repeats = payload
+    with paced_group(context, 60.0, "at once") as opened:
+        return measure_at_once(opened, context.rank, nbytes, repeats=repeats)
 
 
 @contextmanager
