@@ -224,7 +224,14 @@ def test_parallel_adapters_survive_a_loss(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("idle", "chosen"),
-    [({"battery": 0.5}, "delta"), ({"host_share": 0.2}, "delta"), ({}, "gamma"), ({"memory_bytes": 300_000}, "delta")],
+    [
+        ({"battery": 0.5}, "delta"),
+        # Full at the beginning, and empty by the time of the notice.
+        ({"battery_wh": 1e-6, "watts_busy": 5.0, "watts_idle": 5.0}, "delta"),
+        ({"host_share": 0.2}, "delta"),
+        ({}, "gamma"),
+        ({"memory_bytes": 300_000}, "delta"),
+    ],
 )
 def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen: str, job: Job) -> None:
     """Of equal ones the first; one with less charge, one that is slower and one whose memory does not suffice are not
@@ -233,6 +240,23 @@ def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen
     four = replace(four, devices=(*four.devices[:2], replace(four.devices[2], **idle), four.devices[3]))  # type: ignore[arg-type]
     job = replace(job, options=job.options | {"devices": 2}, faults="leave:beta@step1")
     assert f"{chosen} takes the place of beta" in " ".join(experiment.run(job, four, "simulate").notes)
+
+
+def test_capacities_are_at_the_measured_pace(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: alpha is found slow, and then beta leaves; the search for a stand-in counts alpha as slow as found."""
+    asked, stand_in = [], confidant.Confidant.stand_in
+
+    def seen(prepared: Any, profile: Any, *rest: Any) -> int | None:
+        asked.append([layers[0].forward_s(4, 16) for layers in profile.layers])
+        return stand_in(prepared, profile, *rest)
+
+    monkeypatch.setattr(confidant.Confidant, "stand_in", staticmethod(seen))
+    job = replace(
+        job, options=job.options | {"devices": 2}, epochs=40, faults="slow:alpha:4@step1-79; leave:beta@step60"
+    )
+    experiment.run(job, devices(4), "simulate")
+    alpha_s, _, gamma_s, delta_s = asked[-1]
+    assert alpha_s == pytest.approx(4 * gamma_s, rel=0.2) and gamma_s == delta_s
 
 
 def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:

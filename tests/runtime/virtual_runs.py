@@ -83,6 +83,9 @@ class Trainer:
     def has_converged(self) -> bool:
         return self.converges_at is not None and self.step >= self.converges_at
 
+    def charged(self, charges: Mapping[str, float]) -> None:
+        assert all(0 <= charge <= 1 for charge in charges.values())
+
     def generation(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> Generation:
         members = self.only or tuple(rank for rank in ready if factors.get(rank, 1.0) < 10 and rank not in self.idle)
         prepares = self.only

@@ -150,9 +150,10 @@ class Device:
             key=lambda processor: (cores_first and not processor.name.startswith("cores "), -processor.flops_per_s),
         )
 
-    def charge(self, after_s: float) -> float:
-        """Return the charge, from 0 to 1, after this many seconds of computing, by the power model."""
-        used = after_s * self.watts_busy / (3600 * self.battery_wh) if self.battery_wh else 0.0
+    def charge(self, after_s: float, *, is_idle: bool = False) -> float:
+        """Return the charge, from 0 to 1, after this many seconds of computing, or of waiting, by the power model."""
+        watts = self.watts_idle if is_idle else self.watts_busy
+        used = after_s * watts / (3600 * self.battery_wh) if self.battery_wh else 0.0
         return max(0.0, self.battery - used)
 
 

@@ -248,6 +248,10 @@ class Policy(Protocol):
         Raises PlanError if the work does not fit on the devices.
         """
 
+    def charged(self, charges: Mapping[str, float]) -> None:
+        """Take the present charge of devices, from 0 to 1, by name, before the work of a leaving device is planned."""
+        return
+
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of a generation's job that is sent to the member at `place`.  By default this is the whole
         job.

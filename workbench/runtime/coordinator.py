@@ -237,7 +237,7 @@ class Coordinator:
             self._noticed("return", rank)
             return
         try:
-            planned = self.policy.generation(self._number + 1, self._ready, self.pace.factors)
+            planned = self._next_generation(self._ready)
         except PlanError:
             return
         if rank in planned.members:
@@ -264,7 +264,7 @@ class Coordinator:
                 "Run with --resume to continue from the last snapshot.",
             )
         try:
-            generation = self.policy.generation(self._number + 1, ready, self.pace.factors)
+            generation = self._next_generation(ready)
         except PlanError as error:
             if self._awaits_some():
                 return
@@ -339,7 +339,7 @@ class Coordinator:
             self._planned, self._unprepared = None, set()
         elif self._planned is None or self.policy.differs(self._planned, ready, factors):
             with suppress(PlanError):
-                self._make_ready(self.policy.generation(self._number + 1, ready, factors))
+                self._make_ready(self._next_generation(ready))
 
     def _plan_ahead(self) -> None:
         """Prepare the generation without the leaving devices while the present one works, if the policy allows it; then
@@ -347,7 +347,7 @@ class Coordinator:
         """
         self._planned, self._unprepared = None, set()
         try:
-            self._make_ready(self.policy.generation(self._number + 1, self._ready, self.pace.factors))
+            self._make_ready(self._next_generation(self._ready))
         except PlanError:
             self._pause()
 
@@ -377,6 +377,13 @@ class Coordinator:
 
     def _name(self, part: int | str) -> str:
         return part if isinstance(part, str) else self.fleet.name(part)
+
+    def _next_generation(self, ready: tuple[int, ...]) -> Generation:
+        """Return the generation that the policy plans for the devices as they are now.  Raises PlanError."""
+        now = self._generation
+        busy = () if now is None else [now.members[place] for place in now.plan.busy_ranks]
+        self.policy.charged(self.fleet.charges(self._seconds(), busy))
+        return self.policy.generation(self._number + 1, ready, self.pace.factors)
 
     def _changed(self, kind: str, part: int | str) -> None:
         self._changes.append(

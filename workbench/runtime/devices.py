@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster, Device
@@ -361,6 +361,23 @@ class Fleet(Watch):
             shares[device.name] = share / self.faults.factor(rank, kind="memory")
         return shares
 
+    def charges(self, now_s: float, busy: Collection[int]) -> dict[str, float]:
+        """Return the charge of the devices that are ready, from 0 to 1, by name: a real one's as it reports it, an
+        emulated one's by the power model.
+
+        now_s: seconds since the run began.  busy: the devices that have computed since then; the others have waited.
+        """
+        ranks = sorted(self.ready) if self._described else ()
+        charges = {self._described[rank].name: self._charge(rank, now_s, is_idle=rank not in busy) for rank in ranks}
+        return {name: charge for name, charge in charges.items() if charge is not None}
+
+    def _charge(self, rank: int, now_s: float, *, is_idle: bool = False) -> float | None:
+        """Return a device's charge; None for a real one on mains power."""
+        device = self._described[rank]
+        if device.address is not None:
+            return self._health.get(rank, Pong()).charge
+        return device.charge(now_s, is_idle=is_idle)
+
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice if their charge is too low or heat slows them down.  Return each with its reason.
 
@@ -370,7 +387,7 @@ class Fleet(Watch):
         departures = []
         for rank in sorted(self.ready - self._kept_down) if self._described else ():
             device, health = self._described[rank], self._health.get(rank, Pong())
-            charge = device.charge(now_s) if device.address is None else health.charge
+            charge = self._charge(rank, now_s)
             reason = ""
             if charge is not None and charge < device.leave_below:
                 reason = f"its charge is below {device.leave_below:.0%}"

@@ -5,7 +5,7 @@ StepPolicy is for runs of many steps, OncePolicy for a job that all devices do o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import CacheError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.profile import Profile
 from workbench.core.report import Recovery, StepRecord
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
@@ -35,6 +36,9 @@ REAL_REGROUP_S = 1.0
 machine)."""
 REAL_PACE_S = 2.0
 """Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""
+
+EMPTY = 1e-6
+"""The least charge that a description of a device may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,7 @@ class StepPolicy(RecordingPolicy):
         self.now: StartedGeneration | None = None
         self.factors: dict[Any, float] = {}
         self._timetable, self._step = Timetable(first), 0
+        self._charges: Mapping[str, float] = {}
         self._ahead: tuple[Any, Generation] | None = None
 
     @property
@@ -242,6 +247,10 @@ class StepPolicy(RecordingPolicy):
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
         self._step = max(self._step, done.step + 1)
+
+    def charged(self, charges: Mapping[str, float]) -> None:
+        """Take the present charge of devices (see Policy)."""
+        self._charges = dict(charges)
 
     def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the remaining steps as a job of the devices that are ready (see Policy)."""
@@ -338,10 +347,10 @@ class StepPolicy(RecordingPolicy):
             return None
         before = after = self.now.plan
         idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
-        names, slowed = [device.name for device in self.cluster.devices], self.cluster.part(self.everyone, factors)
+        names, now = [device.name for device in self.cluster.devices], self._as_measured(factors)
         remaining_share = 1 - self._step / self.num_steps
         for rank in sorted(before.busy_ranks.difference(ready)):
-            substitute = self.method.stand_in(self.prepared, self.profile, slowed, after, rank, idle, remaining_share)
+            substitute = self.method.stand_in(self.prepared, *now, after, rank, idle, remaining_share)
             if substitute is None:
                 return None
             idle.remove(substitute)
@@ -360,6 +369,16 @@ class StepPolicy(RecordingPolicy):
             "enough)"
         )
         return members, job, prepares
+
+    def _as_measured(self, factors: Factors) -> tuple[Profile, Cluster]:
+        """Return the profile at the devices' measured pace, and the cluster with their present memory and charge."""
+        slower = {rank: factors[rank] for rank in self.everyone if rank in factors}
+        cluster = self.cluster.part(self.everyone, factors)
+        devices = (
+            replace(device, battery=max(EMPTY, self._charges.get(device.name, device.battery)))
+            for device in cluster.devices
+        )
+        return self.profile.part(self.everyone, slower), replace(cluster, devices=tuple(devices))
 
 
 def _timetable(members: Sequence[int], job: PhasedJob, factors: Factors) -> Timetable:

@@ -119,6 +119,7 @@ def table5(item: Item, settings: Settings) -> Result:
     near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
     agreeing, num_verdicts = verdicts(ours, paper)
     good, count, wrong = columns_in_order(ours, paper, TIE)
+    fitted = _fitted(constants, paper)
     return item.result(
         comparisons,
         tables={
@@ -127,6 +128,7 @@ def table5(item: Item, settings: Settings) -> Result:
             "sensitivity": item.sensitivity(
                 constants, lambda changed: score(cells(changed), paper), score(copied, others)
             ),
+            "fitted": fitted,
             **contradictions(constants, paper),
         },
         holds={
@@ -137,6 +139,8 @@ def table5(item: Item, settings: Settings) -> Result:
         near=near,
         agreeing=agreeing,
         asked=num_verdicts,
+        plain_a=fitted[-1][2],
+        plain_b=fitted[-1][3],
         trivial_b=median_deviation(copied, others, ENVIRONMENTS[1:]),
         median_a=median_a,
         median_b=median_b,
@@ -145,6 +149,17 @@ def table5(item: Item, settings: Settings) -> Result:
         swapped=f": {'; '.join(wrong)}" if wrong else "",
         strict=columns_in_order(ours, paper, 0.0)[0],
     )
+
+
+def _fitted(constants: Constants, paper: Cells) -> list[tuple[float, ...]]:
+    """Return what the two constants that were fitted on Env. A do to both environments: with each, both and neither."""
+    rows = []
+    same = constants.ring_efficiency  # for the collectives, too: then no method is favoured
+    for efficiency, handling in product((constants.collective_efficiency, same), (constants.handling_s_per_byte, 0.0)):
+        ours = cells(replace(constants, collective_efficiency=efficiency, handling_s_per_byte=handling))
+        medians = (median_deviation(ours, paper, (environment,)) for environment in ENVIRONMENTS)
+        rows.append((efficiency, 1e9 * handling, *medians, columns_in_order(ours, paper, TIE)[0]))
+    return rows
 
 
 def _second(value: Number) -> int:
