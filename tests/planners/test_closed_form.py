@@ -124,6 +124,30 @@ def test_a_stage_takes_as_long_as_its_slowest_rank():
     assert cost.ending_s == pytest.approx(6, rel=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_on_slow_shared_air_the_messages_together_decide(seed):
+    """The closed form knows it, and is close to the simulation of 1F1B."""
+    profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
+    rows = [[replace(one, times={"F": one.times["F"], "B": one.times["SB"]}) for one in row] for row in profile.layers]
+    profile = replace(profile, method="full", layers=tuple(map(tuple, rows)))
+    link = Link(bytes_per_s=cluster.devices[0].link.bytes_per_s)
+    cluster = replace(cluster, medium="wifi", devices=tuple(replace(one, link=link) for one in cluster.devices))
+    stages = tuple(Stage(start=2 * rank, stop=2 * rank + 2, shares=(Share(rank=rank, samples=3),)) for rank in range(4))
+
+    def phases(factor: float) -> closed_form.PhaseTimes:
+        return closed_form.ClosedForm(problem(factor))(stages, 8)
+
+    def problem(factor: float) -> Problem:
+        return Problem(profile, cluster.with_slower_links(factor), sequence_length=SEQUENCE_LENGTH)
+
+    slow = 2.0
+    while phases(slow).bottleneck_s < 1.9 * phases(slow / 2).bottleneck_s:
+        slow *= 2
+    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=8)
+    assert phases(slow).total_s < phases(slow).bottleneck_s
+    assert phases(slow).bottleneck_s == pytest.approx(step_s(problem(slow), plan), rel=0.25)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
     """One mini-batch through a chain of devices, or all of it on one device.  Eq. 5-7 leave out the optimizer's step

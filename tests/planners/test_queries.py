@@ -7,11 +7,13 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
+from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
@@ -117,10 +119,12 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
         assert plan.total_s < best
 
 
+@pytest.mark.parametrize("medium", get_args(Medium))
 @pytest.mark.parametrize("seed", range(6))
-def test_no_chain_is_faster(seed: int) -> None:
+def test_no_chain_is_faster(seed: int, medium: Medium) -> None:
     """Of all orders of the devices and cuts of the layers, where none can hold the model."""
     profile, cluster = world(seed, devices=3, layers=5, memory=(4_000, 7_000))
+    cluster = replace(cluster, medium=medium)
     asked = step_of(profile, cluster, 3)
     best = math.inf
     for count in (2, 3):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import busiest_s, collective_s
@@ -86,10 +86,13 @@ class ClosedForm:
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> PhaseTimes:
-        """Return the predicted time of stages whose shares' samples sum to the micro-batch."""
+        """Return the predicted time of stages whose shares' samples sum to the micro-batch.
+
+        On shared air bottleneck_s is at least the seconds on air of all messages: no two of them pass at once.
+        """
         alone = [self._stage(stage) for stage in stages]
         between = [self._boundary(stage, following) for stage, following in itertools.pairwise(stages)]
-        return phase_lengths(
+        times = phase_lengths(
             [forward for forward, _, _ in alone],
             [backward for _, backward, _ in alone],
             [send for send, _ in between],
@@ -97,6 +100,10 @@ class ClosedForm:
             [reduce for _, _, reduce in alone],
             num_micro_batches,
         )
+        if self._cluster.medium == "switch":
+            return times
+        air_s = num_micro_batches * sum(map(sum, between)) + sum(reduce for _, _, reduce in alone)
+        return replace(times, bottleneck_s=max(times.bottleneck_s, air_s))
 
     def _stage(self, stage: Stage) -> tuple[float, float, float]:
         """Return e_f and e_b of the slowest rank, with each rank's share of samples, and AR."""

@@ -120,13 +120,14 @@ class _Way(NamedTuple):
 
     sum_s: seconds of one group's way through it.  slowest_s: seconds of the slowest of its stages and links.
 
-    update_s: seconds of the longest update of a stage.
+    update_s: seconds of the longest update of a stage.  air_s: of all its messages, where they share the air.
     """
 
     sum_s: float
     slowest_s: float
     update_s: float
     stops: tuple[int, ...]
+    air_s: float = 0.0
 
 
 class _Tables(NamedTuple):
@@ -202,8 +203,11 @@ def chain_passing(problem: Problem[Profile], plan: Plan) -> Passing:
 
 
 def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
-    """Return the seconds of a step under a chain; infinity if a stage does not fit."""
-    total = slowest = update = 0.0
+    """Return the seconds of a step under a chain; infinity if a stage does not fit.
+
+    On shared air the messages of a group pass one after another, so they bound the time between two groups together.
+    """
+    total = slowest = update = air = 0.0
     ranks = [stage.ranks[0] for stage in plan.stages]
     for index, costs in enumerate(stage_costs(problem, plan).values()):
         if not costs.fits(passing.parts):
@@ -211,7 +215,8 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
         seconds = costs.group_s(passing)
         is_last = index + 1 == len(ranks)
         send_s = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
-        total, slowest = total + seconds + send_s, max(slowest, seconds, send_s)
+        air = air + send_s if problem.cluster.medium == "wifi" else 0.0
+        total, slowest = total + seconds + send_s, max(slowest, seconds, send_s, air)
         update = max(update, costs.noise_s(problem.queries))
     notice_s = sum(
         problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1]
@@ -244,7 +249,7 @@ def _ways(
 
     sum_s includes sending the losses.
     """
-    count = problem.profile.num_layers
+    count, is_shared = problem.profile.num_layers, problem.cluster.medium == "wifi"
     front: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
     for index, rank in enumerate(order):
         sums, updates, fits = tables[rank]
@@ -258,9 +263,10 @@ def _ways(
                 reached.setdefault(stop, []).extend(
                     _Way(
                         way.sum_s + send_s + seconds,
-                        max(way.slowest_s, send_s, seconds),
+                        max(way.slowest_s, way.air_s + send_s, seconds),
                         max(way.update_s, update),
                         (*way.stops, stop),
+                        way.air_s + send_s if is_shared else 0.0,
                     )
                     for way in ways
                 )
@@ -277,6 +283,9 @@ def _ways(
 def _undominated(ways: list[_Way]) -> list[_Way]:
     undominated: list[_Way] = []
     for way in sorted(ways):
-        if not any(other.slowest_s <= way.slowest_s and other.update_s <= way.update_s for other in undominated):
+        if not any(
+            other.slowest_s <= way.slowest_s and other.update_s <= way.update_s and other.air_s <= way.air_s
+            for other in undominated
+        ):
             undominated.append(way)
     return undominated
