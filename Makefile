@@ -52,6 +52,9 @@ quickstart: setup
 TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment \
 	tests/models+tests/planners+tests/schedules+tests/studies/papers rest tests/methods mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
+# Two notebooks run in a kernel of their own under nbval; a browser or one process runs the others.
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 \
+	notebooks/02_write_the_simulator.ipynb notebooks/11_reproduction_clinic.ipynb
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: setup
@@ -60,7 +63,7 @@ test: setup
 	@logs=$$(mktemp -d); export logs; trap 'rm -rf "$$logs"' EXIT; trap 'exit 130' INT TERM; \
 	printf '%s\n' $(TEST_GROUPS) | xargs -P 3 -n 1 sh -c ' \
 		group=$$1; case $$group in \
-			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(REST);; \
+			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $(NBVAL) $(REST);; \
 			*) set -- $(PYTEST) $$(echo $$group | tr + " ");; \
 		esac; \
 		echo "Running $$group"; log=$$(mktemp "$$logs/XXXXXX"); \
