@@ -35,6 +35,7 @@ class Reproduction:
     deviations: tuple[float | None, ...] = ()
     explanation: tuple[str, ...] = ()
     checks: tuple[tuple[str, bool, str], ...] = ()
+    findings: tuple[str, ...] = ()
     why: str = ""
 
     def table(self, kind: str = "", *, most: int = SHOWN) -> Table:
@@ -58,8 +59,9 @@ class Reproduction:
         return Markdown("\n".join(f"- {sentence}" for sentence in self.explanation) or self.why)
 
     def claims(self) -> Table:
-        """Return the claims that are checked with our numbers."""
+        """Return the paper's claims that our numbers could contradict, and what else they say."""
         rows = [(claim, "holds" if holds else "does not hold", found) for claim, holds, found in self.checks]
+        rows += [("", "finding", finding) for finding in self.findings]
         return Table(("claim", "", "found"), rows, note=self.why)
 
     def judged(self, deviation: Callable[..., Any]) -> Table:
@@ -123,6 +125,7 @@ def of_result(found: dict[str, Any]) -> Reproduction:
         deviations=tuple(one.get("deviation") for one in compared),
         explanation=tuple(found["explanation"]),
         checks=tuple((one["claim"], one["holds"], one["found"]) for one in found["checks"]),
+        findings=tuple(found["findings"]),
     )
 
 
