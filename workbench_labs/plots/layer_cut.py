@@ -143,7 +143,7 @@ def layer_cut(
         row_heights=[0.62, 0.38],
         vertical_spacing=0.17,
         horizontal_spacing=0.07,
-        subplot_titles=["", "holds of the attention", "holds of the feed-forward network", "sends for one sequence"],
+        subplot_titles=["", "holds: attention", "holds: feed-forward", "sends"],  # short, for narrow windows
     )
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12.5, "color": style.BLACK}
