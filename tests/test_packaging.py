@@ -277,7 +277,7 @@ def test_console_script_and_version() -> None:
 
 
 def test_noisy_libraries_are_imported_by_those_who_quiet_them() -> None:
-    """peft imports bitsandbytes, which complains of kernels that nobody needs: require_peft and import_bitsandbytes
+    """peft imports bitsandbytes, which complains of kernels that nobody needs: import_peft and import_bitsandbytes
     hide that."""
     quiet = {"workbench/models/lora.py"}
     noisy = re.compile(r"^\s*(import|from) (peft|bitsandbytes)\b", re.MULTILINE)

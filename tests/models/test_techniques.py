@@ -21,7 +21,7 @@ from workbench.models.configuration import model_config
 from workbench.models.evaluation import answer_scores
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
@@ -161,7 +161,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
         return
     if technique == "lora":
         alone: Any = (
-            require_peft()
+            import_peft()
             .AutoPeftModelForTokenClassification.from_pretrained(folder, num_labels=config.num_outputs)
             .eval()
         )
@@ -205,7 +205,7 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
     if (folder / "trained.safetensors").is_file():
         assert family == "opt" and kind == "token_classification", "transformers has no such class"
         return
-    makers = require_peft() if technique == "lora" else transformers
+    makers = import_peft() if technique == "lora" else transformers
     maker = {"question_answering": "ModelForQuestionAnswering", "token_classification": "ModelForTokenClassification"}[
         kind
     ]
@@ -250,7 +250,7 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
         torch.testing.assert_close(loaded.logits(loaded(ids, mask)[1], mask, samples, 0), logits, rtol=1e-5, atol=1e-5)
         if technique != "lora":
             return
-        alone = require_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
+        alone = import_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
         for row in range(4):
             own = slice(row, row + 1)
             found = alone(input_ids=ids[own], attention_mask=mask[own], labels=labels[own])

@@ -17,7 +17,7 @@ from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.run_folder import ProcessId, child_environment
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
@@ -101,7 +101,7 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
 def test_engines_have_peft_if_this_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is
     safe to fork."""
-    require_peft()
+    import_peft()
     monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
         assert engines.run(has_peft, [None] * 2) == [True, True]

@@ -157,7 +157,7 @@ class Device:
         return max(0.0, self.battery - used)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Devices joined by a medium; rank r is devices[r].  pairs: links that differ from the access links, keyed
     'name>name'.
@@ -244,6 +244,16 @@ class Cluster:
         Through a switch it has the rate of the slower access link.  Through an access point each byte is sent twice, at
         the rates of both.  Its latency is the sum of both latencies, and of the mean jitter.
         """
+        found = self._links.get((source, destination))
+        if found is None:
+            found = self._links[source, destination] = self._link(source, destination)
+        return found
+
+    @functools.cached_property
+    def _links(self) -> dict[tuple[int, int], Link]:
+        return {}  # simulations ask for the same paths again and again
+
+    def _link(self, source: int, destination: int) -> Link:
         sender, receiver = self.devices[source], self.devices[destination]
         described = self.pairs.get(f"{sender.name}>{receiver.name}")
         if described is not None:

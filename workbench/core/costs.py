@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
@@ -66,7 +67,7 @@ class Costs(Protocol):
         """Return the bytes that stay in memory throughout: weights, gradients, optimizer state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TableCosts:
     """Costs by operation kind and value name, which the builder of a schedule computes from a profile.
 
@@ -99,10 +100,17 @@ class TableCosts:
 
     def spec(self, value: Value) -> Spec:
         """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
-        entry = self.bytes_by_name.get(value.name, TOKEN)
-        if callable(entry):
-            return entry(value)
-        return entry if isinstance(entry, Spec) else opaque(entry)
+        found = self._specs.get(value)
+        if found is None:
+            entry = self.bytes_by_name.get(value.name, TOKEN)
+            if callable(entry):
+                entry = entry(value)
+            found = self._specs[value] = entry if isinstance(entry, Spec) else opaque(entry)
+        return found
+
+    @cached_property
+    def _specs(self) -> dict[Value, Spec]:
+        return {}  # a value is asked for where it is written, sent and read
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""

@@ -16,8 +16,11 @@ _RESULTS: ContextVar[dict[Hashable, Any] | None] = ContextVar("results", default
 
 @contextmanager
 def shared_results() -> Iterator[None]:
-    """Inside the context, keep the results of functions marked with `once`.  Files must not change meanwhile."""
-    token = _RESULTS.set({})
+    """Inside the context, keep the results of functions marked with `once`, and those of a context around this one.
+    Files must not change meanwhile.
+    """
+    outer = _RESULTS.get()
+    token = _RESULTS.set({} if outer is None else outer)
     try:
         yield
     finally:
@@ -31,15 +34,21 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def found(*args: P.args, **kwargs: P.kwargs) -> T:
-        results = _RESULTS.get()
-        if results is None:
-            return function(*args, **kwargs)
-        key = (function, *map(_key, args), *((name, _key(value)) for name, value in sorted(kwargs.items())))
-        if key not in results:
-            results[key] = function(*args, **kwargs), args, kwargs  # alive, so that no other object gets its id
-        return results[key][0]
+        named = (part for pair in sorted(kwargs.items()) for part in pair)
+        return once_for((function, *args, *named), lambda: function(*args, **kwargs))
 
     return found
+
+
+def once_for(key: tuple[object, ...], compute: Callable[[], T]) -> T:
+    """Return what `compute` returns, inside `shared_results` once for a key (see `once`)."""
+    results = _RESULTS.get()
+    if results is None:
+        return compute()
+    hashable = tuple(map(_key, key))
+    if hashable not in results:
+        results[hashable] = compute(), key  # the key stays alive, so that no other object gets its id
+    return results[hashable][0]
 
 
 def _key(argument: object) -> Hashable:

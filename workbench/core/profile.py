@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from workbench.core.cluster import Factors
@@ -146,7 +147,7 @@ Layers = tuple[LayerProfile, ...]
 """The layers of a model on one device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """layers[rank][layer] for every device.
 
@@ -183,6 +184,21 @@ class Profile:
         """Return the number of devices."""
         return len(self.layers)
 
+    def seconds(
+        self, rank: int, kind: str, batch: int, sequence_length: int, start: int = 0, stop: int | None = None
+    ) -> float:
+        """Return the seconds of a kind of operation over layers [start, stop), by default over all, on a device."""
+        key = (rank, kind, batch, sequence_length, start, stop)
+        found = self._found.get(key)
+        if found is None:
+            found = sum(layer.seconds(kind, batch, sequence_length) for layer in self.layers[rank][start:stop])
+            self._found[key] = found
+        return found
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, str, int, int, int, int | None], float]:
+        return {}  # planners and simulations ask for the same seconds again and again
+
     def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
         """Return t_f + t_b of layers [start, stop), by default of all layers, on a device in seconds."""
         layers = self.layers[rank][start:stop]
@@ -198,11 +214,6 @@ class Profile:
             for rank in ranks
         )
         return replace(self, layers=tuple(rows))
-
-
-def layers_seconds(layers: Iterable[LayerProfile], kind: str, batch: int, sequence_length: int) -> float:
-    """Return the seconds of a kind of operation over some layers."""
-    return sum(layer.seconds(kind, batch, sequence_length) for layer in layers)
 
 
 def trainable_bytes(layers: Iterable[LayerProfile]) -> int:

@@ -27,6 +27,7 @@ from workbench.models.hub import (
     shape_settings,
     suggestion,
 )
+from workbench.models.kept_facts import kept
 from workbench.models.partial_loading import (
     StoredTensor,
     parameters_on_meta,
@@ -66,9 +67,13 @@ def require_known(name: str) -> None:
 @once
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
-    config = model_config(name)
-    with torch.device("meta"), parameters_on_meta():
-        return facts_of(name, model_from_config(config, name))
+
+    def find() -> ModelFacts:
+        config = model_config(name)
+        with torch.device("meta"), parameters_on_meta():
+            return facts_of(name, model_from_config(config, name))
+
+    return kept(name, ModelFacts, find)
 
 
 def require_generating(name: str, request: str) -> None:

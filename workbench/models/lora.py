@@ -156,19 +156,24 @@ def import_bitsandbytes() -> None:
             logger.disabled = False
 
 
-def require_peft() -> Any:
-    """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does
-    not load.
-    """
-    import_bitsandbytes()
-    try:
-        import peft
-    except ImportError:
+def require_peft() -> None:
+    """Raise ConfigError if peft is not installed.  To import it takes a second, and planning does without."""
+    if importlib.util.find_spec("peft") is None:
         raise ConfigError(
             "LoRA was asked for.",
             "The package 'peft' is not installed.",
             "Install it (pip install peft), or choose another technique.",
-        ) from None
+        )
+
+
+def import_peft() -> Any:
+    """Return the module peft.  Raises ConfigError if it is not installed, or if a bitsandbytes is installed that does
+    not load.
+    """
+    import_bitsandbytes()
+    require_peft()
+    import peft
+
     return peft
 
 
@@ -185,7 +190,7 @@ def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float
     """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable
     afterwards.
     """
-    peft = require_peft()
+    peft = import_peft()
     targets = lora_targets(stage)
     # A quantized projection stores its outputs first in every family.
     is_quantized = any(isinstance(stage.get_submodule(path), QuantizedLinear) for path in targets)

@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE, Ranks
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -77,7 +77,7 @@ def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -
 
 
 def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
-    return layers_seconds(profile.layers[rank], "STEP", 1, sequence_length)
+    return profile.seconds(rank, "STEP", 1, sequence_length)
 
 
 def _costs(problem: Problem[Profile], rank: int) -> list[float]:

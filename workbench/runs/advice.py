@@ -20,6 +20,7 @@ from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.core.once import shared_results
 from workbench.core.report import Report
+from workbench.core.schedule import paused_collector
 from workbench.core.summary import energy_j
 from workbench.methods.base import Event, ignore
 from workbench.methods.training.estimates import estimated_steps
@@ -134,7 +135,7 @@ def advise(
     # A device of another model than this host is never measured here.
     devices = tuple(replace(device, model=COMPUTED) for device in cluster.devices) if computed else cluster.devices
     priced = replace(cluster, devices=devices)
-    with shared_results(), estimated_steps():
+    with shared_results(), estimated_steps(), paused_collector():
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)
     if not choices:

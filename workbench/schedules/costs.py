@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import RECOMPUTE, Plan
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT
@@ -73,15 +73,16 @@ def plan_costs(
     with the rest.
     """
     layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
-    layers = {rank: profile.layers[rank][stage.start : stage.stop] for stage in plan.stages for rank in stage.ranks}
+    held = {rank: (stage.start, stage.stop) for stage in plan.stages for rank in stage.ranks}
+    layers = {rank: profile.layers[rank][start:stop] for rank, (start, stop) in held.items()}
     trained = {rank: trainable_bytes(rank_layers) for rank, rank_layers in layers.items()}
     has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
 
     def pass_s(rank: int, op: Op) -> float:
         first, end = layout.samples(rank, op.microbatch)
-        passed = layers[rank] if op.part == NONE else [profile.layers[rank][op.part]]
+        passed = held[rank] if op.part == NONE else (op.part, op.part + 1)
         kind = "F" if op.kind == AGAIN else op.kind
-        return layers_seconds(passed, kind, end - first, layout.lengths[op.microbatch])
+        return profile.seconds(rank, kind, end - first, layout.lengths[op.microbatch], *passed)
 
     def divided_s(rank: int, op: Op) -> float:
         division, kind = (divisions or {})[rank], op.kind.removesuffix("B")
@@ -150,7 +151,7 @@ def plan_costs(
             recomputed |= in_layer(layer)
     return TableCosts(
         seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)
-        | {STEP: lambda rank, op: layers_seconds(layers[rank], STEP, 1, 1)}
+        | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1, *held[rank])}
         | in_parts,
         bytes_by_name={
             "gsum": lambda value: opaque(trained[value.part]),

@@ -25,7 +25,7 @@ from workbench.methods.training.handlers import Targets
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.stack import LayerStack
 from workbench.profiler.timing import torch_threads
@@ -61,12 +61,12 @@ class BackboneFineTuning:
         logging.disable_progress_bar()
         backbone = AutoModel.from_pretrained(asset_path(model), attn_implementation="sdpa")
         if rank is not None:
-            config = require_peft().LoraConfig(
+            config = import_peft().LoraConfig(
                 r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=["query", "value"]
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated transformers feature
-                backbone = require_peft().get_peft_model(backbone, config)
+                backbone = import_peft().get_peft_model(backbone, config)
         self._backbone = backbone.train()
         self._head = nn.Linear(backbone.config.hidden_size, num_outputs)
         self._in_bfloat16 = in_bfloat16

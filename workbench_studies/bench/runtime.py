@@ -23,7 +23,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Layers, layers_seconds
+from workbench.core.profile import Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import scale_to_cluster
@@ -93,7 +93,7 @@ def torch_step(
     ids, labels = torch.cat([batch.input_ids for batch in batches]), torch.cat([batch.labels for batch in batches])
 
     def seconds(kind: str) -> float:
-        return layers_seconds(layers, kind, MICRO_BATCH_SIZE, planned.shape.lengths[0])
+        return sum(layer.seconds(kind, MICRO_BATCH_SIZE, planned.shape.lengths[0]) for layer in layers)
 
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return task_loss(logits, labels, kind, reduction="sum") / total

@@ -13,7 +13,6 @@ import pytest
 from methods.conftest import four_devices
 from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
 from workbench.core.errors import ConfigError, DeviceLostError
-from workbench.core.profile import layers_seconds
 from workbench.core.report import Recovery
 from workbench.core.schedule import STEP
 from workbench.methods.base import Planned, ignore
@@ -41,15 +40,13 @@ class Work(VirtualWork):
 
     def busy_s(self, job: PRGERankJob, place: int) -> float:
         step = job.query_step()
-        total = layers_seconds(job.profile.layers[place], STEP, job.estimator.queries, 1)
+        total = job.profile.seconds(place, STEP, job.estimator.queries, 1)
         for op in step.schedule.ops[place]:
             if op.kind == "F":
                 queries = len(step.queries(op.part))
                 count, parts = job.passings[place].passes(queries)
-                total += count * layers_seconds(
-                    job.profile.layers[place], "F", parts * job.change.setting.batch_size, 1
-                )
-                total += layers_seconds(job.profile.layers[place], STEP, queries, 1)
+                total += count * job.profile.seconds(place, "F", parts * job.change.setting.batch_size, 1)
+                total += job.profile.seconds(place, STEP, queries, 1)
         return total
 
     def seconds(self, job: PRGERankJob, step: int, factors: Mapping[int, float]) -> float:

@@ -15,7 +15,7 @@ from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.trainer import IGNORED, ZeroOrderArguments, ZeroOrderTrainer, prompts_of
 from workbench.methods.p_rge.zeroth_order import load_trained
 from workbench.models.loading import load_model
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.saving import save_tokenizer
 
 Q, E = worlds.Q, worlds.E
@@ -107,7 +107,7 @@ def test_what_it_saves_is_loaded_by_the_workbench_and_by_peft(folder: Path, tmp_
     made.save_model(str(tmp_path / "saved"))
     ours, described = load_trained(tmp_path / "saved")
     assert described.model == str(folder) and torch.equal(worlds.theta(ours), worlds.theta(made.trained))
-    theirs = require_peft().PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "saved")
+    theirs = import_peft().PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "saved")
     batch = collate(samples()[:3])
     with torch.no_grad():
         assert float(theirs(**batch).loss) == pytest.approx(float(made.model(**batch).loss), abs=1e-5)

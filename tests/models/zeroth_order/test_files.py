@@ -11,7 +11,7 @@ from workbench.methods.p_rge.zeroth_order import (
     load_causal_model,
     save_for_peft,
 )
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.quantization import QuantizationConfig
 
 from .prompts import prompts
@@ -83,7 +83,7 @@ def test_peft_alone_reads_what_was_trained(family, technique, tmp_path):
     model = load_causal_model(str(tmp_path / "base"), config)
     model.trainables.flat.add_(model.trainables.noise(3), alpha=0.3)
     assert save_for_peft(tmp_path / "adapter", model, name=str(tmp_path / "base")).task == "CAUSAL_LM"
-    adapted = require_peft().AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    adapted = import_peft().AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
     with torch.no_grad():
         logits = adapted(batch.input_ids, attention_mask=batch.attention_mask).logits[
             torch.arange(3)[:, None], batch.positions

@@ -18,7 +18,7 @@ from workbench.methods.p_rge.zeroth_order import (
 )
 from workbench.methods.p_rge.zeroth_order import load_causal_model as load
 from workbench.models.loading import load_stack
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.quantization import QuantizationConfig
 
 from .prompts import prompts
@@ -29,7 +29,7 @@ ESTIMATE = ZerothOrderConfig(queries=4, epsilon=1e-2, learning_rate=0.02)
 
 def with_peft(technique, family, ours):
     """The same backbone with peft's layers in it, which are given our values."""
-    peft = require_peft()
+    peft = import_peft()
     stack = load_stack(f"tiny-{family}-2", with_head=True)
     stage, head = stack.stage(0, 2), stack.language_model_head
     targets = [name.removesuffix(".base") for name, _ in ours.backbone.named_modules() if name.endswith(".base")]

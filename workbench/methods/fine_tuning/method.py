@@ -20,7 +20,7 @@ from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
-from workbench.methods.training.phases import Predictor, RankJob
+from workbench.methods.training.phases import Predictor, RankJob, once_for_plan
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
@@ -94,9 +94,8 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     typical_step = cache(prepared.typical_step)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(rank_job(prepared, problem.profile, cluster, plan).phases()[0]).seconds(
-            typical_step(plan.num_micro_batches)
-        )
+        run, step = rank_job(prepared, profile, cluster, plan), typical_step(plan.num_micro_batches)
+        return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
 
     if paradigm != "hybrid":
         return PARADIGMS[paradigm](problem)

@@ -40,7 +40,7 @@ from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini
 from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
 from workbench.models.configuration import ModelFacts, import_family
 from workbench.models.cross_framework import require_jax
-from workbench.models.lora import require_peft
+from workbench.models.lora import import_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
@@ -154,7 +154,7 @@ class FineTuningRankJob(RankJob):
             require_jax()
             import_module("workbench.models.jax_blocks").load_compiler()
         if self.config.technique == "lora":
-            require_peft()
+            import_peft()
 
 
 class TechniquePhase(StagePhase[FineTuningRankJob]):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import Layers, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import Layers, Profile, trainable_bytes
 from workbench.methods.p_rge.options import Execution
 from workbench.planners.memory import Demand, named_layers, too_small
 from workbench.planners.problem import Problem
@@ -75,13 +75,16 @@ class RankCosts:
     def pass_s(self, parts: int) -> float:
         """Return the seconds of one forward pass of `parts` parts."""
         rows = parts * self.problem.batch_size
-        return layers_seconds(self._layers, "F", rows, self.problem.sequence_length)
+        return self._seconds("F", rows, self.problem.sequence_length)
 
     def noise_s(self, queries: int) -> float:
         """Return the seconds to draw and add the noise of some queries, to perturb the parameters or to make
         the step.
         """
-        return layers_seconds(self._layers, "STEP", queries, 1) if queries else 0.0
+        return self._seconds("STEP", queries, 1) if queries else 0.0
+
+    def _seconds(self, kind: str, batch: int, sequence_length: int) -> float:
+        return self.problem.profile.seconds(self.rank, kind, batch, sequence_length, self.start, self.stop)
 
     def group_s(self, passing: Passing, queries: int | None = None) -> float:
         """Return the seconds of one group, its noise included.

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from workbench.core.errors import DivergedError
 from workbench.core.names import FloatType
-from workbench.core.profile import layers_seconds
 from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.session import IDLE, LOADING, WAITING, RankResult, RankSession, StepTrace
 from workbench.methods.p_rge.options import Precision
@@ -291,8 +290,9 @@ class QueryWorker(StepWorker[PRGERankJob]):
             incoming = torch.zeros(
                 2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
             )
-        layers = job.profile.layers[self._place][compute.start : compute.stop]
-        expected_s = layers_seconds(layers, "F", 2 * len(batch), shape.lengths[0]) + layers_seconds(layers, STEP, 1, 1)
+        own = (compute.start, compute.stop)
+        forward_s = job.profile.seconds(self._place, "F", 2 * len(batch), shape.lengths[0], *own)
+        expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *own)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)

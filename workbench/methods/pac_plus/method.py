@@ -19,7 +19,7 @@ from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
-from workbench.methods.training.phases import Predictor
+from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
@@ -71,7 +71,8 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
     step = prepared.typical_step(problem.micro_batches)
 
     def simulated_s(plan: Plan) -> float:
-        return Predictor(rank_job(prepared, problem.profile, problem.cluster, plan).phases()[0]).seconds(step)
+        run = rank_job(prepared, problem.profile, problem.cluster, plan)
+        return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
 
     return refine(found, problem, simulated_s, max_prices=MAX_SIMULATIONS)
 

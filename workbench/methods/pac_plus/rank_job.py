@@ -13,8 +13,9 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
+from workbench.core.once import once
 from workbench.core.plan import Plan, Stage, homes_of
-from workbench.core.profile import LayerProfile, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.run_files import INITIAL
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
@@ -56,11 +57,13 @@ def shard_weights(stage: Stage, world_size: int) -> tuple[int, ...]:
     return tuple(weights)
 
 
+@once
 def shard_owners(stage: Stage, lengths: Sequence[int], world_size: int, seed: int) -> tuple[int, ...]:
     """Return the rank that keeps each sample's activations."""
     return tuple(assign_shards(lengths, shard_weights(stage, world_size), seed))
 
 
+@once
 def cached_steps(
     stage: Stage, owners: Sequence[int], lengths: Sequence[int], world_size: int, *, seed: int, epoch: int
 ) -> tuple[PlannedStep, ...]:
@@ -145,7 +148,7 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
     """
 
     def pass_s(rank: int, op: Op) -> float:
-        return layers_seconds(profile.layers[rank], op.kind, shape.sizes[rank], shape.lengths[rank])
+        return profile.seconds(rank, op.kind, shape.sizes[rank], shape.lengths[rank])
 
     def kept(value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
         rank = value.part
@@ -153,7 +156,7 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
 
     return TableCosts(
         seconds_by_kind=dict.fromkeys(("LOAD", "SF", "SB"), pass_s)
-        | {STEP: lambda rank, op: layers_seconds(profile.layers[rank], STEP, 1, 1)},
+        | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1)},
         bytes_by_name={
             "gsum": lambda value: opaque(trainable_bytes(profile.layers[value.part])),
             "tap": lambda value: kept(value, LayerProfile.tap_bytes),
@@ -257,13 +260,13 @@ class PacPlusRankJob(RankJob):
         taps.
         """
         owners, lengths = self.owners, self.split.lengths
-        held = {part_name(sample, taps): ranks for (sample, taps), ranks in holders.items()}
-        wanted = {part_name(sample, taps): (owners[sample],) for sample, taps in holders}
         layouts = {taps: record_layout(self.adapter, self.cache_dtype, taps) for taps in {taps for _, taps in holders}}
+        held, wanted = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
         specs: dict[str, Spec] = {}
-        for sample, taps in holders:
-            part = layouts[taps]
-            specs[part_name(sample, taps)] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
+        for (sample, taps), ranks in holders.items():
+            name, part = part_name(sample, taps), layouts[taps]
+            held[name], wanted[name] = ranks, (owners[sample],)
+            specs[name] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
         return moves(wanted, held, specs, self.cluster)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
+from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
@@ -20,7 +22,7 @@ from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, 
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
 from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod, nothing
-from workbench.methods.training.phases import Predictor
+from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
 from workbench.models.loading import load_stack
@@ -144,26 +146,44 @@ def with_in_flight(run: RingRankJob) -> Plan:
     Time and memory are simulated for the first, the middle and the last round.
     """
     found: dict[int, float] = {}
+    chosen = 0
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
-        predictor = Predictor(planned.phases()[0])
-        timelines = [
-            predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})
-        ]
-        peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
+        seconds, busy_s, peaks = once_for_plan(planned, "three rounds", partial(_three_rounds, planned))
         if not found or all(
             peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)
         ):
-            found[count] = sum(timeline.makespan_s for timeline in timelines)
-    least_s = min(found.values())
-    return replace(run.plan, in_flight=min(count for count, seconds in found.items() if seconds <= 1.01 * least_s))
+            found[count] = seconds
+        chosen = min(count for count, seconds in found.items() if seconds <= 1.01 * min(found.values()))
+        # No round is shorter than the work of its busiest device, and none has more mini-batches to let in.
+        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round:
+            break
+    return replace(run.plan, in_flight=chosen)
+
+
+def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
+    """Return the simulated seconds of the first, the middle and the last round, those in which their busiest devices
+    compute, and the largest bytes of each device.
+    """
+    predictor = Predictor(run.phases()[0])
+    timelines = [
+        predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})
+    ]
+    peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
+    busy_s = sum(max(map(busy_of, timeline.by_rank())) for timeline in timelines)
+    return sum(timeline.makespan_s for timeline in timelines), busy_s, peaks
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
     predictor, per_round = Predictor(run.phases()[0]), run.steps_per_round
     middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
-    return sum(count * predictor.seconds(run.round(number)) for count, number in middle) + run.changes_s
+    rounds_s = once_for_plan(
+        run,
+        "its segments",
+        lambda: sum(count * predictor.seconds(run.round(number)) for count, number in middle),
+    )
+    return rounds_s + run.changes_s
 
 
 class RingAda(TrainingMethod[PreparedJob]):

@@ -29,7 +29,7 @@ with its frozen layers as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -40,7 +40,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Share
-from workbench.core.profile import LayerProfile, Profile, layers_seconds
+from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.costs import Crossing, resident_bytes
 from workbench.schedules.lowering import insert_transfers
@@ -319,22 +319,24 @@ def ring_costs(
     plan, sizes, lengths = layout.plan, layout.sizes, layout.lengths
     side_width, width = crossing.side_width, crossing.hidden_size
 
-    def layers_s(rank: int, op: Op, kind: str, layers: Iterable[int]) -> float:
-        own = (profile.layers[rank][layer] for layer in layers)
-        return layers_seconds(own, kind, sizes[op.microbatch], lengths[op.microbatch])
+    def layers_s(rank: int, op: Op, kind: str, layers: range) -> float:
+        return profile.seconds(rank, kind, sizes[op.microbatch], lengths[op.microbatch], layers.start, layers.stop)
 
     def end_s(rank: int, op: Op) -> float:
-        return layers_s(rank, op, op.kind, [0 if op.kind == EMBED else -1])
+        layer = 0 if op.kind == EMBED else profile.num_layers - 1
+        return layers_s(rank, op, op.kind, range(layer, layer + 1))
 
     def head_step_s(rank: int, op: Op) -> float:
         return profile.layers[rank][-1].seconds(HEAD_STEP, 1, 1)
 
     def step_s(rank: int, op: Op) -> float:
-        return layers_seconds((profile.layers[rank][layer] for layer in layout.layers(op)), STEP, 1, 1)
+        own = layout.layers(op)
+        return profile.seconds(rank, STEP, 1, 1, own.start, own.stop)
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE
-        return layers_s(rank, op, LOAD, layout.layers(op) if is_side else [layout.first_unfrozen(op.microbatch)])
+        first = layout.first_unfrozen(op.microbatch)
+        return layers_s(rank, op, LOAD, layout.layers(op) if is_side else range(first, first + 1))
 
     def frozen_s(rank: int, op: Op) -> float:
         if not side_width:
@@ -348,8 +350,11 @@ def ring_costs(
         return layers_s(rank, op, FORWARD, layout.layers(op))
 
     def backward_s(rank: int, op: Op) -> float:
-        lowest = layout.first_unfrozen(op.microbatch)
-        return sum(layers_s(rank, op, LOWEST if layer == lowest else BACKWARD, [layer]) for layer in layout.layers(op))
+        lowest, own = layout.first_unfrozen(op.microbatch), layout.layers(op)
+        if own.start > lowest:
+            return layers_s(rank, op, BACKWARD, own)
+        of_lowest, above = own[:1], own[1:]
+        return layers_s(rank, op, LOWEST, of_lowest) + layers_s(rank, op, BACKWARD, above)
 
     def context(value: Value) -> Spec:
         stage, m = plan.stages[value.stage], value.microbatch

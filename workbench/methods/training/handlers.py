@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench.core.once import once
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.profile import Layers
 from workbench.core.schedule import ALLREDUCE, STEP, Op
@@ -71,6 +72,7 @@ def cut_mini_batch(mini_batch: Sequence[int], micro_batches: int) -> tuple[tuple
     return tuple(tuple(mini_batch[first:end]) for first, end in ranges if end > first)
 
 
+@once
 def planned_epoch(
     lengths: Sequence[int], batch_size: int, micro_batches: int, *, seed: int, epoch: int
 ) -> tuple[PlannedStep, ...]:

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
+from workbench.core.once import once_for
 from workbench.core.plan import Homes, Plan
 from workbench.core.profile import Layers, Profile
 from workbench.core.program import Program, chained
 from workbench.core.report import StepRecord
 from workbench.core.schedule import STEP
+from workbench.core.serial import to_json
 from workbench.core.timeline import Timeline
 from workbench.methods.common.session import RankResult, RankSession, SessionJob, loss_of
 from workbench.methods.training.estimates import Points, estimated
@@ -76,6 +78,9 @@ class Phase:
         return counts if self.last_epoch is None else [*counts[:-1], self.last_epoch]
 
 
+T = TypeVar("T")
+
+
 class Predictor:
     """Simulates a phase's steps; equal shapes are simulated once."""
 
@@ -119,6 +124,16 @@ class Predictor:
             )
             for number, step in enumerate(steps)
         )
+
+
+def once_for_plan(run: PhasedJob, what: str, compute: Callable[[], T]) -> T:
+    """Return what `compute` finds out about the seconds and bytes of a run's plan, once for all searches that come upon
+    the plan (see core.once).  The memory of its devices plays no part in it.
+    """
+    devices = tuple(replace(device, memory_bytes=1) for device in run.cluster.devices)
+    plan = replace(run.plan, predicted_s={}, notes=())
+    where = to_json((replace(run.cluster, devices=devices), plan), indent=0)
+    return once_for((what, run.job, run.profile, where), compute)
 
 
 class Loaded(NamedTuple):

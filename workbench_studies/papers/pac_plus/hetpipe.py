@@ -18,7 +18,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, busiest_s, opaque
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import Layers, Profile, layers_seconds, trainable_bytes
+from workbench.core.profile import Layers, Profile, trainable_bytes
 from workbench.core.schedule import MERGE, PULL, STEP, Op, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
@@ -131,7 +131,7 @@ def wave_seconds(
         turn_s = phases.total_s / min(workers.in_flight, len(plan.stages))
         for stage in plan.stages:
             rank, (start, stop) = stage.ranks[0], (stage.start, stage.stop)
-            update_s = layers_seconds(profile.layers[rank][start:stop], STEP, 1, 1)
+            update_s = profile.seconds(rank, STEP, 1, 1, start, stop)
             turn_s = max(turn_s, profile.train_s(rank, plan.micro_batch_size, sequence_length, start, stop) + update_s)
         pipeline_s = max(pipeline_s, workers.in_flight * turn_s)
     return {"pipeline": pipeline_s, "synchronization": _synchronization_s(profile, cluster, workers)}
@@ -226,7 +226,7 @@ def virtual_worker_costs(
 
     return TableCosts(
         seconds_by_kind=dict.fromkeys((*COMPUTED, STEP, PULL), alone_s)
-        | {MERGE: lambda rank, op: layers_seconds(shard(op.stage), STEP, 1, 1)},
+        | {MERGE: lambda rank, op: sum(layer.seconds(STEP, 1, 1) for layer in shard(op.stage))},
         bytes_by_name=dict.fromkeys(("weight", "ctx", "act", "grad"), alone_spec)
         | dict.fromkeys(("push", "global"), lambda value: opaque(trainable_bytes(shard(value.stage)))),
         resident_by_rank={rank: alone.resident_bytes(rank) for rank, alone in of_rank.items()},

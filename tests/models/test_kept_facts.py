@@ -1,0 +1,32 @@
+"""A model's facts are kept by its files: read again only when one has changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.models import kept_facts
+from workbench.models.configuration import ModelFacts, model_facts
+from workbench.models.kept_facts import kept
+
+
+def test_facts_are_read_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_facts, "cache_folder", lambda: tmp_path / "cache")
+    facts, found = model_facts("tiny-bert"), list[str]()
+    (model := tmp_path / "model").mkdir()
+    (model / "config.json").write_text("{}")
+
+    def find(name: str = str(model)) -> Any:
+        return kept(name, ModelFacts, lambda: (found.append(name), facts)[1])
+
+    assert asdict(find()) == asdict(find()) == asdict(facts) and len(found) == 1
+    (model / "config.json").write_text('{"hidden_size": 64}')
+    assert find() == facts and len(found) == 2
+    for file in (tmp_path / "cache" / "facts").iterdir():
+        file.write_text("half a fi")
+    assert find() == facts == find() and len(found) == 3
+    assert find("shape:llama-7b") == find("shape:llama-7b") and len(found) == 4
+    assert find("tiny-bert") == find("tiny-bert") and len(found) == 6  # made in memory, from no file

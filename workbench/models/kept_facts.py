@@ -1,0 +1,51 @@
+"""Keep the shapes of models in the cache folder: to read one again takes two seconds, most of them for imports."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workbench.assets.fetch import cache_folder
+from workbench.core.errors import ConfigError
+from workbench.core.serial import from_json, to_json, write_text
+from workbench.models.hub import has_weights, locate, shape_settings
+
+FORMAT = 1
+"""Raise it when the same configuration gives other facts."""
+T = TypeVar("T")
+
+
+def kept(name: str, kind: type[T], find: Callable[[], T]) -> T:
+    """Return what `find` finds out about a model, or what it found before from the same files and library.
+
+    Models on the hub and random ones are not kept.  An unreadable file is written again.
+    """
+    source = _source(name)
+    if source is None:
+        return find()
+    conditions = json.dumps([FORMAT, metadata.version("transformers"), name, source], sort_keys=True)
+    path = cache_folder() / "facts" / f"{hashlib.sha256(conditions.encode()).hexdigest()[:20]}.json"
+    with contextlib.suppress(OSError, ConfigError):
+        return from_json(path.read_bytes(), kind, source=f"'{path}'")
+    found = find()
+    with contextlib.suppress(ConfigError):  # a cache that cannot be written
+        write_text(path, to_json(found) + "\n")
+    return found
+
+
+def _source(name: str) -> Any:
+    """Return what a model's facts depend on: the settings of a shape, or the size and age of a folder's files."""
+    if not has_weights(name):
+        return shape_settings(name)
+    folder = None if name.startswith("tiny-") and not Path(name).is_dir() else locate(name)
+    if not isinstance(folder, Path):
+        return None
+    with contextlib.suppress(OSError):
+        states = ((path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file())
+        return [(file, state.st_size, state.st_mtime_ns) for file, state in states]
+    return None
