@@ -225,7 +225,7 @@ def test_what_the_command_line_has_no_option_for_is_a_comment() -> None:
 
 def test_only_what_differs_is_copied_and_only_what_is_valid() -> None:
     job_form, cluster_form = JobForm(), ClusterForm("laptop")
-    copies = CopyButtons(job_form, cluster_form)
+    copies = CopyButtons.of(job_form, cluster_form)
     assert copies.command.text == "workbench run --cluster laptop"
     job_form.controls["epochs"].value = 2
     assert copies.command.text == "workbench run --epochs 2 --cluster laptop" and "Job(epochs=2)" in copies.python.text

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from widget_reports import TIMELINE
@@ -42,3 +44,12 @@ def test_another_timeline_can_be_chosen() -> None:
     player.choice.value = "other"
     assert "Another" in player.figure.heading.value and len(player.figure.shown.data) < traces
     assert player.time_s == pytest.approx(0.4) and player.figure.shown.layout.shapes[0].x0 == pytest.approx(400)
+
+
+def test_all_timelines_are_saved_as_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    player, sent = SchedulePlayer({"one": TIMELINE, "other": TIMELINE}), list[Any]()
+    monkeypatch.setattr(player.trace, "send", sent.append)
+    player.trace._handle_custom_msg({"kind": "asked"}, [])
+    [message] = sent
+    steps = {event["name"] for event in json.loads(message["text"])["traceEvents"] if event.get("cat") == "step"}
+    assert message["name"].endswith("-trace.json") and steps == {"one", "other"}

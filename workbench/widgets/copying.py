@@ -1,4 +1,4 @@
-"""Buttons that copy what two forms describe, as a command and as Python."""
+"""Buttons that copy a job on a cluster as a command and as Python, such as what two forms describe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import anywidget
 import ipywidgets as widgets
 import traitlets
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
+from workbench.core.job import Job
 from workbench.runs.as_text import as_command, as_python, is_known
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.job_form import JobForm
@@ -26,26 +28,37 @@ class _CopyButton(anywidget.AnyWidget):
 
 
 class CopyButtons(widgets.HBox):
-    """Buttons that copy what two forms describe, as a command and as Python."""
+    """Buttons that copy a job on a cluster, as a command and as Python."""
 
-    def __init__(self, job_form: JobForm, cluster_form: ClusterForm) -> None:
-        self._forms = job_form, cluster_form
+    def __init__(self) -> None:
         self.command = _CopyButton(label="Copy as command", told="The same run from a terminal")
         self.python = _CopyButton(label="Copy as Python", told="The same run in a script or another notebook")
         super().__init__([self.command, self.python], layout=widgets.Layout(flex_flow="row wrap"))
-        for form in self._forms:
-            form.on_change(lambda _: self._write())
-            form.observe(lambda _: self._write(), names="is_valid")
-        self._write()
 
-    def _write(self) -> None:
-        job_form, cluster_form = self._forms
-        try:
-            job, cluster = job_form.job, cluster_form.cluster
-        except WorkbenchError:
-            self.command.text = self.python.text = ""
-            return
+    @classmethod
+    def of(cls, job_form: JobForm, cluster_form: ClusterForm) -> CopyButtons:
+        """Return buttons that always copy what two forms describe."""
+        made = cls()
+
+        def write() -> None:
+            try:
+                made.show(job_form.job, cluster_form.cluster, cluster_form.origin)
+            except WorkbenchError:
+                made.clear()
+
+        for form in (job_form, cluster_form):
+            form.on_change(lambda _: write())
+            form.observe(lambda _: write(), names="is_valid")
+        write()
+        return made
+
+    def show(self, job: Job, cluster: Cluster, origin: Cluster) -> None:
+        """Copy this job from now on.  origin: the cluster before it was changed in a form."""
         self.python.text = as_python(job, cluster)
-        self.command.text = as_command(job, cluster if is_known(cluster) else cluster_form.origin)
+        self.command.text = as_command(job, cluster if is_known(cluster) else origin)
         if not is_known(cluster):
             self.command.text = f"{_EDITED}\n{self.command.text}"
+
+    def clear(self) -> None:
+        """Copy nothing."""
+        self.command.text = self.python.text = ""

@@ -28,3 +28,8 @@ class DownloadButton(anywidget.AnyWidget):
     def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
         name, text = self._make()
         self.send({"name": name, "text": text})
+
+
+def trace_button(make: Callable[[], tuple[str, str]]) -> DownloadButton:
+    """Return the button that saves timelines.  make: returns the file's name and the JSON of a Chrome trace."""
+    return DownloadButton("Save trace", "Save the timelines as a Chrome trace, for ui.perfetto.dev", make)

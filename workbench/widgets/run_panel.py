@@ -31,7 +31,7 @@ from workbench.runs.tracking import Tracking
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Html, Message, Panel, button, described
 from workbench.widgets.copying import CopyButtons
-from workbench.widgets.download import DownloadButton
+from workbench.widgets.download import trace_button
 from workbench.widgets.job_form import JobForm
 from workbench.widgets.live import LiveView, head_of, parts_of
 from workbench.widgets.tables import report_table
@@ -210,9 +210,8 @@ class RunPanel(Panel):
         job_form.on_change(lambda _: self._enable())
         cluster_form.on_change(lambda _: self._enable())
         buttons = widgets.HBox([self.simulate_button, self.run_button, self.stop_button, self.resume_button])
-        copies = CopyButtons(job_form, cluster_form)
-        opened = "Save the timelines as a Chrome trace, for ui.perfetto.dev"
-        self.trace = DownloadButton("Save trace", opened, self._trace)
+        copies = CopyButtons.of(job_form, cluster_form)
+        self.trace = trace_button(self._trace)
         self.trace.layout.display = "none"
         super().__init__([buttons, copies, self.devices, self.message, self.live, self.result, self.trace])
         self._enable()

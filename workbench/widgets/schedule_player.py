@@ -4,6 +4,7 @@ each device does at that moment.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +20,9 @@ from workbench.plots.live_charts import step_chart
 from workbench.plots.style import OPERATIONS, class_of, number_of, time_unit
 from workbench.plots.svg import size_of
 from workbench.plots.topology import Node, topology, traffic_of
+from workbench.plots.trace import chrome_trace
 from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
+from workbench.widgets.download import trace_button
 from workbench.widgets.live import LiveView, still
 from workbench.widgets.tables import Table
 
@@ -117,9 +120,9 @@ class SchedulePlayer(Panel):
         self.figure = FigureBox(self._drawn())
         self.choice.observe(lambda _: self._load(), names="value")
         self.slider.observe(lambda _: self._show(), names="value")
-        controls = widgets.VBox(
-            [self.choice, widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])]
-        )
+        self.trace = trace_button(self._trace)
+        moving = widgets.HBox([self.slider, self.clock, self.back, self.forth, self.play])
+        controls = widgets.VBox([widgets.HBox([self.choice, self.trace]), moving])
         super().__init__([controls, self.map, self.figure, self.table])
         self._load()
 
@@ -132,6 +135,10 @@ class SchedulePlayer(Panel):
     def time_s(self) -> float:
         """Return the time shown, in seconds."""
         return self.slider.value / TICKS * self.timeline.makespan_s
+
+    def _trace(self) -> tuple[str, str]:
+        """Return the file's name and text of all timelines."""
+        return "timelines-trace.json", json.dumps(chrome_trace(self._timelines))
 
     def step(self, direction: int) -> None:
         """Go to the next start of an operation (1) or to the previous one (-1); stay at either end."""
