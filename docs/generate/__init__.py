@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 
 from generate.command_line import commands
-from generate.comparisons import comparison
+from generate.comparisons import advise_check, comparison
 from generate.families import families, shapes
 from generate.files import cluster_keys, clusters, device_models, report_schema, report_tables
 from generate.options import method_options
@@ -16,6 +16,7 @@ from generate.python_api import module
 from generate.texts import TEXTS
 
 GENERATORS: dict[str, Callable[..., str]] = {
+    "advise-check": advise_check,
     "clusters": clusters,
     "cluster-keys": cluster_keys,
     "commands": commands,

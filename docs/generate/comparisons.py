@@ -1,4 +1,4 @@
-"""The comparisons of all methods, from the results that ship with the studies."""
+"""The comparisons of all methods, and the adviser's check, from the results that ship with the studies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 from generate.outputs import figure_html
 from generate.words import cell, table
+from workbench_studies.bench.advise import shipped as advise_file
 from workbench_studies.papers import COMPARE, Table, find_item
 from workbench_studies.papers.command import number_text
 from workbench_studies.papers.result import shipped_result
@@ -35,3 +36,32 @@ def comparison(name: str) -> str:
 def _shown(one: Table) -> str:
     rows = table(one.columns, [[cell(number_text(value)) for value in row] for row in one.rows])
     return f"**{cell(one.title)}**\n\n{rows}\n{cell(one.note)}"
+
+
+def advise_check() -> str:
+    """Return what `workbench bench advise` has executed so far."""
+    if not advise_file().is_file():
+        return "Not executed yet."
+    found = json.loads(advise_file().read_text(encoding="utf-8"))
+    settings = found["settings"]
+    rows = [
+        [
+            str(one["setting"]),
+            str(one["devices"]),
+            str(one["executed"]),
+            cell(one["first"]),
+            f"{one['first_over_best']:.3f}",
+            f"{one['deviation']:.1%}",
+            "" if one["valid"] else "(!)",
+        ]
+        for one in settings
+    ]
+    columns = ("setting", "devices", "executed", "first choice", "over the best", "median deviation", "")
+    words = (
+        f"In {found['first_within_5_percent']} of {len(settings)} settings the first choice is within 5 % of the best. "
+        f"Over all {sum(one['measured_s'] is not None for one in found['combinations'])} combinations the median "
+        f"deviation of the prediction is {found['median_deviation'] or 0:.1%}. (!): the host did not keep pace with "
+        "some of them."
+    )
+    machine = ", ".join(f"{key} {value}" for key, value in found["where"].items())
+    return f"{table(columns, rows)}\n{words} Executed with {cell(machine)}.\n"

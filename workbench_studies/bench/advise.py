@@ -3,21 +3,28 @@
 A setting has 2 to 6 emulated devices with speeds, memory and links drawn by its number.  The adviser's first six
 combinations and four drawn from the rest train 20 steps each.  The first choice is compared with the fastest of those
 executed, and each prediction with its measurement.
+
+data/advise.json has what was executed so far, written after each combination.  The next call goes on where one was
+interrupted, and repeats what a busy host spoilt.  docs/advise.md is made from it.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from workbench.core.catalogue import load_cluster
+from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import WorkbenchError
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
+from workbench.core.serial import write_text
 from workbench.experiment import environment, run
 from workbench.profiler.timing import tiny
 from workbench.runs.advice import Choice, advise
@@ -65,53 +72,104 @@ def chosen(choices: Sequence[Choice], number: int) -> list[Choice]:
     return [*choices[:first], *random.Random(number).sample(rest, min(drawn, len(rest)))]
 
 
-def bench(progress: Progress, *, only: Sequence[str] = ()) -> dict[str, Any]:
+Points = list[dict[str, Any]]
+
+
+def shipped() -> Path:
+    """Return the file of what was executed."""
+    return data_folder() / "advise.json"
+
+
+def bench(
+    progress: Progress, *, only: Sequence[str] = (), minutes: float = 0, path: Path | None = None
+) -> dict[str, Any]:
     """Return each setting's first choice over the best executed, and the predictions' deviations.
 
-    only: the numbers of the settings.
+    only: the numbers of the settings.  minutes: begin no further combination after so many; 0: do all.  path: the file
+    that is read, and written after each combination; by default the shipped one, and at the smallest settings none.
     """
     require_words(only, WORDS)
-    points: list[dict[str, Any]] = []
-    settings: list[dict[str, Any]] = []
+    path = path or (None if tiny() else shipped())
+    chosen_names, points = _stored(path)
+    until_s = time.monotonic() + 60 * (minutes or float("inf"))
     for number in map(int, only or WORDS[: 1 if tiny() else None]):
+        if _is_done(chosen_names.get(f"{number}"), number, points):
+            continue
         job, cluster = setting(number)
-        advice = advise(job, cluster)
-        own = [_executed(choice, cluster, number, progress) for choice in chosen(advice.choices, number)]
-        ran = [point for point in own if point["measured_s"] is not None]
-        points += own
-        if ran and ran[0] is own[0]:
+        ranking = chosen(advise(job, cluster).choices, number)
+        # A ranking by newer costs may have other combinations.
+        points = [one for one in points if one["setting"] != number or one["what"] in {each.name for each in ranking}]
+        chosen_names[f"{number}"] = [choice.name for choice in ranking]
+        for place, choice in enumerate(ranking):
+            if time.monotonic() >= until_s:
+                progress(f"advise: {minutes:g} minutes are over; the same command goes on.")
+                return _result(chosen_names, points)
+            if _is_done([choice.name], number, points):
+                continue
+            points = [one for one in points if (one["setting"], one["what"]) != (number, choice.name)]
+            points.append(_executed(choice, cluster, number, place == 0, progress))
+            if path is not None:
+                write_text(path, json.dumps(_result(chosen_names, points), indent=1) + "\n")
+    return _result(chosen_names, points)
+
+
+def _stored(path: Path | None) -> tuple[dict[str, list[str]], Points]:
+    """Return the names of each setting's chosen combinations, and the points, of a file that need not exist."""
+    if path is None or not path.is_file():
+        return {}, []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found["chosen"], found["combinations"]
+
+
+def _is_done(names: Sequence[str] | None, number: int, points: Points) -> bool:
+    """Return whether these combinations of a setting have run on a host that kept pace, or cannot run."""
+    done = {one["what"] for one in points if one["setting"] == number and (one["valid"] or one["why_not"])}
+    return names is not None and done.issuperset(names)
+
+
+def _result(chosen_names: dict[str, list[str]], points: Points) -> dict[str, Any]:
+    figures = summed_up(points)
+    return {"name": "advise", "fidelity": "emulated"} | figures | {"chosen": chosen_names, "where": environment()}
+
+
+def summed_up(points: Points) -> dict[str, Any]:
+    """Return the figures over all settings whose first choice was executed, and the tables."""
+    settings = []
+    for number in sorted({one["setting"] for one in points}):
+        ran = [one for one in points if one["setting"] == number and one["measured_s"] is not None]
+        first = next((one for one in ran if one["is_first"]), None)
+        if first is not None:
             settings.append(
                 {
                     "setting": number,
-                    "devices": cluster.world_size,
+                    "devices": setting(number)[1].world_size,
                     "executed": len(ran),
-                    "first": own[0]["what"],
-                    "first_over_best": ran[0]["measured_s"] / min(point["measured_s"] for point in ran),
-                    "valid": all(point["valid"] for point in ran),
+                    "first": first["what"],
+                    "first_over_best": first["measured_s"] / min(one["measured_s"] for one in ran),
+                    "deviation": median(map(_deviation, ran)),
+                    "valid": all(one["valid"] for one in ran),
                 }
             )
-            progress(f"advise, setting {number}: the first takes {settings[-1]['first_over_best']:.3f} of the best")
-    return {"name": "advise", "fidelity": "emulated"} | summed_up(settings, points) | {"where": environment()}
-
-
-def summed_up(settings: Sequence[dict[str, Any]], points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures over all settings, and the tables."""
-    ran = [point for point in points if point["measured_s"] is not None]
-    deviations = [abs(point["measured_s"] / point["predicted_s"] - 1) for point in ran]
+    deviations = [_deviation(one) for one in points if one["measured_s"] is not None]
     return {
         "settings_executed": len(settings),
-        "first_within_5_percent": sum(setting["first_over_best"] <= 1.05 for setting in settings),
-        "worst_first_over_best": max((setting["first_over_best"] for setting in settings), default=None),
+        "first_within_5_percent": sum(one["first_over_best"] <= 1.05 for one in settings),
+        "worst_first_over_best": max((one["first_over_best"] for one in settings), default=None),
         "median_deviation": median(deviations) if deviations else None,
-        "settings": list(settings),
-        "combinations": list(points),
+        "settings": settings,
+        "combinations": points,
     }
 
 
-def _executed(choice: Choice, cluster: Cluster, number: int, progress: Progress) -> dict[str, Any]:
+def _deviation(point: dict[str, Any]) -> float:
+    return float(abs(point["measured_s"] / point["predicted_s"] - 1))
+
+
+def _executed(choice: Choice, cluster: Cluster, number: int, is_first: bool, progress: Progress) -> dict[str, Any]:
     point: dict[str, Any] = {
         "setting": number,
         "what": choice.name,
+        "is_first": is_first,
         "predicted_s": sum(step.predicted_s or 0.0 for step in choice.report.steps),
         "measured_s": None,
         "valid": False,

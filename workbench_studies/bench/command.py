@@ -67,6 +67,10 @@ def bench(
             max=10_000_000,
         ),
     ] = 0,
+    minutes: Annotated[
+        float,
+        typer.Option(help="Of advise: begin nothing more after so many; the same command goes on later.", min=0),
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure the workbench itself, both sides of each comparison interleaved on this machine."""
@@ -81,7 +85,12 @@ def bench(
             f"Only {' and '.join(CHOOSING)} have points to choose.",
             "Leave out --only.",
         )
+    if minutes and name != "advise":
+        raise ConfigError(
+            f"{minutes:g} minutes of {name} were asked for.", "Only advise can go on later.", "Leave out --minutes."
+        )
     options: dict[str, dict[str, Any]] = {chosen: {"only": words} for chosen in CHOOSING}
+    options["advise"]["minutes"] = minutes
     if soak and name not in SOAKS:
         raise ConfigError(
             f"A soak of {name} was asked for.",

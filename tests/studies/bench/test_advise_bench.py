@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,13 +30,43 @@ def test_the_first_and_some_of_the_rest_are_executed(monkeypatch: pytest.MonkeyP
     assert taken[:2] == list(choices[:2]) and len(taken) == len({one.name for one in taken}) == min(3, len(choices))
 
 
-def test_what_did_not_run_is_no_part_of_the_figures() -> None:
-    def point(predicted_s: float, measured_s: float | None) -> dict[str, Any]:
-        return {"predicted_s": predicted_s, "measured_s": measured_s}
+def point(number: int, predicted_s: float, measured_s: float | None, is_first: bool = False) -> dict[str, Any]:
+    point = {"setting": number, "what": f"{predicted_s}", "predicted_s": predicted_s, "measured_s": measured_s}
+    return point | {"is_first": is_first, "valid": measured_s is not None, "why_not": ""}
 
-    found = bench.summed_up(
-        [{"first_over_best": 1.0}, {"first_over_best": 1.2}], [point(1.0, 1.1), point(2.0, 1.8), point(1.0, None)]
-    )
+
+def test_what_did_not_run_is_no_part_of_the_figures() -> None:
+    points = [point(0, 1.0, 1.1, True), point(0, 2.0, 1.8), point(0, 3.0, None)]
+    found = bench.summed_up([*points, point(1, 1.0, 1.2, True), point(1, 1.1, 1.0), point(2, 1.0, 1.0)])
+    assert [one["first_over_best"] for one in found["settings"]] == [1.0, 1.2]
     assert found["first_within_5_percent"] == 1 and found["worst_first_over_best"] == 1.2
-    assert found["median_deviation"] == pytest.approx(0.1) and found["settings_executed"] == 2
-    assert bench.summed_up([], [])["median_deviation"] is None
+    assert found["median_deviation"] == pytest.approx(0.1) and found["settings"][0]["executed"] == 2
+    assert bench.summed_up([])["median_deviation"] is None
+
+
+def test_an_interrupted_bench_goes_on_and_repeats_what_a_busy_host_spoilt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORKBENCH_TINY", "1")
+    path, ran = tmp_path / "advise.json", list[str]()
+    choices = [SimpleNamespace(name=name) for name in ("a", "b", "c")]
+    monkeypatch.setattr(bench, "advise", lambda job, cluster: SimpleNamespace(choices=choices))
+
+    def execute(choice: Any, cluster: Any, number: int, is_first: bool, progress: Any) -> dict[str, Any]:
+        if choice.name == "c" and len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(choice.name)
+        valid = (choice.name, ran.count("b")) != ("b", 1)
+        return point(number, 1.0, 1.0, is_first) | {"what": choice.name, "valid": valid}
+
+    monkeypatch.setattr(bench, "_executed", execute)
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench(str, path=path)
+    assert [one["what"] for one in json.loads(path.read_text())["combinations"]] == ["a", "b"]
+    whole = bench.bench(str, path=path)
+    assert ran == ["a", "b", "b", "c"] and all(one["valid"] for one in whole["combinations"])
+    assert json.loads(path.read_text()) == json.loads(json.dumps(whole))
+    assert bench.bench(str, path=path)["combinations"] == whole["combinations"] and len(ran) == 4
+    told: list[str] = []
+    assert bench.bench(told.append, minutes=1e-9, path=tmp_path / "other.json")["combinations"] == []
+    assert "goes on" in told[0]
