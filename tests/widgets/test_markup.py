@@ -104,7 +104,18 @@ def _queries() -> Any:
     return Problem(profile, LAPTOP, queries=8, sequence_length=1)
 
 
+def _adviser() -> Any:
+    job = Job(model="tiny-bert", epochs=1, train_samples=32)
+    adviser = widgets.Adviser(LAPTOP.part([0, 1]), job, computed=True)
+    adviser.controls["purpose"].value = "stay"
+    adviser.ask()
+    adviser.wait()
+    assert adviser.advice is not None
+    return adviser
+
+
 SHOWN: dict[str, Callable[[], Any]] = {
+    "Adviser": _adviser,
     "BowlLab": lambda: labs.BowlLab(labs.Bowl()),
     "ClusterForm": lambda: widgets.ClusterForm(LAPTOP),
     "EngineRun": lambda: labs.EngineRun(scores=((NAME, 0.5),)),

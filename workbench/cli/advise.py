@@ -51,8 +51,9 @@ def advise(
     if figure is not None:
         from workbench.plots.choices import choices
         from workbench.plots.export import write_html
+        from workbench.runs.advice_text import points
 
-        write_html(choices(_points(advice), label=f"simulated, {advice.costs} costs"), figure)
+        write_html(choices(points(advice), label=f"simulated, {advice.costs} costs"), figure)
     if as_json:
         print_json([_described(choice, cluster) for choice in advice.choices])
         return
@@ -62,35 +63,17 @@ def advise(
 
 
 def _print(advice: Advice, cluster: str) -> None:
-    from workbench.runs.advice import by_reason
+    from workbench.runs import advice_text as text
 
-    best, title = advice.choices[0], f"Simulated, {advice.costs} costs; {advice.spent_s:.1f} s"
-    rows = [
-        (
-            f"{number}",
-            "" if choice.is_dominated else "*",
-            choice.name,
-            f"{choice.report.plan.partition()} on {choice.report.plan.grouping()}",
-            f"{1e3 * choice.step_s:.0f}",
-            "unknown" if choice.seconds is None else f"{choice.seconds:.1f}",
-            "" if choice.joules is None else f"{choice.joules:.0f}",
-            f"{choice.memory_bytes / 1e6:.0f}" if choice.memory_bytes else "",
-        )
-        for number, choice in enumerate(advice.choices, 1)
-    ]
-    until = "run, s" if advice.score is None else f"to {advice.score:g}, s"
-    print_table(title, ("", "", "what", "layers on devices", "step, ms", until, "J", "MB"), rows, right=(0, 4, 5, 6, 7))
-    print_text("* nothing else is as good in time, energy and memory, and better in one of them.")
-    for why, names in by_reason(advice.refused).items():
-        print_text(f"Not possible: {', '.join(names)}. {why}")
+    print_table(text.title(advice), text.columns(advice), text.rows(advice), right=text.RIGHT)
+    print_text(text.STAR)
+    for line in text.impossible(advice.refused):
+        print_text(line)
     print_text()
-    if best.figure(advice.goal) is None:
-        print_text(
-            "No measured curve says when one of these reaches the score. The order is that of the whole run's time."
-        )
-        return
-    print_text(f"Best for {advice.goal}: {best.name}. {advice.reason}")
-    print_text(f"Next        {_command(best, cluster)}")
+    print_text(text.conclusion(advice))
+    best = advice.choices[0]
+    if best.figure(advice.goal) is not None:
+        print_text(f"Next        {_command(best, cluster)}")
 
 
 def _command(choice: Choice, cluster: str) -> str:
@@ -99,13 +82,6 @@ def _command(choice: Choice, cluster: str) -> str:
     return as_command(choice.job, choice.report.cluster).replace(
         f"--cluster {choice.report.cluster.name}", f"--cluster {cluster}"
     )
-
-
-def _points(advice: Advice) -> list[tuple[str, float | None, float | None, int, bool]]:
-    return [
-        (choice.name, choice.seconds, choice.joules, choice.memory_bytes, choice.is_dominated)
-        for choice in advice.choices
-    ]
 
 
 def _described(choice: Choice, cluster: str) -> dict[str, object]:

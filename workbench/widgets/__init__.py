@@ -2,6 +2,7 @@
 
 from workbench.plots import lines
 from workbench.profiler.timing import tiny
+from workbench.widgets.adviser import Adviser
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import output_folder, passages_folder
 from workbench.widgets.history import RunHistory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \
 class Table:
     """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere.  Columns of numbers are flush right.
 
-    more: lines that a notebook shows only when asked.
+    more: lines that a notebook shows only when asked.  faint: the numbers of rows that a notebook shows in grey.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class Table:
         title: str = "",
         note: str = "",
         more: Sequence[str] = (),
+        faint: Collection[int] = (),
     ) -> None:
         self.columns, self.rows = tuple(columns), [tuple(map(str, row)) for row in rows]
-        self.title, self.note, self.more = title, note, tuple(more)
+        self.title, self.note, self.more, self._faint = title, note, tuple(more), frozenset(faint)
         cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         self._aligned = ["right" if any(column) and all(map(_NUMBER.fullmatch, column)) else "left" for column in cells]
 
@@ -55,7 +56,7 @@ class Table:
 
     def _repr_html_(self) -> Markup:
         head = self._row("th", self.columns) if any(self.columns) else ""
-        body = joined(self._row("td", row) for row in self.rows)
+        body = joined(self._row("td", row, number in self._faint) for number, row in enumerate(self.rows))
         title = Markup("<div><b>{}</b></div>").format(self.title) if self.title else ""
         note = Markup("<div>{}</div>").format(self.note) if self.note else ""
         if self.more:
@@ -65,14 +66,15 @@ class Table:
         table = Markup("{}<table style='line-height:1.4'><thead>{}</thead><tbody>{}</tbody></table>{}")
         return table.format(title, head, body, note)
 
-    def _row(self, tag: str, cells: Sequence[str]) -> Markup:
+    def _row(self, tag: str, cells: Sequence[str], is_faint: bool = False) -> Markup:
         """Return a row.  A single word, such as a device's name, is not broken at its hyphens."""
         cell = Markup(f"<{tag} style='text-align:{{}};padding:2px 14px 2px 0{{}}'>{{}}</{tag}>")
         parts = (
             cell.format(side, "" if " " in text else ";white-space:nowrap", text)
             for text, side in zip(cells, self._aligned, strict=True)
         )
-        return Markup("<tr>{}</tr>").format(joined(parts))
+        style = Markup(" style='opacity:0.65'") if is_faint else ""
+        return Markup("<tr{}>{}</tr>").format(style, joined(parts))
 
 
 def plan_table(plan: Plan, cluster: Cluster) -> Table:

@@ -1,0 +1,94 @@
+"""The adviser in a notebook: what it is asked, what it shows, and what it copies."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markupsafe import escape
+
+from tests.waiting import LIMIT_S
+from workbench.core.catalogue import load_cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.serial import write_text
+from workbench.runs.advice import Advice, advise
+from workbench.widgets import Adviser, ClusterForm
+
+JOB = Job(model="tiny-bert", epochs=1, train_samples=32)
+
+
+@pytest.fixture(scope="module")
+def answered() -> Adviser:
+    adviser = Adviser("pair", JOB, computed=True)
+    adviser.controls["purpose"].value = "stay"
+    adviser.ask_button.click()
+    adviser.wait()
+    return adviser
+
+
+def test_it_shows_the_ranked_table_the_picture_and_the_reason(answered: Adviser) -> None:
+    assert answered.message.value == "" and answered.advice is not None
+    best = answered.advice.choices[0]
+    assert f"Best for time: {best.name}" in answered.headline.value
+    assert all(one.name in answered.table.value for one in answered.advice.choices)
+    assert answered.table.value.count("opacity") == sum(one.is_dominated for one in answered.advice.choices)
+    assert len(answered.figure.shown.data) == len(answered.advice.choices)
+    assert escape(best.decides) in answered.reason.value and not answered.ask_button.disabled
+
+
+def test_each_combination_is_explained_and_copied(answered: Adviser) -> None:
+    assert answered.advice is not None and len(answered.advice.choices) > 1
+    for number, one in enumerate(answered.advice.choices):
+        answered.choice.value = number
+        words = shlex.split(answered.copies.command.text)
+        assert words[words.index("--method") + 1] == one.job.method and words[-2:] == ["--cluster", "pair"]
+        assert one.job.method in answered.copies.python.text
+    answered.choice.value = 0
+
+
+def test_it_asks_what_the_controls_say_and_shows_an_error_as_one_line() -> None:
+    asked: list[Any] = []
+
+    def refuse(job: Job, cluster: Any, **settings: Any) -> Advice:
+        asked.append((job, cluster, settings))
+        raise ConfigError("Advice was asked for.", "Nothing can run.", "Add a device.")
+
+    form = ClusterForm("pair")
+    adviser = Adviser(form, JOB, adviser=refuse)
+    assert form not in adviser.children
+    changes = {"model": "tiny-gpt2", "task": "mrpc", "goal": "energy", "score": 0.7, "purpose": "serve", "costs": True}
+    for name, value in changes.items():
+        adviser.controls[name].value = value
+    adviser.ask()
+    adviser.wait()
+    [(job, cluster, settings)] = asked
+    del settings["progress"]
+    assert (job.model, job.task, job.epochs) == ("tiny-gpt2", "mrpc", 1) and cluster == load_cluster("pair")
+    assert settings == {"goal": "energy", "score": 0.7, "keeps_data": False, "serves": True, "computed": True}
+    assert "Nothing can run." in adviser.message.value and adviser.advice is None
+    assert adviser.table.layout.display == "none" and adviser.copies.command.text == ""
+    adviser.controls["score"].value = 7
+    assert adviser.ask_button.disabled and "score" in adviser.controls["score"].alert.value.lower()
+
+
+def test_the_kernel_stays_free_and_a_file_names_the_devices(tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **settings: Any) -> Advice:
+        begun.set()
+        assert goes_on.wait(LIMIT_S)
+        return advise(*args, **settings)
+
+    device = '[[device]]\nname = "one"\ngflops = 10\nmemory_mb = 1000\nbandwidth_mbit_per_s = 100\n'
+    write_text(tmp_path / "own.toml", f'name = "own"\n{device}')
+    adviser = Adviser(tmp_path / "own.toml", JOB, adviser=slow, computed=True)
+    adviser.controls["purpose"].value = "stay"
+    adviser.ask()
+    assert begun.wait(LIMIT_S) and adviser.ask_button.disabled
+    goes_on.set()
+    adviser.wait()
+    assert adviser.advice is not None and {one.devices for one in adviser.advice.choices} == {("one",)}
