@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -228,11 +228,6 @@ def _most(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         "memory saved by int4 against full": saved("full"),
         "memory saved by int4 against lora and adapters": saved("adapters", "lora"),
     }
-
-
-def _falls(values: list[float]) -> bool:
-    others, own = values[: len(BASELINES)], values[len(BASELINES) :]
-    return all(later < earlier for earlier, later in pairwise(own)) and own[0] < min(others)
 
 
 OURS: Technique = "parallel_adapters"
