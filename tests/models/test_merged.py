@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from tests.methods.test_result import saved
@@ -29,10 +28,8 @@ from workbench.models.merging import merged_lora
 TALK: Any = [{"role": "user", "content": "Say 1."}]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with a head of its own, and SmolLM2's tokenizer and chat template with the bytes as its words."""
-    folder = tmp_path_factory.mktemp("base") / "small"
+def byte_level() -> tuple[Any, dict[str, Any]]:
+    """Return SmolLM2's tokenizer with the bytes as its words, and its settings, a chat template among them."""
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġs", "Ġsa"]
     backend = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, [("Ġ", "s"), ("Ġs", "a")]))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,15 +37,50 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:3]])
+    return backend, json.loads((Path(locate("SmolLM2-135M")) / "tokenizer_config.json").read_text())
+
+
+def pieces() -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of SentencePiece's kind, as Gemma's, and its settings."""
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁▁", "▁s", "▁sa"]
+    words += ["▁", *"abcdefghijklmnopqrstuvwxyzSU:.1"]
+    backend: Any = Tokenizer(
+        models.BPE(
+            {word: index for index, word in enumerate(words)},
+            [("▁", "▁"), ("▁", "s"), ("▁s", "a")],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:4]])
+    template = "{{ bos_token }}{% for message in messages %}U:  {{ message.content }}\n{% endfor %}S: "
+    roles = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return backend, {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **roles}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3_text"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with a tokenizer of its family's kind; the head is its own, but for Gemma's."""
+    folder = tmp_path_factory.mktemp("base") / "small"
+    is_gemma = request.param == "gemma3_text"
+    backend, settings = pieces() if is_gemma else byte_level()
     config = model_config(f"tiny-{request.param}-2")
-    config.vocab_size, config.tie_word_embeddings, config.dtype = len(words), False, "float32"
+    config.vocab_size, config.tie_word_embeddings, config.dtype = backend.get_vocab_size(), is_gemma, "float32"
     if request.param == "qwen3":
         config.head_dim = 128  # transformers' reader of GGUF files knows no other size of Qwen3's heads
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 0 if is_gemma else 2
+    if is_gemma:
+        config.head_dim = config.query_pre_attn_scalar = 256  # the only scale that transformers' reader knows
+        config.layer_types = ["sliding_attention"] * 2
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     backend.save(str(folder / "tokenizer.json"))
-    shutil.copy(Path(locate("SmolLM2-135M")) / "tokenizer_config.json", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -97,6 +129,7 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="merged.gguf")
     ours = load_text_model(str(result)).tokenizer
     assert tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False) == ours.chat(TALK)
+    assert tokenizer("say  sas   a\n").input_ids == ours.prompt("say  sas   a\n")
     ids = torch.arange(5, 30)[None]
     with torch.inference_mode():
         expected, found = whole(ids).logits, read(ids).logits

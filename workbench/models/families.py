@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.errors import ConfigError
-from workbench.models.family import Family, Part
+from workbench.models.family import Family, Gguf, Part
 
 
 def _attention(path: str, *names: str, prefix: str = "") -> dict[str, str]:
@@ -80,6 +80,7 @@ _LLAMA: dict[str, Any] = {
     },
 }
 """Of the decoders that differ from it in a few places."""
+_GGUF_LLAMA = Gguf(architecture="llama", interleaves_rotary=True)
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 FAMILIES: dict[str, Family] = {
@@ -133,12 +134,18 @@ FAMILIES: dict[str, Family] = {
         weights={"query_key_value": "attn.c_attn", "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"},
         tiny={"num_attention_heads": 4, "n_inner": 64},
     ),
-    "llama": Family(title="Llama", examples="Llama 2 and 3, TinyLlama, SmolLM2-135M", **_LLAMA),
-    "mistral": Family(title="Mistral", examples="mistralai/Mistral-7B-v0.3", **_LLAMA),
-    "qwen2": Family(title="Qwen2", examples="Qwen/Qwen2-0.5B, Qwen2.5-0.5B", **_LLAMA),
+    "llama": Family(title="Llama", examples="Llama 2 and 3, TinyLlama, SmolLM2-135M", gguf=_GGUF_LLAMA, **_LLAMA),
+    "mistral": Family(title="Mistral", examples="mistralai/Mistral-7B-v0.3", gguf=_GGUF_LLAMA, **_LLAMA),
+    "qwen2": Family(
+        title="Qwen2",
+        examples="Qwen/Qwen2-0.5B, Qwen2.5-0.5B",
+        gguf=Gguf(architecture="qwen2", pre_tokenizer="qwen2"),
+        **_LLAMA,
+    ),
     "qwen3": Family(
         title="Qwen3",
         examples="Qwen/Qwen3-0.6B",
+        gguf=Gguf(architecture="qwen3", pre_tokenizer="qwen2"),
         **_LLAMA | {"head_norms": _HEAD_NORMS, "tiny": _LLAMA["tiny"] | {"head_dim": 16}},
     ),
     "smollm3": Family(
@@ -230,6 +237,7 @@ FAMILIES: dict[str, Family] = {
         output_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         head_norms=_HEAD_NORMS,
         norm_adds_one=True,
+        gguf=Gguf(architecture="gemma3", window_pattern=6),
         score_scale=lambda config, head_size, layer: config.query_pre_attn_scalar**-0.5,
         refused={
             "use_bidirectional_attention": "its tokens attend to later ones",

@@ -45,6 +45,23 @@ class Part:
     num_layers: str = "num_hidden_layers"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gguf:
+    """How a family is written as a GGUF file, as llama.cpp's own converter does it.
+
+    architecture: its name there.  interleaves_rotary: whether the rows of queries and keys are interleaved by halves of
+    the rotary dimensions.
+    pre_tokenizer: llama.cpp's name of how a byte-level tokenizer splits text, '' if the tokenizer itself says.
+    window_pattern: of how many layers the last attends to all tokens, which the file does not say; 0: all of them do.
+    Such a family's tokenizer is SentencePiece's.
+    """
+
+    architecture: str
+    interleaves_rotary: bool = False
+    pre_tokenizer: str = ""
+    window_pattern: int = 0
+
+
 def _is_one(config: Any) -> float:
     return 1.0
 
@@ -80,6 +97,7 @@ class Family(Part):
     reads_images: whether input_ids are an image's patches.
     stored_names: substrings of parameter names that checkpoint files spell differently, replaced in this order.
     refused: settings that are not carried if they are set, with the reason.
+    gguf: how it is written as a GGUF file, None if it is not.
     tiny: settings of the tiny random model that differ from the common ones.
     """
 
@@ -107,6 +125,7 @@ class Family(Part):
     reads_images: bool = False
     stored_names: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    gguf: Gguf | None = None
     decoder: Part | None = None
     tiny: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Write a model as a GGUF file, which llama.cpp and transformers (`gguf_file=`) read.
 
-Names and layout are those of llama.cpp's own converter: in the Llama architecture the rows of queries and keys are
-interleaved by halves of the rotary dimensions.  Weights are float32 or float16, norms and biases float32.
+Names and layout are those of llama.cpp's own converter; a family's entry says what is particular to it (Gguf).  Weights
+are float32 or float16, norms and biases float32.
 """
 
 from __future__ import annotations
@@ -15,25 +15,56 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
+from workbench.models.families import FAMILIES
+from workbench.models.family import FULL, Gguf, patterns_of
 from workbench.models.tokenizer import TextTokenizer
 
 GgufType = Literal["float32", "float16"]
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""GGUF's name of the architecture of each family that can be written."""
-_PRE_TOKENIZERS = {"qwen2": "qwen2", "qwen3": "qwen2"}
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+_SPACE, _UNMERGED = "\u2581", -1000.0
 
 
-def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> None:
-    """Raise ConfigError for a model that cannot be written, because of its family or its tokenizer."""
-    request = f"'{name}' as a GGUF file was asked for."
-    if config.model_type not in ARCHITECTURES:
+def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> Gguf:
+    """Return how a model is written.  Raises ConfigError for one that cannot be, because of its family, its
+    configuration or its tokenizer.
+    """
+    request, todo = f"'{name}' as a GGUF file was asked for.", "Export a folder, and convert that with llama.cpp."
+    gguf = FAMILIES[config.model_type].gguf
+    if gguf is None:
         problem = f"Of its family, {config.model_type}, no GGUF is written here."
-        raise ConfigError(request, problem, f"Choose one of {', '.join(ARCHITECTURES)}, or export a folder.")
+        known = ", ".join(name for name, family in FAMILIES.items() if family.gguf is not None)
+        raise ConfigError(request, problem, f"Choose one of {known}, or export a folder.")
     model = _tokenizer_json(tokenizer)["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        problem = "Its tokenizer is no byte-level BPE, the only kind that is written here."
-        raise ConfigError(request, problem, "Export a folder, and convert that with llama.cpp.")
+    if model["type"] != "BPE" or bool(model.get("byte_fallback")) != bool(gguf.window_pattern):
+        wanted = "BPE of SentencePiece" if gguf.window_pattern else "byte-level BPE"
+        raise ConfigError(request, f"Its tokenizer is no {wanted}, the only kind that is written here.", todo)
+    for what, setting in _unusual(config, gguf).items():
+        raise ConfigError(request, f"{what} ({setting}), which is not written here.", todo)
+    return gguf
+
+
+def _unusual(config: Any, gguf: Gguf) -> dict[str, Any]:
+    """Return what a file could not say of a model, with its value."""
+    found: dict[str, Any] = {}
+    ropes = _ropes(config)
+    for rope in ropes.values():
+        if rope.get("rope_type", "default") != "default":
+            found["Its positions are scaled"] = rope["rope_type"]
+    if gguf.window_pattern:
+        kinds = patterns_of(config, config.num_hidden_layers)
+        if kinds != [kinds[0] if (n + 1) % gguf.window_pattern else FULL for n in range(len(kinds))]:
+            found["Its layers attend in an unusual order"] = kinds
+        if (local := ropes.get("sliding_attention", {}).get("rope_theta", 10000.0)) != 10000.0:
+            found["Its windows turn heads in an unusual way"] = local
+        if config.query_pre_attn_scalar != config.head_dim:
+            found["Its scores have an unusual scale"] = config.query_pre_attn_scalar
+    return found
+
+
+def _ropes(config: Any) -> Mapping[str, Any]:
+    """Return the settings of rotary positions by pattern of attention."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope if FULL in rope else {FULL: rope}
 
 
 def write_gguf(path: Path, name: str, model: Any, tokenizer: TextTokenizer, dtype: GgufType = "float16") -> None:
@@ -45,18 +76,17 @@ def write_gguf(path: Path, name: str, model: Any, tokenizer: TextTokenizer, dtyp
     from gguf.constants import MODEL_ARCH
 
     config = model.config
-    require_gguf(name, config, tokenizer)
-    architecture = ARCHITECTURES[config.model_type]
-    names = get_tensor_name_map(MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    gguf = require_gguf(name, config, tokenizer)
+    names = get_tensor_name_map(MODEL_ARCH[gguf.architecture.upper()], config.num_hidden_layers)
     with whole_file(path) as part:
-        writer = GGUFWriter(part, architecture)
+        writer = GGUFWriter(part, gguf.architecture)
         writer.add_name(Path(name).name)
-        _add_shape(writer, config, architecture)
+        _add_shape(writer, config, gguf)
         writer.add_file_type(0 if dtype == "float32" else 1)
-        _add_tokenizer(writer, tokenizer, config)
-        for key, tensor in tensors_of(model, architecture).items():
+        _add_tokenizer(writer, tokenizer, config, gguf)
+        for key, tensor in tensors_of(model, gguf).items():
             stored = names.get_name(key, try_suffixes=(".weight", ".bias"))
-            assert stored is not None, f"a tensor {key} in {architecture}"
+            assert stored is not None, f"a tensor {key} in {gguf.architecture}"
             is_matrix = tensor.ndim > 1 and dtype == "float16"
             writer.add_tensor(stored, (tensor.half() if is_matrix else tensor.float()).contiguous().numpy())
         writer.write_header_to_file()
@@ -65,24 +95,27 @@ def write_gguf(path: Path, name: str, model: Any, tokenizer: TextTokenizer, dtyp
         writer.close()
 
 
-def tensors_of(model: Any, architecture: str) -> dict[str, Tensor]:
-    """Return the tensors to write by Hugging Face's names, Llama's queries and keys interleaved; no tied head."""
+def tensors_of(model: Any, gguf: Gguf) -> dict[str, Tensor]:
+    """Return the tensors to write by Hugging Face's names: queries and keys interleaved, norms as factors; no tied
+    head.
+    """
     config, tensors = model.config, {key: value.detach() for key, value in model.state_dict().items()}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
-    if architecture == "llama":
+    if gguf.interleaves_rotary:
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         for key, tensor in tensors.items():
             for projection, count in heads.items():
                 if f".{projection}." in key:
                     halves = tensor.reshape(count, 2, tensor.shape[0] // count // 2, *tensor.shape[1:])
                     tensors[key] = halves.swapaxes(1, 2).reshape(tensor.shape)
+    if FAMILIES[config.model_type].norm_adds_one:
+        tensors = {key: value + 1 if key.endswith("norm.weight") else value for key, value in tensors.items()}
     return tensors
 
 
-def _add_shape(writer: Any, config: Any, architecture: str) -> None:
+def _add_shape(writer: Any, config: Any, gguf: Gguf) -> None:
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -93,41 +126,65 @@ def _add_shape(writer: Any, config: Any, architecture: str) -> None:
     writer.add_value_length(head_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
-    if rope.get("rope_type", "default") != "default":
-        problem = f"Its positions are scaled ({rope['rope_type']}), which is not written here."
-        raise ConfigError("A GGUF file was asked for.", problem, "Export a folder, and convert that with llama.cpp.")
-    if architecture == "llama":
+    writer.add_rope_freq_base(float(_ropes(config)[FULL].get("rope_theta", 10000.0)))
+    if gguf.window_pattern:
+        writer.add_sliding_window(config.sliding_window)
+    if gguf.interleaves_rotary:
         writer.add_rope_dimension_count(head_size)
 
 
-def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any) -> None:
+def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any, gguf: Gguf) -> None:
     described, backend = _tokenizer_json(tokenizer), tokenizer.backend
     added = {token["id"]: token for token in described["added_tokens"]}
+    has_pieces = bool(gguf.window_pattern)
     texts, kinds = [], []
     for index in range(config.vocab_size):
-        text = backend.id_to_token(index)
-        texts.append(f"[PAD{index}]" if text is None else text)
-        token = added.get(index)
-        kinds.append(_NORMAL if token is None else _CONTROL if token["special"] else _USER_DEFINED)
+        text, token = backend.id_to_token(index), added.get(index)
+        kind = _NORMAL if token is None else _CONTROL if token["special"] else _USER_DEFINED
         if text is None:
-            kinds[-1] = _USER_DEFINED
-    merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in described["model"]["merges"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_PRE_TOKENIZERS.get(config.model_type) or _pre_tokenizer(described))
+            text, kind = f"[PAD{index}]", _USER_DEFINED
+        elif has_pieces and text == f"<0x{text[3:5]}>":
+            kind = _BYTE
+        elif has_pieces and len(text) > 1 and not text.strip(_SPACE):
+            text, kind = " " * len(text), _USER_DEFINED  # so llama.cpp's converter writes several spaces
+        texts.append(text)
+        kinds.append(kind)
+    merges = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in described["model"]["merges"]]
+    if has_pieces:
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores(_scores(texts, kinds, merges))
+        writer.add_add_space_prefix(False)
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(gguf.pre_tokenizer or _pre_tokenizer(described))
+        writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
-    writer.add_token_merges(list(merges))
     writer.add_pad_token_id(tokenizer.pad_id)
     if tokenizer.end_id is not None:
         writer.add_eos_token_id(tokenizer.end_id)
-    for add, role in ((writer.add_bos_token_id, "bos_token"), (writer.add_unk_token_id, "unk_token")):
-        found = backend.token_to_id(tokenizer.special_tokens.get(role, ""))
-        if found is not None:
-            add(found)
-    writer.add_add_bos_token(False)
+    begin = backend.token_to_id(tokenizer.special_tokens.get("bos_token", ""))
+    if begin is not None:
+        writer.add_bos_token_id(begin)
+    unknown = backend.token_to_id(tokenizer.special_tokens.get("unk_token", ""))
+    if unknown is not None:
+        writer.add_unk_token_id(unknown)
+    writer.add_add_bos_token(begin is not None and tokenizer.prompt("a")[0] == begin)
     if tokenizer.chat_template is not None:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _scores(texts: list[str], kinds: list[int], merges: list[tuple[str, ...]]) -> list[float]:
+    """Return the scores by which SentencePiece merges: the earlier a merge makes a token, the higher."""
+    ranks: dict[str, float] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault("".join(merge), -float(rank))
+    lowest = -float(len(merges))
+    return [
+        0.0 if kind == _BYTE else ranks.get(text, lowest) if kind == _NORMAL else _UNMERGED
+        for text, kind in zip(texts, kinds, strict=True)
+    ]
 
 
 def _pre_tokenizer(described: Mapping[str, Any]) -> str:
