@@ -24,7 +24,7 @@ MODEL = "tiny-llama-2"
 NUM_TEXTS = 600
 """Texts, a share at each rate."""
 RATES = (0, 200, 50)
-"""A device is killed within every n-th text; 0: none is."""
+"""A device is killed within every n-th text, unless one is away; 0: none is."""
 CLIENTS = 24
 """More than are written together: some wait."""
 SAMPLES = 50
@@ -73,7 +73,7 @@ class _Load:
     def __init__(self, service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> None:
         self._service, self._asked, self._count, self._every = service, asked, count, every
         self._progress, self._draws, self._lock = progress, random.Random(every), Lock()
-        self._next, self._killed = 0, -1
+        self._next = 0
         self.seconds, self.first_s, self.memory = list[float](), list[float](), list[int]()
         self.tokens = self.kills = 0
 
@@ -82,19 +82,20 @@ class _Load:
         with ThreadPoolExecutor(CLIENTS) as clients:
             for client in [clients.submit(self._ask) for _ in range(CLIENTS)]:
                 client.result()
-        self._bring_back()
 
     def _ask(self) -> None:
         while (number := self._take()) < self._count:
             text, since_s, written = self._asked[number % len(self._asked)], time.monotonic(), list[int]()
-            first_s = 0.0
+            first_s, killed = 0.0, -1
             for token in self._service.writer.write(text.ids, text.num_tokens, text.sampling):
                 first_s = first_s or time.monotonic() - since_s
                 written.append(token)
                 if self._every and number % self._every == self._every - 1 and len(written) == 2:
-                    self._kill()
+                    killed = self._kill()
             if written != text.expected:
                 raise AssertionError(f"Text {number} differs from one process's: {written}, not {text.expected}")
+            if killed >= 0:
+                self._service.policy.actions.put((killed, "return"))
             self._note(time.monotonic() - since_s, first_s, len(written))
 
     def _take(self) -> int:
@@ -112,19 +113,17 @@ class _Load:
             if len(self.seconds) % 1000 == 0:
                 self._progress(f"{len(self.seconds)} of {self._count} texts, {self.kills} devices killed")
 
-    def _kill(self) -> None:
-        """Kill one of the devices that serve, and bring back the one that was killed before."""
-        self._bring_back()
+    def _kill(self) -> int:
+        """Kill one of the devices that serve, and return it; -1 while another one is away."""
         policy = self._service.policy
         with self._lock:
             plan = policy.rescheduler.plan
-            self._killed = self._draws.choice(list(range(policy.cluster.world_size) if plan is None else plan.ranks))
-            policy.actions.put((self._killed, "kill"))
+            if plan is None or policy.state.lost:
+                return -1
+            killed = self._draws.choice(plan.ranks)
+            policy.actions.put((killed, "kill"))
             self.kills += 1
-
-    def _bring_back(self) -> None:
-        if self._killed >= 0:
-            self._service.policy.actions.put((self._killed, "return"))
+            return killed
 
 
 def _point(service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> dict[str, Any]:

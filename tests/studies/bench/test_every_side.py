@@ -224,8 +224,8 @@ def test_text(monkeypatch: Patch, tmp_path: Path) -> None:
 
 
 def test_serve(monkeypatch: Patch) -> None:
-    """Of forty texts; a device is killed within every tenth."""
+    """Of forty texts; a device is killed within every tenth, unless another is away."""
     monkeypatch.setattr(serve, "RATES", (10,))
     [point] = serve.bench(lambda line: None, soak=40)["rates of faults"]
-    assert point["texts"] == 40 and point["killed"] == 4 and point["continued"] >= 1
+    assert point["texts"] == 40 and 1 <= point["killed"] <= 4 and point["continued"]
     assert point["right texts per s"] > 0 and point["p95 s"] >= point["p50 s"] > 0
