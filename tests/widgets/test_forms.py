@@ -244,6 +244,22 @@ def test_an_untouched_cluster_form_is_the_cluster(name: str) -> None:
     assert ClusterForm(name).cluster == load_cluster(name)
 
 
+def test_the_medium_is_chosen() -> None:
+    form = ClusterForm("laptop")
+    grey = form.still
+    form.medium.control.value = "wifi"
+    assert form.cluster == replace(
+        load_cluster("laptop"), name="laptop-edited", medium="wifi", description="laptop, changed in the form"
+    )
+    assert "share the air" in form.caption.value and form.still != grey
+    form.reset.click()
+    assert form.cluster == load_cluster("laptop") and "same switch" in form.caption.value
+    shared = replace(load_cluster("laptop"), medium="wifi", jitter_s=0.001)
+    form = ClusterForm(shared)
+    form.medium.control.value = "switch"
+    assert (form.cluster.medium, form.cluster.jitter_s) == ("switch", 0.0)
+
+
 def test_fields_change_one_device_and_reset_puts_it_back() -> None:
     form = ClusterForm("laptop")
     seen: list[Cluster] = []

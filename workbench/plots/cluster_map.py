@@ -1,4 +1,4 @@
-"""Draw a cluster's devices below their switch, each as a card: its link, its speed and its memory on scales.
+"""Draw a cluster's devices below their switch or shared air, each as a card with its link, speed and memory on scales.
 
 The scales are the same for all devices, so that they compare by eye.  A page may put a knob on each of them.
 """
@@ -14,7 +14,7 @@ from workbench.plots import style, svg
 
 HEIGHT = 184
 BAR = (4, 8)
-"""Of the switch: top and height."""
+"""Of the switch or the air: top and height."""
 NODE = (92, 86)
 """Of a device's frame: top and height."""
 GAUGE = 6
@@ -71,17 +71,18 @@ def share_of(value: float, positions: Sequence[float]) -> float:
     return (at + (value - positions[at]) / (positions[at + 1] - positions[at])) / last
 
 
-def card(name: str, more: str, dials: Sequence[Dial], *, ticks: Sequence[float]) -> str:
+def card(name: str, more: str, dials: Sequence[Dial], *, ticks: Sequence[float], is_shared: bool = False) -> str:
     """Return a device's card as SVG, as wide as its place.  more: what follows the speed, in words; '' for nothing.
 
-    dials: one for each of TRACKS.  ticks: of the link's rate, as shares of its scale.
+    dials: one for each of TRACKS.  ticks: of the link's rate, as shares of its scale.  is_shared: all links lead to one
+    shared medium, which has their colour.
     """
     by_name = {one.what: one for one in dials}
     speed, memory = by_name["speed"], by_name["memory"]
     top, height = NODE
     parts = [
         _link(by_name["bandwidth"], by_name["latency"], ticks),
-        svg.box("0%", BAR[0], "100%", BAR[1], svg.themed(style.MID_GREY)),
+        svg.box("0%", BAR[0], "100%", BAR[1], style.GREEN if is_shared else svg.themed(style.MID_GREY)),
         svg.box("4%", top, "92%", height, svg.PAPER, rx=6, stroke=svg.INK, stroke_width=1.25),
         svg.text("10%", top + 17, svg.shortened(name, 150), size=12.5, font_weight="bold"),
         svg.text("10%", top + 34, f"{speed.text}{f' ({more})' * bool(more)}", size=11),

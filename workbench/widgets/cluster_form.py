@@ -16,6 +16,7 @@ from msgspec import Meta
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.medium import Medium
 from workbench.core.ranges import Share, require_range
 from workbench.core.serial import shown
 from workbench.plots.cluster_map import Dial, share_of
@@ -23,6 +24,7 @@ from workbench.runtime import discovery
 from workbench.widgets.cluster_map import ClusterMap, MapDevice
 from workbench.widgets.controls import Html, button
 from workbench.widgets.fields import Field, Form, require_valid
+from workbench.widgets.fields import choice as choice_field
 
 MAX_EDITABLE = 24
 MEGABIT_BYTES = 1e6 / 8
@@ -36,9 +38,12 @@ Megabytes = Annotated[int, Meta(ge=1, le=10**8)]
 MegabitsPerS = Annotated[float, Meta(ge=0.01, le=1e6)]
 Milliseconds = Annotated[float, Meta(ge=0, le=60_000)]
 CAPTION = Markup("<div style='line-height:1.4'><b>Cluster '{}'</b>: {}{}{}</div>")
-HINT = Markup(
-    "<br><small>Each link leads to the same switch. Drag a knob, or choose it with Tab and use the arrow keys.</small>"
-)
+HINT = Markup("<br><small>{} Drag a knob, or choose it with Tab and use the arrow keys.</small>")
+MEDIA: dict[str, Medium] = {"switch, a wire for each": "switch", "Wi-Fi, one air for all": "wifi"}
+LEADS: dict[Medium, str] = {
+    "switch": "Each link leads to the same switch.",
+    "wifi": "All links share the air (green bar): those that send at once divide it, and each message takes it twice.",
+}
 HEADS = {"memory": "memory, MB", "bandwidth": "link, Mbit/s", "latency": "link's delay one way, ms"}
 SPEEDS = {True: "speed, share of a core", False: "speed, GFLOP/s"}
 
@@ -104,6 +109,13 @@ class ClusterForm(Form):
         self.as_table = widgets.ToggleButton(
             description="Table", tooltip="Show the values in a table, too, to read or type them", icon="table"
         )
+        self.medium = choice_field(
+            "Medium",
+            given.medium,
+            "Does each device have a wire of its own, or do all share a radio?",
+            MEDIA,
+            _any_medium,
+        )
         self.map, self.caption = ClusterMap(self._moved), Html()
         self.devices = widgets.GridBox().add_class("workbench-devices")
         self.choice.observe(self._chosen, names="value")
@@ -112,10 +124,11 @@ class ClusterForm(Form):
         told = "List real devices of this network on which `workbench devices --announce` runs"
         self.discover = button("Find real devices", told, "search", self._discover, layout=widgets.Layout(width="12em"))
         head = widgets.HBox(
-            [*([self.choice] if choice else []), self.reset, self.as_table, self.discover],
+            [*([self.choice] if choice else []), self.medium, self.reset, self.as_table, self.discover],
             layout=widgets.Layout(flex_flow="row wrap"),
         )
         self.children = (head, self.caption, self.map, self.devices, self.message, self._page)
+        self.medium.observe(lambda _: self._changed(), names="value")
         self.on_change(self._draw)
         self._fold()
         self._load(given)
@@ -125,12 +138,15 @@ class ClusterForm(Form):
         """Return the cluster with the fields' values.  Raises ConfigError for invalid values."""
         require_valid(self._fields())
         devices = tuple(row.edited() for row in self._rows) or self._origin.devices
-        if devices == self._origin.devices:
+        medium = self.medium.value
+        if devices == self._origin.devices and medium == self._origin.medium:
             return self._origin
         return replace(
             self._origin,
             name=f"{self._origin.name}-edited",
             devices=devices,
+            medium=medium,
+            jitter_s=self._origin.jitter_s if medium == "wifi" else 0.0,
             description=f"{self._origin.name}, changed in the form",
         )
 
@@ -206,6 +222,7 @@ class ClusterForm(Form):
         self._origin = cluster
         self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
         self._scales = _scales(cluster)
+        self.medium.value = cluster.medium
         for field in self._fields():
             field.observe(lambda _: self._changed(), names="value")
         shares = {device.host_share is not None for device in cluster.devices}
@@ -241,8 +258,8 @@ class ClusterForm(Form):
         )
         apart = f" Links of their own: {', '.join(pairs)}." if cluster.pairs else ""
         self._words = cluster.name, about, apart
-        self.caption.value = CAPTION.format(*self._words, HINT if self._rows else "")
-        self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS)
+        self.caption.value = CAPTION.format(*self._words, HINT.format(LEADS[cluster.medium]) if self._rows else "")
+        self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS, is_shared=cluster.medium == "wifi")
         self.keep(self.still)
 
     def _on_map(self, row: _Row) -> MapDevice:
@@ -326,6 +343,10 @@ def _row(device: Device) -> _Row:
         made[what] = Field(typed, values[what], check, is_number=True)
         made[what].add_class(f"workbench-{what}")
     return _Row(device=device, **made)
+
+
+def _any_medium(chosen: Medium) -> None:
+    """Accept what the list offers."""
 
 
 def _check(typed: Any, *, kind: Any, device: str, what: str) -> None:

@@ -43,14 +43,14 @@ class ClusterMap(anywidget.AnyWidget):
         super().__init__()
         self.on_msg(lambda _, given, __: moved(given["device"], given["what"], given["stop"]))
 
-    def show(self, devices: Sequence[MapDevice], *, ticks: Sequence[float]) -> None:
-        """Show these devices.  ticks: see plots.cluster_map.card."""
+    def show(self, devices: Sequence[MapDevice], *, ticks: Sequence[float], is_shared: bool = False) -> None:
+        """Show these devices.  ticks, is_shared: see plots.cluster_map.card."""
         with self.hold_sync():
             self.dials = [[_scale(dial) for dial in one.dials] for one in devices]
             self.cards = [
                 {
                     "name": one.name,
-                    "drawing": card(one.name, one.more, one.dials, ticks=ticks),
+                    "drawing": card(one.name, one.more, one.dials, ticks=ticks, is_shared=is_shared),
                     "values": [[dial.share, dial.text] for dial in one.dials],
                 }
                 for one in devices
