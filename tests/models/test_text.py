@@ -69,7 +69,7 @@ def test_sampled_tokens_follow_the_softmax_of_the_likely_ones() -> None:
         drawn = Counter(sampling.choose(logits, number) for number in range(count))
         for token, share in enumerate(expected.tolist()):
             assert abs(drawn[token] / count - share) <= 5 * (share * (1 - share) / count) ** 0.5
-    assert Sampling().choose(logits, 7) == 0
+    assert Sampling().choose(logits, 7) == Sampling(temperature=1e-320).choose(logits, 7) == 0
     with pytest.raises(ConfigError, match="top_p = 0"):
         Sampling(top_p=0)
 
@@ -80,6 +80,14 @@ def test_the_same_seed_writes_the_same_text_and_another_another() -> None:
         settings = TextSettings(max_tokens=12, sampling=Sampling(temperature=1.0, seed=seed))
         texts.append("".join(piece.text for piece in model.complete("hello", settings)))
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_half_a_character_is_read_as_a_broken_one() -> None:
+    model, settings = load_text_model("tiny-llama-2"), TextSettings(max_tokens=3)
+    half, broken = "a \udc00", "a \ufffd"
+    assert list(model.complete(half, settings)) == list(model.complete(broken, settings))
+    read, meant = ([{"role": "user", "content": text}] for text in (half, broken))
+    assert list(model.chat(read, settings)) == list(model.chat(meant, settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

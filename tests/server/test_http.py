@@ -118,6 +118,22 @@ def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: i
     assert reply.json()["error"]["message"].endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "said"),
+    [
+        ("POST", "/v1/completions", {"prompt": [1, 10**9]}, 400, "has the ids 0 to"),
+        ("POST", "/v1/completions", {"prompt": [-1]}, 400, "the token id -1"),
+        ("POST", "/v1/responses", {}, 404, "POST /v1/responses was asked for. There are POST /v1/chat"),
+        ("GET", "/v1/chat/completions", None, 405, "GET /v1/chat/completions was asked for"),
+    ],
+)
+def test_ids_and_paths_that_are_not_there_are_refused(
+    method: str, path: str, body: Any, status: int, said: str, address: str
+) -> None:
+    reply = httpx.request(method, f"{address}{path}", json=body)
+    assert reply.status_code == status and said in reply.json()["error"]["message"]
+
+
 def test_a_page_of_another_site_is_refused_and_the_own_one_is_not(address: str) -> None:
     def sent_from(origin: str) -> httpx.Response:
         return httpx.post(
@@ -127,6 +143,29 @@ def test_a_page_of_another_site_is_refused_and_the_own_one_is_not(address: str) 
     assert sent_from(address).status_code == 200
     for origin in ("https://another.example", "null", address.replace("127.0.0.1", "localhost")):
         assert sent_from(origin).status_code == 403 and "sent this" in sent_from(origin).json()["error"]["message"]
+
+
+class Faulty:
+    """A Writer that fails at its first text."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+
+    def write(self, ids: Any, num_tokens: int, sampling: Any) -> Iterator[int]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise IndexError("index out of range")
+        yield 7
+
+
+def test_a_fault_of_the_server_is_answered_and_takes_no_place() -> None:
+    model: Any = TextModel(MODEL, Faulty(), frozenset({7}))  # type: ignore[arg-type]
+    with Desk(model, Limits(together=1, waiting=0), Metrics()) as desk:
+        offer = Offer(name=MODEL, desk=desk, tokenizer=model.tokenizer, panel=OneProcess(), hosts=["127.0.0.1"])
+        with serving(offer) as url:
+            failed, written = (httpx.post(f"{url}/v1/completions", json={"prompt": "a"}) for _ in range(2))
+    assert failed.status_code == 500 and "IndexError: index out of range" in failed.text
+    assert written.status_code == 200 and desk.metrics.outcomes == {"failed": 1, "answered": 1}
 
 
 class Stuck:

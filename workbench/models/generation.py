@@ -13,6 +13,9 @@ from workbench.models.configuration import is_tiny, local_folder, model_config
 from workbench.models.hub import loaded, locate
 from workbench.models.initialization import seeded_generator
 
+LEAST_TEMPERATURE = 1e-5
+"""Below it the most likely token is taken: logits divided by less would be infinite."""
+
 _OTHER = {
     "encoder_repetition_penalty": (None, 1.0),
     "encoder_no_repeat_ngram_size": (None, 0),
@@ -49,7 +52,7 @@ class Sampling:
 
     def choose(self, logits: Tensor, number: int) -> int:
         """Return a token for logits (1, vocabulary).  number: how many tokens of the text were chosen before."""
-        if not self.temperature:
+        if self.temperature < LEAST_TEMPERATURE:
             return int(require_numbers(logits, "Tokens").argmax(-1))
         from transformers.generation.logits_process import TopPLogitsWarper
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -101,7 +102,16 @@ def application(offer: Offer) -> Starlette:
         route("/devices/{name}/{action}", server.act, "POST"),
         route("/", server.page, is_open=True),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(offer.hosts))])
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(offer.hosts))
+    return Starlette(routes=routes, middleware=[hosts], exception_handlers={HTTPException: _no_such_path})
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    """Answer a request for a path, or a method of one, that this server does not have."""
+    assert isinstance(error, HTTPException), "no other kind is registered"
+    asked = f"{request.method} {request.url.path[:200]} was asked for."
+    sentence = f"{asked} There are POST /v1/chat/completions, /v1/completions and /v1/embeddings, and GET /v1/models."
+    return JSONResponse(error_body(error.status_code, sentence), error.status_code, error.headers)
 
 
 class _Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -20,6 +21,7 @@ from workbench.models.text import Piece, TextSettings
 KEPT_TIMES = 512
 """Of the newest requests, for the percentiles."""
 RATE_WINDOW_S = 5.0
+_LOG = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
@@ -91,10 +93,10 @@ class _Ticket:
     ids: Sequence[int]
     settings: TextSettings
     loop: asyncio.AbstractEventLoop
-    pieces: asyncio.Queue[Piece | WorkbenchError] = field(default_factory=asyncio.Queue)
+    pieces: asyncio.Queue[Piece | WorkbenchError | Refusal] = field(default_factory=asyncio.Queue)
     is_wanted: threading.Event = field(default_factory=threading.Event)  # set while the client waits
 
-    def put(self, content: Piece | WorkbenchError) -> None:
+    def put(self, content: Piece | WorkbenchError | Refusal) -> None:
         self.loop.call_soon_threadsafe(self.pieces.put_nowait, content)
 
 
@@ -123,7 +125,8 @@ class Desk:
     def ask(self, ids: Sequence[int], settings: TextSettings) -> AsyncIterator[Piece]:
         """Return the pieces of the text after some ids.  Closing the iterator ends the text.
 
-        Raises Refusal (429) if the queue is full; the iterator raises Refusal (400, 503) if the text cannot be written.
+        Raises Refusal (429) if the queue is full; the iterator raises Refusal (400, 500, 503) for a text that cannot be
+        written.
         """
         if self._waiting >= self.limits.together + self.limits.waiting:
             self.metrics.outcomes["refused"] += 1
@@ -146,9 +149,9 @@ class Desk:
                 except TimeoutError:
                     outcome = "late"
                     raise Refusal(503, f"The text was not written within {self.limits.request_s:g} s.") from None
-                if isinstance(piece, WorkbenchError):
+                if isinstance(piece, WorkbenchError | Refusal):
                     outcome = "failed"
-                    raise Refusal(400, str(piece))
+                    raise piece if isinstance(piece, Refusal) else Refusal(400, str(piece))
                 if not number:
                     self.metrics.first_token_s.append(time.monotonic() - begin_s)
                 number += 1
@@ -165,10 +168,12 @@ class Desk:
 
     def _work(self) -> None:
         while (ticket := self._tickets.get()) is not None:
-            if ticket.is_wanted.is_set():
-                self._write(ticket)
-            with self._lock:
-                self._waiting -= 1
+            try:
+                if ticket.is_wanted.is_set():
+                    self._write(ticket)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
 
     def _write(self, ticket: _Ticket) -> None:
         try:
@@ -179,3 +184,7 @@ class Desk:
                         break
         except WorkbenchError as error:
             ticket.put(error)
+        except Exception as error:  # a fault of ours: this text fails, and the next one finds its thread
+            _LOG.exception("A text could not be written")
+            problem = f"The server failed at this text: {type(error).__name__}: {error}."
+            ticket.put(Refusal(500, f"{problem} Please report it, with what the server printed."))

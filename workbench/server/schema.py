@@ -101,8 +101,8 @@ def decoded(body: bytes, kind: type[Body]) -> Body:
 
 def error_body(status: int, message: str) -> dict[str, Any]:
     """Return the body of an error."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "server_error"}
-    kind = kinds.get(status, "invalid_request_error")
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 

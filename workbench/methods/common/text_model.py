@@ -6,11 +6,12 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
 from workbench.methods.common.result_file import find_result
 from workbench.models.chat_template import Message
-from workbench.models.configuration import require_generating
+from workbench.models.configuration import model_config, require_generating
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding.whole import WholeModel
 from workbench.models.text import (
@@ -21,6 +22,7 @@ from workbench.models.text import (
     pieces,
 )
 from workbench.models.tokenizer import TextTokenizer
+from workbench.tasks.tables import whole_characters
 
 
 class TextModel:
@@ -33,17 +35,22 @@ class TextModel:
         tokenizer = load_tokenizer(name)
         assert isinstance(tokenizer, TextTokenizer), "a model of words"
         self.name, self.tokenizer, self.writer, self.ends = name, tokenizer, writer, ends
+        self._vocabulary = int(model_config(name).get_text_config().vocab_size)
 
     def chat(self, messages: Sequence[Message], settings: TextSettings) -> Iterator[Piece]:
         """Yield the pieces of the answer to a conversation.  Raises ConfigError as chat_template.render and write."""
-        return self.continued(self.tokenizer.chat(messages), settings)
+        return self.continued(self.tokenizer.chat(whole_characters(list(messages))), settings)
 
     def complete(self, prompt: str, settings: TextSettings) -> Iterator[Piece]:
         """Yield the pieces of text that follow a prompt.  Raises ConfigError as the writer."""
-        return self.continued(self.tokenizer.prompt(prompt), settings)
+        return self.continued(self.tokenizer.prompt(whole_characters(prompt)), settings)
 
     def continued(self, ids: Sequence[int], settings: TextSettings) -> Generator[Piece]:
-        """Yield the pieces of text that follow token ids."""
+        """Yield the pieces of text that follow token ids.  Raises ConfigError for one that the model does not have."""
+        wrong = next((index for index in ids if not 0 <= index < self._vocabulary), None)
+        if wrong is not None:
+            problem = f"'{self.name}' has the ids 0 to {self._vocabulary - 1}."
+            raise ConfigError(f"A text after the token id {shown(wrong)} was asked for.", problem, "Change the ids.")
         with closing(self.writer.write(ids, settings.max_tokens, settings.sampling)) as tokens:
             yield from pieces(tokens, self.tokenizer.decode, self.ends, settings)
 
