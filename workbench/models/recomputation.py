@@ -1,37 +1,80 @@
-"""Run a stage's layers one at a time: first to keep only their inputs, then again for the backward pass (see
+"""Run a stage's layers one at a time: first without keeping their activations, then again for the backward pass (see
 schedules.recomputation).
+
+The first pass builds each layer's graph without the tensors that the graph would keep.  The second pass computes these
+tensors and stops as soon as it has the last one: nobody needs the layer's output again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.models.layer_inputs import Contexts
 from workbench.models.techniques import TechniqueStage
 
+Loss = Callable[[Tensor], Tensor]
+"""Of the last layer's output, (n, t, d): the loss."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+class _Enough(Exception):
+    """The second pass has computed everything that the backward pass needs."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The tensors that a graph needs, by the order in which it has saved them.  count: their number."""
+
+    count: int = 0
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+
+    def leave_out(self, tensor: Tensor) -> int:
+        """Return the number that stands for a tensor in the graph."""
+        self.count += 1
+        return self.count - 1
+
+    def add(self, tensor: Tensor) -> None:
+        """Keep the next tensor.  Raises _Enough after the last."""
+        self.tensors[len(self.tensors)] = tensor.detach()
+        if len(self.tensors) == self.count:
+            raise _Enough
+
+    def take(self, number: int) -> Tensor:
+        """Return a tensor for the backward pass, which needs it once."""
+        return self.tensors.pop(number)
+
+
+@dataclass(slots=True, kw_only=True)
 class LayerInput:
-    """What a layer needs to compute its output again.
+    """What a layer needs to compute its activations again, and its graph without them.
 
-    hidden: its input, (n, t, d) without gradient; None in front of the model's first layer, which begins with ids.
+    source: its input: (n, t, d), a leaf of the graph, or (n, t) ids in front of the model's first layer.
+    output: its output, with the graph but without its values, or the loss.
     contexts: masks and position tables, shared by the stage's layers; None if they are trained or the decoder's.
     random_state: of torch's generator before the layer; None if nothing in it is drawn.
     """
 
-    hidden: Tensor | None
+    source: Tensor
+    output: Tensor
     contexts: Contexts | None
-    random_state: Tensor | None = None
+    random_state: Tensor | None
+    loss: Loss | None
+    kept: _Kept
+
+    @property
+    def leaf(self) -> Tensor | None:
+        """Return the input if its gradient is needed."""
+        return self.source if self.source.requires_grad else None
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the input."""
-        return 0 if self.hidden is None else self.hidden.nbytes
+        """Return the bytes of the input; ids belong to the batch."""
+        return self.source.nbytes if self.source.requires_grad else 0
 
 
 class SingleLayers:
@@ -39,56 +82,68 @@ class SingleLayers:
 
     def __init__(self, model: TechniqueStage) -> None:
         assert not model.config.side_width, "Parallel Adapters do not backpropagate through the layers"
-        self._model = model
-        backbone = model.backbone
+        self._backbone = backbone = model.backbone
         self._parts = {layer: backbone.part(layer, layer + 1) for layer in range(backbone.start, backbone.stop)}
         if backbone.embedding is not None:
             self._parts[backbone.start].embedding = backbone.embedding
         self._draws = model.config.technique == "lora" and model.config.lora_dropout > 0
+        # The masks and tables of all layers are the same, and have no graph.
+        self._shares_contexts = backbone.num_encoder_layers is None and backbone.position_bias is None
 
     def first_pass(
-        self, source: Tensor, attention_mask: Tensor, *, keeps_last: bool
-    ) -> tuple[Tensor, Tensor, list[LayerInput]]:
-        """Run the layers without a graph, except the last one if `keeps_last`.
+        self, source: Tensor, attention_mask: Tensor, loss: Loss | None, *, keeps_last: bool
+    ) -> tuple[Tensor, list[LayerInput], tuple[Tensor | None, Tensor] | None]:
+        """Run the layers, and keep only their inputs.
 
-        source: (n, t, d) float, or (n, t) int64 in the model's first stage.  Returns the output and the last layer's
-        output, both as TechniqueStage.forward does, and the inputs of all layers.
+        source: (n, t, d) float, or (n, t) int64 in the model's first stage.  loss: in the model's last stage.
+        Returns the output or the loss, without graph; the inputs; and if `keeps_last`, instead of the last layer's
+        input, its (input, output) with their whole graph.
         """
-        backbone = self._model.backbone
-        hidden = last_hidden = source
-        inputs: list[LayerInput] = []
+        hidden, inputs = source, list[LayerInput]()
         contexts: Contexts | None = None
-        with torch.no_grad():
-            for layer, part in self._parts.items():
-                is_left = keeps_last and layer == backbone.stop - 1
-                if contexts is None and part.embedding is None and self._shares_contexts:
-                    contexts = backbone.contexts(attention_mask, hidden)
-                inputs.append(
-                    LayerInput(
-                        hidden=None if part.embedding is not None else hidden,
-                        contexts=contexts,
-                        random_state=torch.get_rng_state() if self._draws and not is_left else None,
-                    )
+        for layer, part in self._parts.items():
+            is_last = part.stop == self._backbone.stop
+            if part.embedding is None:
+                hidden = hidden.detach().requires_grad_()
+                if contexts is None and self._shares_contexts:
+                    with torch.no_grad():
+                        contexts = self._backbone.contexts(attention_mask, hidden)
+            own_loss = loss if is_last else None
+            if is_last and keeps_last:
+                output = self._run(layer, hidden, attention_mask, contexts, own_loss)
+                return output.detach(), inputs, (hidden if hidden.requires_grad else None, output)
+            kept, state = _Kept(), torch.get_rng_state() if self._draws else None
+            with saved_tensors_hooks(kept.leave_out, kept.take):
+                output = self._run(layer, hidden, attention_mask, contexts, own_loss)
+            inputs.append(
+                LayerInput(
+                    source=hidden, output=output, contexts=contexts, random_state=state, loss=own_loss, kept=kept
                 )
-                if not is_left:
-                    hidden, taps = part(hidden, attention_mask, None, contexts)
-                    last_hidden = taps[-1]
-        return hidden, last_hidden, inputs
+            )
+            hidden = output.detach()
+            if own_loss is None:
+                output.data = output.new_empty(0)  # its values are the next layer's input, or are sent
+        return hidden, inputs, None
 
-    def again(self, layer: int, kept: LayerInput, source: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's output and the last layer's, as TechniqueStage.forward does, with their graph.
+    def again(self, layer: int, given: LayerInput, attention_mask: Tensor) -> None:
+        """Compute a layer's activations again, for the graph of its output."""
+        source = given.source.detach().requires_grad_(given.source.requires_grad)
+        with _drawing_again(given.random_state), saved_tensors_hooks(given.kept.add, _not_taken):
+            try:
+                self._run(layer, source, attention_mask, given.contexts, given.loss)
+            except _Enough:
+                return
+        assert not given.kept.count, f"layer {layer} saved fewer tensors than in its first pass"
 
-        source: the input, with or without gradient: kept.hidden, or ids.
-        """
-        with _drawing_again(kept.random_state):
-            output, taps = self._parts[layer](source, attention_mask, None, kept.contexts)
-        return output, taps[-1]
+    def _run(
+        self, layer: int, source: Tensor, attention_mask: Tensor, contexts: Contexts | None, loss: Loss | None
+    ) -> Tensor:
+        output, taps = self._parts[layer](source, attention_mask, None, contexts)
+        return output if loss is None else loss(taps[-1])
 
-    @property
-    def _shares_contexts(self) -> bool:
-        """Return whether the masks and tables of all layers are the same, and without a graph."""
-        backbone = self._model.backbone
-        return backbone.num_encoder_layers is None and backbone.position_bias is None
+
+def _not_taken(nothing: None) -> Tensor:
+    raise AssertionError("nobody backpropagates through the second pass")
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -40,27 +39,17 @@ class StageCompute:
 
         Returns the output or the loss; the inputs; and if `keeps_last` the last layer's context, instead of its input.
         """
-        output, last_hidden, inputs = self._layers.first_pass(hidden_or_ids, attention_mask, keeps_last=keeps_last)
-        if keeps_last:
-            context = self.again(self.model.backbone.stop - 1, inputs.pop(), hidden_or_ids, attention_mask, targets)
-            return context.output.detach(), inputs, context
-        if targets is not None:
-            with torch.no_grad():
-                output = self.loss(last_hidden, attention_mask, targets)
-        return output, inputs, None
+        loss = None if targets is None else partial(self._loss_of, attention_mask, targets)
+        output, inputs, last = self._layers.first_pass(hidden_or_ids, attention_mask, loss, keeps_last=keeps_last)
+        return output, inputs, None if last is None else StageContext(*last)
 
-    def again(
-        self, layer: int, kept: LayerInput, ids: Tensor, attention_mask: Tensor, targets: Targets | None
-    ) -> StageContext:
-        """Run one layer again, with its graph; with `targets` (the model's last layer) also head and loss.
+    def again(self, layer: int, given: LayerInput, attention_mask: Tensor) -> StageContext:
+        """Compute one layer's activations again, for its backward pass."""
+        self._layers.again(layer, given, attention_mask)
+        return StageContext(given.leaf, given.output)
 
-        ids: (n, t), the input of the model's first layer, which has no kept one.
-        """
-        source = None if kept.hidden is None else kept.hidden.detach().requires_grad_()
-        output, last_hidden = self._layers.again(layer, kept, ids if source is None else source, attention_mask)
-        if targets is not None:
-            output = self.loss(last_hidden, attention_mask, targets)
-        return StageContext(source, output)
+    def _loss_of(self, attention_mask: Tensor, targets: Targets, last_hidden: Tensor) -> Tensor:
+        return self.loss(last_hidden, attention_mask, targets)
 
     @cached_property
     def _layers(self) -> SingleLayers:

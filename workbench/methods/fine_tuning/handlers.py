@@ -191,12 +191,10 @@ class BackpropagationHandlers(StepHandlers):
         return self.written(op, output, loss=output, **contents)
 
     def _again(self, op: Op, reads: Contents) -> Contents:
-        batch, backbone = self.batches[op.microbatch], self.compute.model.backbone
-        [kept] = named(op, reads, f"{INPUT}{op.part}")
-        targets = self.targets_of(op.microbatch) if op.part == backbone.num_layers - 1 else None
-        context = self.compute.again(op.part, kept, batch.input_ids, batch.attention_mask, targets)
-        own = self.layers[op.part - backbone.start :][:1]
-        context.nbytes = context_bytes(own, *batch.attention_mask.shape)
+        mask = self.batches[op.microbatch].attention_mask
+        context = self.compute.again(op.part, named(op, reads, f"{INPUT}{op.part}")[0], mask)
+        own = self.layers[op.part - self.compute.model.backbone.start :][:1]
+        context.nbytes = context_bytes(own, *mask.shape)
         return (context,)
 
     def _backward(self, op: Op, reads: Contents) -> Contents:

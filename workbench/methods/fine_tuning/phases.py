@@ -387,7 +387,7 @@ class StashingHandlers:
 
     def _again(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads)
-        return self._score(op, reads)
+        return self.each.table()[op.kind](op, reads)
 
     def _score(self, op: Op, reads: Contents) -> Contents:
         first = op.microbatch // self.per_update * self.per_update

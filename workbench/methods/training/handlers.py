@@ -173,11 +173,9 @@ class StepHandlers:
 
     def targets(self, op: Op) -> Targets | None:
         """Return the targets of a forward operation, None before the last stage."""
-        return self.targets_of(op.microbatch) if any(value.name == "loss" for value in op.writes) else None
-
-    def targets_of(self, microbatch: int) -> Targets:
-        """Return the targets of a micro-batch."""
-        batch = self.batches[microbatch]
+        if all(value.name != "loss" for value in op.writes):
+            return None
+        batch = self.batches[op.microbatch]
         return Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=self.total)
 
     def forwarded(self, op: Op, context: Any) -> Contents:
