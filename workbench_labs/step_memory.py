@@ -14,16 +14,14 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch.utils.checkpoint import checkpoint
-
 from workbench.core.errors import RuntimeSetupError, check_choice
 from workbench.core.run_folder import child_environment
 from workbench.methods.p_rge.zeroth_order import CausalModel, FirstOrder, Prge
+from workbench.models.recomputation import recomputed
 from workbench.runtime.memory import read_memory
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench.widgets.tables import Table
@@ -67,7 +65,7 @@ def measure(model: str, side: Side, queries: int, samples: int) -> tuple[int, fl
 def with_checkpoints(model: CausalModel) -> None:
     """Let a model's layers keep only their inputs, and compute the rest again for the backward pass."""
     for layer in model.backbone.layers.values():
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        layer.forward = recomputed(layer.forward)
 
 
 def _reset_peak() -> bool:

@@ -8,8 +8,9 @@ tensors and stops as soon as it has the last one: nobody needs the layer's outpu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from workbench.models.layer_inputs import Contexts
 from workbench.models.techniques import TechniqueStage
 
+P = ParamSpec("P")
 Loss = Callable[[Tensor], Tensor]
 """Of the last layer's output, (n, t, d): the loss."""
 
@@ -144,6 +146,27 @@ class SingleLayers:
 
 def _not_taken(nothing: None) -> Tensor:
     raise AssertionError("nobody backpropagates through the second pass")
+
+
+def recomputed(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Return a function that keeps only its inputs, and computes the rest again when the backward pass needs it.
+
+    For a whole model in one process, where no schedule says when.  forward: draws no random numbers.
+    """
+
+    def run(*inputs: P.args, **named: P.kwargs) -> Tensor:
+        kept = _Kept()
+
+        def take(number: int) -> Tensor:
+            if not kept.tensors:
+                with torch.enable_grad(), saved_tensors_hooks(kept.add, _not_taken), suppress(_Enough):
+                    forward(*inputs, **named)
+            return kept.take(number)
+
+        with saved_tensors_hooks(kept.leave_out, take):
+            return forward(*inputs, **named)
+
+    return run
 
 
 @contextmanager

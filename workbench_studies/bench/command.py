@@ -27,6 +27,7 @@ NAMES = [
     "text",
     "live",
     "advise",
+    "memory",
     "kit",
 ]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}

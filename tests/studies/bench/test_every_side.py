@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 from tiny_job import profile_briefly
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +30,7 @@ from workbench_studies.bench import (
     galaxy_plus,
     inference_parts,
     live,
+    memory,
     p_rge,
     pac_plus,
     recovery,
@@ -133,6 +136,16 @@ def briefly(jobs: Mapping[str, Job], *, epochs: int, train_samples: int) -> dict
 
 
 @needs_kernel_links
+def test_memory(monkeypatch: Patch) -> None:
+    """A step that recomputes, and one by torch.utils.checkpoint, give the loss of a plain one."""
+    monkeypatch.setattr(memory, "child_peak_bytes", lambda module, side, *words: 1 + memory._child(side, *words))
+    made = memory.bench(lambda line: None, model="tiny-llama-2", length=16, samples=4, rounds=1)
+    assert [point["side"] for point in made["points"]] == list(get_args(memory.Side))
+    assert all(point["step_ms"] > 0 and point["time_over_torch"] > 0 for point in made["points"])
+    losses = [memory.step_of(side, "tiny-llama-2", 16, 4)(0) for side in get_args(memory.Side)[:3]]
+    torch.testing.assert_close(losses[1:], [losses[0]] * 2, rtol=1e-6, atol=0.0)
+
+
 def test_ringada(monkeypatch: Patch) -> None:
     """Of six mini-batches, so that two more layers are trained after each two."""
     jobs = briefly(ringada.SIDES, epochs=3, train_samples=64)
