@@ -214,7 +214,12 @@ def reproduce(
         try:
             result = item.run(settings)
             done.append(
-                (item, replace(result, environment=_environment(settings)) if item.source == "executed" else result)
+                (
+                    item,
+                    replace(result, environment=_environment(settings))
+                    if item.source == "executed" or (item.trains and trains)
+                    else result,
+                )
             )
         except WorkbenchError as error:
             if len(chosen) == 1:
