@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel
 
 from tests.methods.test_result import saved
-from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.errors import ConfigError, MissingDataError, WriteError
 from workbench.core.job import Job
 from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result import load_result
@@ -160,6 +161,17 @@ def test_classes_are_merged_with_their_head(tmp_path: Path) -> None:
         shares = whole(ids).logits.mean(1).softmax(-1)[0].tolist()
     [answer] = model.predict(["a fine film"])
     assert list(answer.probabilities.values()) == pytest.approx(shares, abs=1e-5)
+
+
+def test_a_folder_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: Any, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"a part")
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", fail)
+    with pytest.raises(WriteError, match="No space left on device"):
+        export_merged("tiny-llama-2", tmp_path / "merged", "float16")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_what_cannot_be_merged_or_written_is_refused(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ The whole model is written as transformers reads it: a folder, which needs neith
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import make_folder
 from workbench.core.serial import write_text
 from workbench.models.chat_template import ALPACA, TEMPLATE_FILE
@@ -92,7 +94,12 @@ def save_whole(folder: Path, name: str, model: Any, tokenizer: TextTokenizer, en
     stored = getattr(torch, str(getattr(model_config(name), "dtype", None) or "float32").removeprefix("torch."))
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = sorted(ends)
-    model.to(stored).save_pretrained(folder)
-    save_tokenizer(name, folder)
-    if model.can_generate():
-        write_text(folder / TEMPLATE_FILE, tokenizer.chat_template or ALPACA)
+    try:
+        model.to(stored).save_pretrained(folder)
+        save_tokenizer(name, folder)
+        if model.can_generate():
+            write_text(folder / TEMPLATE_FILE, tokenizer.chat_template or ALPACA)
+    except (OSError, SafetensorError, WriteError) as error:  # safetensors wraps the system's errors
+        shutil.rmtree(folder, ignore_errors=True)  # a part of a model is of no use, and in the way of the next try
+        request, problem = f"The model in '{folder}' was asked for.", f"It could not be written: {error}."
+        raise WriteError(request, problem, "Free some space, or choose another place.") from error
