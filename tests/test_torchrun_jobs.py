@@ -45,10 +45,8 @@ gflops = 15
 name = "right"
 """
 
-# A short measurement: how precisely the devices measure themselves is not asked here.
 # The same processes run further jobs: to start others would mean to import torch three times more.
 MAIN = """
-from functools import partial
 from pathlib import Path
 from workbench.cli import torchrun
 from workbench.core.job import Job
@@ -56,11 +54,6 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Grid
 from workbench.core.serial import from_json
 from workbench.methods.confidant.method import Confidant
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.pac_plus import measure, method
-measure.BATCH_SIZES, measure.SEQUENCE_LENGTHS = (1, 4), (16,)
-method.measure_layers = partial(measure.measure_layers, budget_s=0.1)
-fine_tuning.measure_layers = partial(fine_tuning.measure_layers, batch_sizes=(1, 4), lengths=(16,), budget_s=0.1)
 equal = Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((1.0,),))
 Confidant.host_parts = lambda *given, **settings: {one + way: equal for one in "HC" for way in "FB"}
 command = torchrun.app

@@ -23,7 +23,7 @@ from workbench.__main__ import main
 from workbench.cli.app import ADDED, GROUPS, STUDIES, add_commands, app
 from workbench.cli.job import parse_options
 from workbench.cli.output import Commands, summary
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.core.report import Report
@@ -187,25 +187,6 @@ def test_plan_as_table_and_as_json(experiment) -> None:
     assert json.loads(call("plan", "--json").stdout)["micro_batch_size"] == 8
 
 
-def test_user_error_is_one_line_on_stderr_and_exit_code_2(experiment) -> None:
-    experiment.raises = PlanError("Asked this.", "Found that.", "Do so.")
-    result = call("plan")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "PlanError: Asked this. Found that. Do so.\n"
-
-
-def test_user_error_as_json(experiment) -> None:
-    experiment.raises = PlanError("Asked this.", "Found that.", "Do so.")
-    result = call("plan", "--json")
-    assert result.exit_code == 2
-    assert json.loads(result.stdout) == {
-        "error": "PlanError",
-        "asked": "Asked this.",
-        "found": "Found that.",
-        "todo": "Do so.",
-    }
-
-
 def test_interrupt_says_how_to_go_on(experiment) -> None:
     experiment.raises = KeyboardInterrupt()
     result = call("run")
@@ -225,33 +206,6 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("run", "--epochs", "0"), "epochs = 0"),
-        (("run", "--cluster", "nowhere"), "nowhere"),
-        (("run", "--option", "reduction"), "KEY=VALUE"),
-        (("draw", "missing.json"), "missing.json"),
-        (("bench", "nothing"), "nothing"),
-        (("fetch", "no-such-asset"), "no-such-asset"),
-        (("devices", "--cluster", "missing.toml"), "missing.toml"),
-    ],
-)
-def test_bad_input_is_answered_in_one_line(words: tuple[str, ...], said: str) -> None:
-    result = call(*words)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-def test_malformed_cluster_file_is_named(tmp_path) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_text("[[device]\n")
-    result = call("devices", "--cluster", str(path))
-    assert result.exit_code == 2
-    assert "broken.toml" in result.stderr
 
 
 def test_devices_lists_and_shows_clusters() -> None:

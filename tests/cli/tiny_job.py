@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from workbench.core import Cluster, Device, Job, Link
 from workbench.methods.base import ignore
-from workbench.methods.pac_plus import method as pac_plus
-from workbench.methods.pac_plus.measure import measure_layers
+from workbench.methods.pac_plus.method import PacPlus
 
 TRAIN_SAMPLES, TEST_SAMPLES, EPOCHS = 64, 24, 3
 CLUSTER_FILE = """\
@@ -68,16 +66,9 @@ def tiny_job(data: Path, **changes: object) -> Job:
     return Job(**settings | changes)
 
 
-def profile_briefly(patch: pytest.MonkeyPatch) -> None:
-    """Measure this machine in a moment from now on: for tests that do not ask how precisely devices know their
-    speed."""
-    patch.setattr(pac_plus, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
-
-
 def keep_profile(job: Job, cache: Path) -> None:
-    """Leave a brief profile of this machine in a cache, for the processes that are to run the job."""
+    """Leave a profile of this machine in a cache, for the processes that are to run the job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(cache))
-        profile_briefly(patch)
-        method = pac_plus.PacPlus()
+        method = PacPlus()
         method.host_layers(method.prepare(job, ignore), ignore)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_job import profile_briefly, tiny_job, write_data
+from tiny_job import tiny_job, write_data
 
 from tests.experiment.running import run, stop_in
 from workbench.core import Job, Report
@@ -23,8 +23,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        profile_briefly(patch)
         yield
         default_pool().stop()
         left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before

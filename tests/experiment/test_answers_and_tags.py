@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ from tests.tasks.test_question_answering import squad
 from workbench.core import Job
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import load_result
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.models.saving import load_trained
 
 SETTINGS = {"model": "tiny-bert", "epochs": 2, "batch_size": 8, "micro_batches": 2}
@@ -42,8 +39,6 @@ def test_pac_plus_answers_questions_from_the_cache_too(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_fine_tuning_learns_tags_and_says_which_words_were_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brief = partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
-    monkeypatch.setattr(fine_tuning, "measure_layers", brief)
     words, tags = ["Emma", "left", "Rouen", "by", "ship"], ["B-PER", "O", "B-LOC", "O", "O"]
     rows = [{"tokens": words[:count], "tags": tags[:count]} for count in (3, 4, 5) * 8]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -77,8 +72,6 @@ def test_fine_tuning_learns_tags_and_says_which_words_were_cut(tmp_path: Path, m
 
 @pytest.mark.filterwarnings("ignore")
 def test_confidant_learns_instructions_and_predicts_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brief = partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
-    monkeypatch.setattr(fine_tuning, "measure_layers", brief)
     rows = [{"instruction": f"Say {n}.", "input": "", "output": "yes"} for n in range(24)]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     settings = SETTINGS | {"model": "tiny-llama", "micro_batches": 1, "learning_rate": 2e-2}

@@ -34,16 +34,10 @@ from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetErro
 from workbench.methods.base import Event
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.devices import over_ssh
-from workbench.methods.fine_tuning import measure as fine_tuning_measure
-from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.galaxy_plus.profiles import analytic_profile
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
-from workbench.methods.p_rge import measure as p_rge_measure
-from workbench.methods.p_rge import method as p_rge
-from workbench.methods.ringada import measure as ringada_measure
-from workbench.methods.ringada import method as ringada
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.partial_loading import tensors_in
@@ -89,10 +83,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     hosts: Hosts | None = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
-        brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
-        patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
-        patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
         if WHY_NOT:
             patch.setattr(ssh_devices, "agent_command", over_pipes(folder))
         else:

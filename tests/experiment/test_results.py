@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +20,7 @@ from workbench.cli.app import app
 from workbench.core import Job
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import LoadedResult, load_result
-from workbench.methods.fine_tuning import measure as fine_tuning_measure
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.p_rge import measure as p_rge_measure
-from workbench.methods.p_rge import method as p_rge
 from workbench.methods.pac_plus import method as pac_plus
-from workbench.methods.ringada import measure as ringada_measure
-from workbench.methods.ringada import method as ringada
 from workbench.models.loading import load_model
 from workbench.models.saving import save_tokenizer
 
@@ -131,12 +124,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    with pytest.MonkeyPatch.context() as patch:
-        brief = {"batch_sizes": (1, 4), "lengths": (), "budget_s": 0.1}
-        patch.setattr(fine_tuning, "measure_layers", partial(fine_tuning_measure.measure_layers, **brief))
-        patch.setattr(ringada, "measure_layers", partial(ringada_measure.measure_layers, **brief))
-        patch.setattr(p_rge, "measure_layers", partial(p_rge_measure.measure_layers, budget_s=0.1))
-        return Trained(tmp_path_factory.mktemp("results"))
+    return Trained(tmp_path_factory.mktemp("results"))
 
 
 def call(*words: str) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from workbench.core.errors import ConfigError
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.core.summary import summary_rows
 from workbench.methods.ringada import method
-from workbench.methods.ringada.measure import measure_layers
 from workbench.methods.ringada.method import rank_job, with_in_flight
 from workbench.methods.ringada.prepare import prepare
 from workbench.methods.ringada.rank_job import RingRankJob
@@ -27,13 +24,6 @@ from workbench.methods.training.phases import Predictor
 from workbench.models.loading import load_stack
 from workbench.models.saving import load_adapter, load_trained
 from workbench.models.techniques import TechniqueStage
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _measured_briefly() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(method, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ IN_EVERY_PRECISION = ("one device", "hybrid")
 """A layer computes with its codes whatever the order of the operations, so two schedules stand for all."""
 CUTS = ("1F1B", "data parallel", "hybrid by GPipe")
 """Inside either stack of an encoder-decoder, between them, and nowhere."""
-OTHER_MODELS = ("tiny-gpt2", "tiny-llama", "tiny-t5", "tiny-bart")
+OTHER_MODELS = {"tiny-gpt2": CUTS[:1], "tiny-llama": CUTS[2:], "tiny-t5": CUTS, "tiny-bart": CUTS}
 SAMPLES, BATCH = 14, 8  # the second mini-batch is smaller
 TOLERANCES = 1e-5, 1e-5
 """Of the first step's loss, ten times as much of the second's; and of gradients, as a share of the greatest twice as
@@ -92,7 +92,8 @@ COMBINATIONS = [
     ),
     *(
         (technique, name, "float32", model)
-        for technique, name, model in product((*TECHNIQUES, PARALLEL), CUTS, OTHER_MODELS)
+        for technique, (model, cuts) in product((*TECHNIQUES, PARALLEL), OTHER_MODELS.items())
+        for name in cuts
     ),
 ]
 INVALID = {("full", storage) for storage in PRECISIONS if storage != "float32"}

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -27,8 +26,7 @@ from workbench.methods.base import Event
 from workbench.methods.common.records import measured_steps
 from workbench.methods.common.session import RankResult, StepTrace
 from workbench.methods.confidant import method as confidant
-from workbench.methods.fine_tuning import method as fine_tuning
-from workbench.methods.fine_tuning.measure import measure_layers, measure_parts
+from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.training import worker
 from workbench.runtime.engines import default_pool
 from workbench.runtime.snapshot import Snapshot
@@ -39,10 +37,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Four mini-batches an epoch, in windows of two."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
-        patch.setattr(
-            fine_tuning, "measure_layers", partial(measure_layers, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
-        )
         patch.setattr(confidant, "measure_parts", parts_in_proportion)
         options = {"drain_every": 2}
         yield tiny_job(
@@ -56,9 +50,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 
 def parts_in_proportion(*model: Any, **settings: Any) -> dict[str, Grid]:
-    """Measure briefly, and say nothing of one group alone: which of them a tiny model's processors get does not go by
+    """Measure, and say nothing of one group alone: which of them a tiny model's processors get does not go by
     chance then."""
-    found = measure_parts(*model, **settings, batch_sizes=(1, 4), lengths=(), budget_s=0.1)
+    found = measure_parts(*model, **settings)
     assert set(found) == {f"{part}{way}{count}" for part in "HC" for way in "FB" for count in ("", "1")}
     return {kind: grid for kind, grid in found.items() if not kind.endswith("1")}
 

@@ -56,7 +56,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measure coarsely, take times that no load on this machine changes, and leave nothing behind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         patch.setattr(fine_tuning, "measure_layers", steady_layers)
         yield
         default_pool().stop()

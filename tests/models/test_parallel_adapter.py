@@ -1,5 +1,7 @@
 """A parallel adapter computes Fig. 6, splits anywhere, and sends no gradient into the backbone."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -27,7 +29,12 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(
+    ("stack", "split"),
+    [*product(("bert", "t5"), SPLITS), *((name, SPLITS[-1]) for name in FAMILIES if name not in ("bert", "t5"))],
+    indirect=["stack"],
+    ids=str,
+)
 def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by
     hand."""

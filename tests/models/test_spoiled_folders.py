@@ -62,8 +62,7 @@ def test_missing_weights_are_named_on_every_path(name: str, tmp_path: Path) -> N
     for number, (way, spoil) in enumerate(ways.items()):
         folder = write(tmp_path / str(number), name, **({"tie_word_embeddings": False} if way == "head" else {}))
         spoil(folder)
-        paths = {"forward-only": forward_only} if way == "head" else PATHS
-        for path in paths.values():
+        for path in {"one tensor": PATHS.values(), "head": (forward_only,)}.get(way, (whole,)):
             with pytest.raises(WorkbenchError, match=r"do not hold|hold 3 layers|hold 1 layers") as caught:
                 path(str(folder), *batch_for(name))
             assert "\n" not in str(caught.value), way

@@ -10,6 +10,7 @@ from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.stack import LayerStack
 
+TEXT_FAMILIES = [name for name, family in FAMILIES.items() if not (family.decoder or family.reads_images)]
 SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 5], [1] * 6)
 
 
@@ -30,9 +31,14 @@ def padded_batch():
     return ids * mask, mask
 
 
-@pytest.mark.parametrize(("split", "is_padded"), [*((split, True) for split in SPLITS), ([3, 3], False)], ids=str)
 @pytest.mark.parametrize(
-    "family", [name for name, family in FAMILIES.items() if not (family.decoder or family.reads_images)]
+    ("family", "split", "is_padded"),
+    [
+        *(("bert", split, True) for split in SPLITS),
+        *((name, [1, 3, 2], True) for name in TEXT_FAMILIES),
+        *((name, [3, 3], False) for name in TEXT_FAMILIES),
+    ],
+    ids=str,
 )
 def test_stages_equal_the_whole_model(family, split, is_padded):
     name = f"tiny-{family}"

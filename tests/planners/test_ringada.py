@@ -108,9 +108,9 @@ def drawn(seed: int) -> RingEstimate:
     return problem(speeds, num_layers, micro_batches=chance.choice((1, 2, 4, 8)), links=links, memory=memory)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(4))
 def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
-    """Over 200 random clusters of 2 to 6 devices and up to 12 layers: unequal speeds, links and memory, as many devices
+    """Over 80 random clusters of 2 to 6 devices and up to 12 layers: unequal speeds, links and memory, as many devices
     as fit."""
     for seed in range(21 * block, 21 * block + 21):
         pricer = drawn(seed)
@@ -156,7 +156,7 @@ def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_fro
     return [*(of(number, number + 1) for number in range(len(steps))), of(0, len(steps))]
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(10))
 def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_never_worse_than_one_plan(
     seed: int,
 ) -> None:

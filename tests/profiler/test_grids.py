@@ -10,7 +10,13 @@ import torch
 from workbench.profiler.grids import MOST_TOKENS, sizes_to_time, time_grids
 from workbench.profiler.layers import Span, Stacks
 
+pytestmark = pytest.mark.usefixtures("_whole")
 BATCHES, LENGTHS = (1, 2, 4, 8, 16, 32), (8, 16, 32, 64)
+
+
+@pytest.fixture
+def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKBENCH_TINY", raising=False)
 
 
 class Clock:
@@ -84,6 +90,11 @@ def test_a_single_size_is_one_cell() -> None:
     clock = Clock()
     assert time_grids({"STEP": clock.maker("STEP", lambda *_: 2.0)}, (1,), (1,), clock=clock)["STEP"](1, 1) == 2.0
     assert sizes_to_time((1, 4), (32,)) == ((1, 32), (4, 32))
+
+
+def test_the_smallest_settings_time_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_TINY", "1")
+    assert sizes_to_time(BATCHES, LENGTHS) == ((1, 8), (8, 8), (1, 64), (32, 8))
 
 
 def test_one_layer_stands_for_its_equals() -> None:

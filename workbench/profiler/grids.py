@@ -19,7 +19,7 @@ import numpy as np
 
 from workbench.core.profile import Grid
 from workbench.profiler.cache import measuring_threads
-from workbench.profiler.timing import Call, Maker, core_clock, time_calls, timed_once, torch_threads
+from workbench.profiler.timing import Call, Maker, core_clock, time_calls, timed_once, tiny, torch_threads
 
 Size = tuple[int, int]
 """(samples, tokens of each)."""
@@ -74,7 +74,12 @@ def time_grids(
 
 
 def sizes_to_time(batch_sizes: Sequence[int], lengths: Sequence[int]) -> tuple[Size, ...]:
-    """Return the sizes to time, the smallest first: of the shortest length many, of the longest every second."""
+    """Return the sizes to time, the smallest first: of the shortest length many, of the longest every second.
+
+    With the smallest settings they are few.
+    """
+    if tiny():
+        return _few_sizes(batch_sizes, lengths)
     shortest, longest = min(lengths), max(lengths)
     batches = sorted(batch_sizes)
     first = [(batch, shortest) for batch in batches]

@@ -79,7 +79,7 @@ def _expect(count: int) -> None:
 
 
 def _num_rounds(repeats: int | None) -> int:
-    return (3 if tiny() else 9) if repeats is None else repeats
+    return (1 if tiny() else 9) if repeats is None else repeats
 
 
 def time_calls(
@@ -91,7 +91,7 @@ def time_calls(
 ) -> dict[K, float]:
     """Return the seconds of each call, all timed in turn: the lower quartile of the rounds.
 
-    repeats: number of rounds.  None for up to 9, or 3 with the smallest settings (see tiny), in which a settled call
+    repeats: number of rounds.  None for up to 9, or 1 with the smallest settings (see tiny), in which a settled call
     takes no further part.  budget_s: no round begins after it, but one is always done.  A call shorter than
     0.2 ms runs several times per round.
     """

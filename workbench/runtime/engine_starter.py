@@ -25,7 +25,7 @@ _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
 _CAN_FORK = sys.platform == "linux"
-_OF_A_RUN = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
+_OF_A_RUN = ("PATH", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that change nothing in what libraries import.  A changed value of any other variable requires a new
 template.
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from ssh_hosts import WHY_NOT, best_hosts, real_cluster
-from tiny_job import profile_briefly
 
 from workbench import experiment
 from workbench.assets.fetch import cache_folder
@@ -27,7 +26,6 @@ def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Give the folder of a kit.toml whose two devices answer, and have been measured: they are this machine."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
-    profile_briefly(monkeypatch)
     hosts = best_hosts(tmp_path, NAMES)
     try:
         monkeypatch.setenv("PATH", hosts.path)

@@ -17,7 +17,7 @@ from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
-from workbench.profiler.timing import counted_timings
+from workbench.profiler.timing import counted_timings, tiny
 
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need only the first."""
@@ -78,7 +78,10 @@ HOST_MODELS = ("", "laptop-core")
 def kept(
     key: Mapping[str, Any], kind: type[T], measure: Callable[[], T], words: str, notify: Notify, *, refresh: bool
 ) -> T:
-    """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for."""
+    """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for.
+
+    What is measured with the smallest settings is stored apart.
+    """
 
     def measured() -> T:
         message = f"Profiling this machine (stored for {words})"
@@ -86,7 +89,7 @@ def kept(
         with made_up_weights(), counted_timings(counting(notify, TIMED)):
             return measure()
 
-    measurement, note = cached(key, measured, kind, refresh=refresh)
+    measurement, note = cached({**key, "smallest": True} if tiny() else key, measured, kind, refresh=refresh)
     notify(Event("note", message=note))
     return measurement
 
