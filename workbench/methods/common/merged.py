@@ -73,4 +73,5 @@ def _require_mergeable(folder: Path, technique: str) -> None:
         raise ConfigError(request, "It is one: full fine-tuning trained all weights.", "Take the folder as it is.")
     if not (folder / PEFT_CONFIG).is_file():
         problem = f"{technique} is no change of the model's weight matrices that could be added to them."
-        raise ConfigError(request, problem, "Merge a result of LoRA or LoRA-FA; `workbench chat` talks to any.")
+        todo = "Merge a result of LoRA or LoRA-FA; use this one as it is, with `workbench predict` or `chat`."
+        raise ConfigError(request, problem, todo)
