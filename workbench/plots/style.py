@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -65,11 +64,6 @@ BREAK = " <br>"
 """Between the lines of a long text.  Without the tag, as where HTML breaks lines itself, a blank is left."""
 CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
-# Plotly's renderers import nbformat, whose jsonschema builds a parser of internationalized addresses where one is
-# installed: a second of each kernel's start, for a check that no notebook's schema asks for.  None makes that import
-# fail, which jsonschema allows for.
-if "jsonschema" not in sys.modules:
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
     pio.renderers[_renderer].config.update(CONFIG)
 # JupyterLab fits a figure to its cell itself.  If plotly did, too, a smaller window would leave 15 pixels of it.
