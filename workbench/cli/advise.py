@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from workbench.cli.job import CLUSTER, ClusterName, takes_job
 from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
+from workbench.core.methods import declaration_of
 
 if TYPE_CHECKING:
     from workbench.runs.advice import Advice, Choice
@@ -74,6 +76,10 @@ def _print(advice: Advice, cluster: str) -> None:
     best = advice.choices[0]
     if best.figure(advice.goal) is not None:
         print_text(f"Next        {_command(best, cluster)}")
+        if not declaration_of(best.job.method).trains:
+            print_text(
+                f"Then        workbench serve --model {shlex.quote(best.job.model)} --cluster {shlex.quote(cluster)}"
+            )
 
 
 def _command(choice: Choice, cluster: str) -> str:

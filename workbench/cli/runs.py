@@ -53,7 +53,7 @@ def runs(
         if as_json:
             print_json(found)
         else:
-            _show(found, given)
+            _show(found, given, is_filtered=bool(given or method or model or task or tag))
         return
     if not given:
         raise ConfigError(f"`workbench runs {action}` was called.", "No run is named.", "`workbench runs` lists them.")
@@ -74,12 +74,12 @@ def runs(
         print_json(removed)
 
 
-def _show(found: list[PastRun], places: list[str]) -> None:
+def _show(found: list[PastRun], places: list[str], *, is_filtered: bool) -> None:
     from workbench.runs.history import ago, runs_folder
 
     where = ", ".join(places) or str(runs_folder())
     if not found:
-        print_text(f"No such run in {where}.")
+        print_text(f"No such run in {where}." if is_filtered else f"No runs yet in {where}.")
         print_text("Next        workbench run, which keeps a run there")
         return
     print_text(f"{len(found)} run{'s' * (len(found) > 1)} in {where}\n")

@@ -24,6 +24,7 @@ from workbench.models.configuration import is_tiny, model_config
 from workbench.models.loading import load_model
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask
 from workbench.models.partial_loading import parameters_on_meta
+from workbench.models.quiet import quiet_transformers
 from workbench.models.saving import published, published_model, require_floats, save_tokenizer
 from workbench.models.tokenizer import TextTokenizer
 
@@ -95,7 +96,8 @@ def save_whole(folder: Path, name: str, model: Any, tokenizer: TextTokenizer, en
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.eos_token_id = sorted(ends)
     try:
-        model.to(stored).save_pretrained(folder)
+        with quiet_transformers():
+            model.to(stored).save_pretrained(folder)
         save_tokenizer(name, folder)
         if model.can_generate():
             write_text(folder / TEMPLATE_FILE, tokenizer.chat_template or ALPACA)

@@ -29,6 +29,8 @@ from workbench.models.configuration import require_known
 Goal = Literal["time", "energy", "memory"]
 COMPUTED = "computed"
 """The model of a device whose costs come from its FLOP/s."""
+SHOWN_REASONS = 2
+"""Of those why nothing can run: most differ only in their numbers."""
 CLOSE = 0.02
 """Two combinations whose figures differ by less than this share are equally good."""
 
@@ -139,7 +141,10 @@ def advise(
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)
     if not choices:
-        reasons = " ".join(f"{', '.join(names)}: {why}" for why, names in by_reason(refused).items())
+        widest = sorted(by_reason(refused).items(), key=lambda reason: -len(reason[1]))
+        reasons = " ".join(f"{', '.join(names)}: {why}" for why, names in widest[:SHOWN_REASONS])
+        more = sum(len(names) for _, names in widest[SHOWN_REASONS:])
+        reasons += f" {more} other combinations are refused as well." if more else ""
         raise ConfigError(
             "Advice was asked for.", f"Nothing can run. {reasons}", "Choose another model or more devices."
         )

@@ -25,13 +25,17 @@ def rows(advice: Advice) -> list[tuple[str, ...]]:
             "" if choice.is_dominated else "*",
             choice.name,
             f"{choice.report.plan.partition()} on {choice.report.plan.grouping()}",
-            f"{1e3 * choice.step_s:.0f}",
+            _three_digits(1e3 * choice.step_s),
             "unknown" if choice.seconds is None else f"{choice.seconds:.1f}",
-            "" if choice.joules is None else f"{choice.joules:.0f}",
-            f"{choice.memory_bytes / 1e6:.0f}" if choice.memory_bytes else "",
+            "" if choice.joules is None else _three_digits(choice.joules),
+            _three_digits(choice.memory_bytes / 1e6) if choice.memory_bytes else "",
         )
         for number, choice in enumerate(advice.choices, 1)
     ]
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def title(advice: Advice) -> str:

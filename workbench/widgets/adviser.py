@@ -27,8 +27,8 @@ from workbench.widgets.job_form import form_of
 from workbench.widgets.tables import Table
 
 GOALS: dict[str, Goal] = {"time": "time", "energy": "energy", "memory": "memory"}
-PURPOSES = {"training": "train", "training, data stay where they are": "stay", "answering requests": "serve"}
-COSTS = {"measured here once": False, "computed from the catalogue": True}
+PURPOSES = {"training": "train", "training, data stay": "stay", "answering": "serve"}
+COSTS = {"measured here": False, "the catalogue's": True}
 
 
 class _Request(NamedTuple):
