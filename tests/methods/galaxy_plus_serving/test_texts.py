@@ -47,6 +47,8 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
     prompts = [local.tokenizer.prompt(text) for text in PROMPTS]
     wanted = [(ids, number, way) for ids in prompts for number, way in zip((3, 24), SAMPLINGS, strict=True)] * 3
     expected = [list(alone.write(*one)) for one in wanted]
+    lasting = (prompts[1], 200, SAMPLINGS[1])  # longer than a kill takes
+    expected_last = list(alone.write(*lasting))
     assert written_together(local.writer, wanted) == expected
     first_plan = plans_for(layout)["overlapped tiles"]
     with text_service.text_service(
@@ -56,11 +58,11 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
         assert len(wanted) > MOST_ROWS and written_together(service.writer, wanted) == expected
         state = panel.state()
         assert "4 of 4 devices compute each token" in state["svg"] and all(one["up"] for one in state["devices"])
-        found, text = list[int](), service.writer.write(*wanted[3])
+        found, text = list[int](), service.writer.write(*lasting)
         found += [next(text), next(text)]
         panel.act(state["devices"][1]["name"], "kill")
         assert written_together(service.writer, wanted) == expected  # they come before, while and after it is lost
-        assert found + list(text) == expected[3] and policy.num_again
+        assert found + list(text) == expected_last and policy.num_again
         wait_for(lambda: not panel.state()["devices"][1]["up"], "the loss is shown")
         stopped = service.writer.write(*wanted[1])
         assert next(stopped) == expected[1][0]
