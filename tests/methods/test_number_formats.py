@@ -119,7 +119,7 @@ def test_the_cache_s_format_changes_taps_and_reading(cache: str, in_memory: floa
 
 def test_a_plan_follows_the_format() -> None:
     """A model that is too large for a device in float32 fits in nf4."""
-    options = {"paradigm": "standalone", "technique": "serial", "bottleneck": 2}
+    options = {"paradigm": "standalone", "technique": "serial", "bottleneck": 2, "activations": "memory"}
     job = Job(
         method="fine_tuning",
         model="tiny-bert",
