@@ -61,7 +61,7 @@ class Reproduction:
     def claims(self) -> Table:
         """Return the paper's claims that our numbers could contradict, and what else they say."""
         rows = [(claim, "holds" if holds else "does not hold", found) for claim, holds, found in self.checks]
-        rows += [("", "finding", finding) for finding in self.findings]
+        rows += [("not a claim of the paper", "finding", finding) for finding in self.findings]
         return Table(("claim", "", "found"), rows, note=self.why)
 
     def judged(self, deviation: Callable[..., Any]) -> Table:
