@@ -21,7 +21,7 @@ from workbench.models.generation import Sampling
 from workbench.models.hub import locate
 from workbench.models.loading import load_language_model_head, load_model, load_stage, load_tokenizer
 from workbench.models.sharding import model_layout
-from workbench.models.text import LocalWriter, cached_logits
+from workbench.models.text import CachedModel, LocalWriter
 from workbench.models.tokenizer import TextTokenizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "pretrained.json").read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def assert_golden(name: str, logits: Any, row: dict[str, Any]) -> None:
 def test_tokens_logits_and_texts(name: str) -> None:
     tokenizer, model = load_tokenizer(name), load_model(name)
     assert isinstance(tokenizer, TextTokenizer)
-    writer = LocalWriter(name, cached_logits(model))
+    writer = LocalWriter(name, CachedModel(model))
     for row in GOLDEN[name]:
         assert tokenizer.prompt(row["text"]) == row["ids"]
         assert list(writer.write(row["ids"], 16, Sampling())) == row["written_ids"]
