@@ -52,9 +52,8 @@ quickstart: setup
 TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment \
 	tests/models+tests/planners+tests/schedules+tests/studies/papers rest tests/methods mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
-# Two notebooks run in a kernel of their own under nbval; a browser or one process runs the others.
-NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 \
-	notebooks/02_write_the_simulator.ipynb notebooks/11_reproduction_clinic.ipynb
+# One notebook runs in a kernel of its own under nbval; a browser or one process runs the others.
+NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 notebooks/02_write_the_simulator.ipynb
 PYTEST := env WORKBENCH_TINY=1 WORKBENCH_DILATION=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: setup

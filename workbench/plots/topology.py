@@ -17,7 +17,8 @@ from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES
 from workbench.core.timeline import Timeline
 from workbench.plots import style, svg
 
-WIDTH, HEIGHT = 480, 300
+WIDTH, HEIGHT, FLAT = 480, 300, 150
+"""Of the map; one or two devices stand in one row, which needs less height."""
 FULL, SMALL, DOT = (152, 70), (84, 24), (12, 12)
 """Sizes of a node: with all words, with its name, and without."""
 FULL_DEVICES, SMALL_DEVICES = 6, 16
@@ -162,12 +163,16 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
     told = ". ".join(node.told for node in nodes)
     label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {told}. In a {unit}: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
-    return svg.drawing(title + links + drawn, label=label, height=HEIGHT, width=WIDTH)
+    return svg.drawing(title + links + drawn, label=label, height=_height(len(nodes)), width=WIDTH)
+
+
+def _height(count: int) -> int:
+    return FLAT if count <= 2 else HEIGHT
 
 
 def _places(count: int) -> list[Place]:
     """Return the centres of nodes, clockwise from the left."""
-    middle, radii = (WIDTH / 2, HEIGHT / 2 + 8), (WIDTH / 2 - FULL[0] / 2 - 4, HEIGHT / 2 - 50)
+    middle, radii = (WIDTH / 2, _height(count) / 2 + 8), (WIDTH / 2 - FULL[0] / 2 - 4, HEIGHT / 2 - 50)
     if count == 1:
         return [middle]
     if count == 4:  # corners leave the most room between them
