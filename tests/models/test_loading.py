@@ -10,10 +10,11 @@ from torch import nn
 
 from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster
-from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.errors import ConfigError, MissingDataError, WriteError
 from workbench.core.job import Job
 from workbench.experiment import run
 from workbench.methods.common.scaling import describe_facts
+from workbench.models import configuration
 from workbench.models.configuration import model_config, model_facts, model_from_config
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer
@@ -37,6 +38,15 @@ def test_facts_agree_with_the_weights(family):
         assert facts.max_length == 17 and facts.vocabulary_size == 0
     else:
         assert facts.vocabulary_size == load_tokenizer(name).backend.get_vocab_size()
+
+
+def test_a_folder_that_torch_cannot_make_is_not_the_model_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_home(config: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+    monkeypatch.setattr(configuration, "_from_config", without_home)
+    with pytest.raises(WriteError, match=r"'tiny-bert-2' was asked for.*'/nowhere'\. Set WORKBENCH_CACHE"):
+        configuration.model_from_config(model_config("tiny-bert-2"), "tiny-bert-2")
 
 
 def test_tiny_models_are_seeded_and_leave_the_random_state_alone():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, WriteError
 from workbench.core.once import once
 from workbench.models.families import FAMILIES, family_of, generating_families, require_carried
 from workbench.models.hub import (
@@ -130,10 +130,16 @@ def model_from_config(config: Any, name: str = "") -> Any:
     memory.
 
     name: the model's name in the error message; by default the configuration's name.  Raises MissingDataError for an
-    unusable configuration.
+    unusable configuration, WriteError if torch cannot make its cache folder.
     """
     try:
         return _from_config(config)
+    except OSError as error:  # torch makes a folder for compiled code while it is imported
+        request, problem = (
+            f"The model '{name or config.model_type}' was asked for.",
+            f"A folder cannot be used: {error}.",
+        )
+        raise WriteError(request, problem, "Set WORKBENCH_CACHE to a folder that you may write to.") from error
     except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
         raise refused(
