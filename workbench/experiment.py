@@ -29,21 +29,11 @@ from workbench.core.serial import to_json
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
-from workbench.methods.base import (
-    Event,
-    Method,
-    Notify,
-    Outcome,
-    Planned,
-    Prediction,
-    as_published,
-    counting,
-    differences_note,
-    ignore,
-)
+from workbench.methods.base import Event, Method, Notify, Outcome, Planned, Prediction, counting, ignore
 from workbench.methods.checked import prepared_job
 from workbench.methods.common.folder import require_resumable
 from workbench.methods.devices import connected, require_emulated
+from workbench.methods.option_values import as_published, differences_note
 from workbench.methods.step_parts import step_parts
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint

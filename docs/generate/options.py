@@ -10,7 +10,7 @@ from generate.words import cell, described, meanings, table, value
 from workbench.core.effects import Effect
 from workbench.core.job import Job
 from workbench.core.methods import JOB_FIELDS, FormField, declaration_of, registered
-from workbench.methods.base import Published, published_settings
+from workbench.methods.option_values import Published, published_settings
 from workbench.models.techniques import TechniqueConfig
 
 HEAD = ("setting", "default", "values", "the paper's", "has an effect with", "meaning")

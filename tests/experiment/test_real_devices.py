@@ -40,10 +40,10 @@ from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSe
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
-from workbench.models.partial_loading import tensors_in
 from workbench.models.saving import save_tokenizer
 from workbench.models.sharding import model_layout
-from workbench.runs.sweeps import make_points
+from workbench.models.stored_tensors import tensors_in
+from workbench.runs.grids import make_points
 from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links
 from workbench.runtime.ssh_devices import SshEngines

@@ -24,7 +24,8 @@ from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
 from workbench.cli.app import app
 from workbench.core import Report
-from workbench.runs.comparison import better, figures, reports_frame, sides
+from workbench.runs.comparison import reports_frame, sides
+from workbench.runs.comparison_page import better, figures
 
 METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
 

@@ -12,7 +12,7 @@ from workbench.cli.app import app
 from workbench.core import Job
 from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of
-from workbench.methods.base import as_published, differences_note, published_settings, read_options
+from workbench.methods.option_values import as_published, differences_note, published_settings, read_options
 
 WITH_PAPER = ("pac_plus", "p_rge", "ringada", "galaxy_plus")
 

@@ -25,13 +25,8 @@ from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute
-from workbench.methods.fine_tuning.phases import (
-    FineTuningRankJob,
-    StashingHandlers,
-    TechniquePhase,
-    WindowOptimizer,
-    all_parts,
-)
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, TechniquePhase
+from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import make_optimizer

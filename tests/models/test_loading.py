@@ -18,7 +18,8 @@ from workbench.models import configuration
 from workbench.models.configuration import model_config, model_facts, model_from_config
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer
-from workbench.models.partial_loading import MISSING_WEIGHTS, header_bytes, made_up_weights, parameters_on_meta
+from workbench.models.partial_loading import parameters_on_meta
+from workbench.models.stored_tensors import MISSING_WEIGHTS, header_bytes, made_up_weights
 from workbench.profiler.descriptions import MODELS
 
 from .helpers import batch_for, check_embeddings

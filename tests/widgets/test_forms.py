@@ -13,7 +13,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
-from workbench.methods.base import read_options
+from workbench.methods.option_values import read_options
 from workbench.plots.cluster_map import share_of
 from workbench.runs.as_text import as_command, as_python
 from workbench.runtime import discovery

@@ -21,7 +21,7 @@ from workbench.core.catalogue import DEFAULT_CLUSTER
 from workbench.core.errors import ConfigError
 from workbench.core.job import ADAPTER_RATE, FULL_RATE, Job
 from workbench.core.methods import declaration_of, registered
-from workbench.methods.base import published_settings
+from workbench.methods.option_values import published_settings
 
 DEFAULTS = Job()
 

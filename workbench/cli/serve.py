@@ -18,7 +18,6 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Mode
 from workbench.core.serial import to_builtins
-from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.serving.records import (
     Reaction,
     ReschedulingSettings,
@@ -27,6 +26,7 @@ from workbench.methods.galaxy_plus.serving.records import (
     ServingReport,
     StreamSettings,
 )
+from workbench.methods.option_values import read_options
 
 _SETTINGS = ", ".join(
     f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction"

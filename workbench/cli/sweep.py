@@ -19,7 +19,8 @@ from workbench.core.job import Fidelity
 
 if TYPE_CHECKING:
     from workbench.methods.base import Notify
-    from workbench.runs.sweeps import Done, Point
+    from workbench.runs.grids import Point
+    from workbench.runs.sweeps import Done
 
 WHOLE = ("options", "faults", "columns", "data")
 """Settings whose values may hold commas: several values of these are given in a grid's file."""
@@ -86,14 +87,8 @@ def sweep(
     """Run every combination of several values of any option, each as a job; the same command goes on after an
     interruption.
     """
-    from workbench.runs.sweeps import (
-        SweepSettings,
-        make_notebook_points,
-        make_points,
-        read_grid,
-        run_points,
-        write_table,
-    )
+    from workbench.runs.grids import SweepSettings, make_notebook_points, make_points, read_grid
+    from workbench.runs.sweeps import run_points, write_table
 
     values, by_method, settings = read_grid(grid) if grid is not None else ({}, {}, SweepSettings())
     values = values | given
@@ -161,7 +156,8 @@ def compare(
     repeats.
     """
     require_writable(out)
-    from workbench.runs.comparison import reports_frame, sides, write_page
+    from workbench.runs.comparison import reports_frame, sides
+    from workbench.runs.comparison_page import write_page
     from workbench.runs.history import reports_of
 
     files = reports_of(reports)

@@ -28,12 +28,9 @@ from workbench.models.hub import (
     suggestion,
 )
 from workbench.models.kept_facts import kept
-from workbench.models.partial_loading import (
-    StoredTensor,
-    parameters_on_meta,
-    stored_tensors,
-)
+from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.stack import LayerStack
+from workbench.models.stored_tensors import StoredTensor, stored_tensors
 from workbench.models.tokenizer import (
     read_settings,
     tiny_tokenizer,

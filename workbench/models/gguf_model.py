@@ -13,8 +13,9 @@ from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.files import place_folder
 from workbench.models.families import family_of
-from workbench.models.partial_loading import HEAD, save_tensors
+from workbench.models.partial_loading import HEAD
 from workbench.models.quiet import quiet_transformers
+from workbench.models.stored_tensors import save_tensors
 
 
 def converted(path: Path) -> Path:

@@ -29,16 +29,10 @@ from workbench.models.hub import (
     shape_settings,
 )
 from workbench.models.matmul import Head, head_of
-from workbench.models.partial_loading import (
-    HEADER,
-    MISSING_WEIGHTS,
-    parameters_on_meta,
-    read_head,
-    read_stage,
-    require_finite,
-)
+from workbench.models.partial_loading import parameters_on_meta, read_head, read_stage
 from workbench.models.quiet import quiet_transformers
 from workbench.models.stack import BackboneStage, LayerStack
+from workbench.models.stored_tensors import HEADER, MISSING_WEIGHTS, require_finite
 from workbench.models.tokenizer import (
     ImageTokenizer,
     TextTokenizer,

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.serial import write_text
 from workbench.models.family import layer_paths
-from workbench.models.partial_loading import save_tensors
 from workbench.models.quantization.stored import QuantizedLinear
 from workbench.models.stack import BackboneStage, part_of
+from workbench.models.stored_tensors import save_tensors
 
 ADAPTER_ROLES = ("output", "down")
 DEVIATION = 0.01

@@ -33,9 +33,10 @@ from workbench.models.hub import EMBEDDED_MODELS, locate
 from workbench.models.loading import TOKENIZER_FILES, load_stack, load_tokenizer
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask, Published, peft_names, save_lora
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.partial_loading import parameters_on_meta, save_tensors
+from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
+from workbench.models.stored_tensors import save_tensors
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.models.tokenizer import TextTokenizer
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.core.errors import DamagedError
 from workbench.core.files import whole_file
 from workbench.core.sealed import checksum, damaged, digest, require_owner
-from workbench.models.partial_loading import DTYPES, StoredTensor, tensors_in
+from workbench.models.stored_tensors import DTYPES, StoredTensor, tensors_in
 
 _OWNER, _CHECKSUMS, _DIGEST = "owner", "checksums", "digest"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

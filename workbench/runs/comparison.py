@@ -4,20 +4,16 @@ repeats.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
 from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.core.run_files import PLAN, TAGS
-from workbench.core.serial import shown, to_builtins, write_text
-from workbench.core.spread import Spread
+from workbench.core.serial import shown, to_builtins
 from workbench.core.timeline import INVALID_MARK
 
 if TYPE_CHECKING:
@@ -162,9 +158,9 @@ def words_of(settings: Mapping[str, Any]) -> str:
     return ", ".join(
         str(value)
         if name in ("method", "label")
-        else f"{_words(name)} {value:g}"
+        else f"{quantity_words(name)} {value:g}"
         if isinstance(value, float)
-        else f"{_words(name)} {shown(value, 40)}"
+        else f"{quantity_words(name)} {shown(value, 40)}"
         for name, value in settings.items()
     )
 
@@ -173,7 +169,8 @@ def results_in_words(results: Mapping[str, float]) -> str:
     """Return results as one line of text: 'step 12.3 ms, accuracy 0.8'."""
     units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
     return ", ".join(
-        f"{_words(name)} {_number(results[name] * units[name][0])} {units[name][1]}".strip() for name in results
+        f"{quantity_words(name)} {plain_number(results[name] * units[name][0])} {units[name][1]}".strip()
+        for name in results
     )
 
 
@@ -223,7 +220,7 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][
         :most_metrics
     ]
-    heads = [*map(_words, settings), "runs", *(_head(name) for name in results)]
+    heads = [*map(quantity_words, settings), "runs", *(_head(name) for name in results)]
     rows = []
     for side in compared:
         count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
@@ -236,10 +233,11 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
 
 
 def _head(name: str) -> str:
-    return f"{_words(name)} {QUANTITIES[name][2] if name in QUANTITIES else ''}".strip()
+    return f"{quantity_words(name)} {QUANTITIES[name][2] if name in QUANTITIES else ''}".strip()
 
 
-def _words(name: str) -> str:
+def quantity_words(name: str) -> str:
+    """Return a quantity's or setting's name in words, without its unit."""
     short = name.removeprefix("option.").removesuffix("_per_s").removesuffix("_s").removesuffix("_bytes")
     return short.replace("_", " ")
 
@@ -251,10 +249,10 @@ def _cell(side: Side, name: str) -> str:
     factor = QUANTITIES[name][1] if name in QUANTITIES else 1
     spread = f" ± {deviation * factor if deviation > 1e-9 * abs(mean) else 0:.2g}" if count > 1 else ""
     mark = f" {INVALID_MARK}" if not side.is_valid and name.endswith(("_s", " s")) else ""
-    return f"{_number(mean * factor)}{spread}{mark}"
+    return f"{plain_number(mean * factor)}{spread}{mark}"
 
 
-def _number(value: float) -> str:
+def plain_number(value: float) -> str:
     """Format a number with at least four figures and without a power of ten: '12,710', '4.516', '0.00004'."""
     return (
         f"{value:,.0f}"
@@ -263,159 +261,3 @@ def _number(value: float) -> str:
         if abs(value) >= 1e-3 or value == 0
         else f"{value:.6f}".rstrip("0")
     )
-
-
-def write_page(compared: Sequence[Side], path: Path | str) -> Path:
-    """Write a comparison as one HTML page that opens offline, and return its path, which gets the ending .html if it
-    has none.
-
-    Simulated, emulated and real numbers have a tab each.  A tab has a table, a file to download, and a figure for each
-    result.
-    """
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    from workbench.plots.export import page
-
-    path = Path(path)
-    path = path if path.suffix else path.with_suffix(".html")
-    origins: dict[str, list[Side]] = {}
-    for side in compared:
-        origins.setdefault(side.label, []).append(side)
-    tabs, panels, rules = [], [], []
-    for number, (label, own) in enumerate(origins.items()):
-        tab = "<input type='radio' name='origin' id='tab{0}'{1}><label for='tab{0}'>{2} ({3})</label>"
-        tabs.append(Markup(tab).format(number, Markup("" if number else " checked"), label, len(own)))
-        panel = _panel([side.without("label") for side in own], f"t{number}-")
-        panels.append(Markup("<section id='panel{}' aria-label='{}'>{}</section>").format(number, label, panel))
-        rules.append(f"#tab{number}:checked~#panel{number}{{visibility:visible;height:auto}}")
-    settings = list(dict.fromkeys(name for side in compared for name in side.settings if name != "label"))
-    named = ", ".join(map(_words, settings))
-    differ = f"The settings that differ: {named}." if settings else "All runs have the same settings."
-    body = Markup("<p>{}</p><style>{}{}</style><script>{}</script>{}{}").format(
-        differ,
-        Markup(_LOOK),
-        Markup("".join(rules)),
-        Markup(get_plotlyjs()),
-        Markup("").join(tabs),
-        Markup("").join(panels),
-    )
-    num_runs = sum(len(side.files) for side in compared)
-    write_text(path, page(f"{num_runs} run{'s' * (num_runs > 1)} compared", body))
-    return path
-
-
-# A hidden tab keeps its width: plotly would draw into none otherwise.
-_LOOK = (
-    "body{max-width:none} section{visibility:hidden;height:0;overflow:hidden;margin-top:1em} "
-    "input[name=origin]{position:absolute;opacity:0} "
-    "input[name=origin]+label{display:inline-block;padding:.4em 1.1em;border:1px solid var(--line);cursor:pointer;"
-    "border-radius:7px 7px 0 0;color:var(--quiet)} "
-    "input[name=origin]:checked+label{color:var(--text);font-weight:bold;box-shadow:inset 0 3px #0072B2} "
-    "input[name=origin]:focus-visible+label{outline:2px solid #56B4E9;outline-offset:2px} "
-    ".sides{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30em,100%),1fr))} figure{min-width:0} "
-    "figure:last-child{grid-column:1/-1}"
-    "td,th{text-align:right} td.words,th.words{text-align:left}"
-)
-
-
-def _panel(compared: Sequence[Side], prefix: str) -> Any:
-    """Return one tab's contents: a list of its figures, its table, a link to the table as CSV, the figures.  prefix: of
-    its names.
-    """
-    from markupsafe import Markup
-
-    from workbench.plots.style import CONFIG
-
-    heads, rows = table(compared)
-    in_words = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)]
-
-    def line(tag: str, cells: Sequence[str]) -> Any:
-        looks = (" class='words'" if words else "" for words in in_words)
-        parts = [Markup(f"<{tag}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
-        return Markup("<tr>{}</tr>").format(Markup("").join(parts))
-
-    text = io.StringIO()
-    csv.writer(text).writerows([heads, *rows])
-    link = Markup(
-        "<p><a download='comparison.csv' href='data:text/csv;charset=utf-8,{}'>Download the table as CSV</a></p>"
-    )
-    drawn = figures(compared)
-    titles = [Markup(figure.layout.title.text).striptags() for figure in drawn]
-    contents = Markup("").join(
-        Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, at, title) for at, title in enumerate(titles)
-    )
-    shown = Markup("").join(
-        Markup("<figure id='{}{}'>{}</figure>").format(
-            prefix, at, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
-        )
-        for at, figure in enumerate(drawn)
-    )
-    return Markup(
-        "<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>"
-    ).format(
-        contents,
-        line("th", heads),
-        Markup("").join(line("td", row) for row in rows),
-        link.format(quote(text.getvalue())),
-        shown,
-    )
-
-
-LOWER_IS_BETTER = ("_s", " s", "_bytes", "loss", "error", "differ")
-"""Endings of the names of results; of all others the higher is better."""
-
-
-def better(name: str) -> str:
-    """Return which direction is better for a result, in words."""
-    is_rate = name.endswith(("per_s", "per s"))
-    return "lower is better" if name.endswith(LOWER_IS_BETTER) and not is_rate else "higher is better"
-
-
-def figures(compared: Sequence[Side]) -> list[Any]:
-    """Return a plotly figure for each result that a side has, and one of the losses and metrics while it trained.
-
-    The horizontal axis is the bandwidth, or else the last numeric setting that differs.  The other settings that differ
-    name the series.
-    A result that only one of several sides has is left to the table.
-    """
-    from workbench.plots import compared_bars, overlay
-
-    keys = list(dict.fromkeys(name for side in compared for name in side.settings))
-    numbers = [name for name in keys if all(isinstance(side.settings.get(name), Real) for side in compared)]
-    axis = "bandwidth" if "bandwidth" in numbers else numbers[-1] if numbers else None
-    label = ", ".join(dict.fromkeys(side.label for side in compared))
-    note = (
-        ""
-        if all(side.is_valid for side in compared)
-        else f"{INVALID_MARK} Host too busy in some of these runs: their times mean little."
-    )
-    drawn = []
-    plain = "default settings" if len(keys) > 1 else "all runs"
-
-    def series_of(side: Side) -> str:
-        return words_of(side.without(axis).settings) or plain if axis else ""
-
-    all_series = [series_of(side) for side in compared]  # each series has the same colour in all figures
-    for name in dict.fromkeys(name for side in compared for name in side.results):
-        having = [side for side in compared if name in side.results]
-        if len(having) == 1 < len(compared):
-            continue
-        what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
-        found: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
-        for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
-            mean, deviation, _ = side.results[name]
-            x = side.name if axis is None else f"{side.settings[axis]:g}"
-            series = series_of(side)
-            found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
-        x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, _words(axis or ""))
-        words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
-        figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
-        for bar in figure.data:
-            bar.update(text=[_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
-        if len({x for points in found.values() for x in points}) * len(found) <= 6:
-            figure.update_layout(bargap=0.7)  # few bars stay narrow
-        drawn.append(figure)
-    trainings = {side.name: [Report.read(file) for file in side.files] for side in compared}
-    has_losses = any(step.loss is not None for reports in trainings.values() for one in reports for step in one.steps)
-    return [*drawn, overlay(trainings)] if has_losses else drawn

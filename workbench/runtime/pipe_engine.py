@@ -28,7 +28,7 @@ import torch.distributed as dist
 from workbench import __version__
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
-from workbench.models.partial_loading import MISSING_WEIGHTS
+from workbench.models.stored_tensors import MISSING_WEIGHTS
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
 from workbench.runtime.frames import (

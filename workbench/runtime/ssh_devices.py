@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupErro
 from workbench.core.serial import shown
 from workbench.models.configuration import is_tiny, local_folder
 from workbench.models.hub import brought_folder
-from workbench.models.partial_loading import HEADER, TENSORS, header_bytes
+from workbench.models.stored_tensors import HEADER, TENSORS, header_bytes
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_slots import LEAST_LIMIT_BYTES, EngineSlot
@@ -344,7 +344,7 @@ class SshEngines(Engines):
     def bring_weights(self, connection: Connection, places: Sequence[str]) -> None:
         """Send weight files or single tensors to a device.
 
-        places: their paths in its cache folder, as partial_loading names them.
+        places: their paths in its cache folder, as stored_tensors names them.
         Raises RuntimeSetupError, also for any other file.
         """
         files: list[tuple[Path, str, Span | None]] = []

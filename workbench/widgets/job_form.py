@@ -17,7 +17,7 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.core.methods import SETTINGS_FIELD, FormField, declaration_of, registered
 from workbench.core.ranges import Count, range_of, require_range
-from workbench.methods.base import as_published, published_settings, read_options, require_width
+from workbench.methods.option_values import as_published, published_settings, read_options, require_width
 from workbench.models.configuration import ModelFacts, is_tiny, local_folder, model_facts, require_known
 from workbench.models.families import FAMILIES
 from workbench.tasks import TASKS

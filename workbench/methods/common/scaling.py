@@ -10,10 +10,10 @@ from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import TIMED, Event, Notify, counting
 from workbench.models.configuration import ModelFacts
-from workbench.models.partial_loading import made_up_weights
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.quantization.stored import embedding_block_size
 from workbench.models.stack import LayerStack
+from workbench.models.stored_tensors import made_up_weights
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription

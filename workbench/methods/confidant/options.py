@@ -11,8 +11,8 @@ from msgspec import Meta
 from workbench.core.effects import Effect, Situation
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import Technique
-from workbench.methods.base import Published
 from workbench.methods.fine_tuning.options import ACTIVATIONS_FIELD, FineTuningOptions
+from workbench.methods.option_values import Published
 from workbench.methods.training.options import training_calls
 from workbench.schedules.pipeline import OrderName
 

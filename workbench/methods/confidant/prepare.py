@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.methods.base import read_options
 from workbench.methods.confidant.options import ConfidantOptions
 from workbench.methods.fine_tuning.prepare import PreparedJob, checked, prepare_by
+from workbench.methods.option_values import read_options
 
 
 def require_known(job: Job) -> ConfidantOptions:

@@ -9,8 +9,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import RECOMPUTE, Plan
-from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.base import require_plan
 from workbench.methods.fine_tuning.options import FineTuningOptions
+from workbench.methods.option_values import read_options, require_width
 from workbench.methods.training.options import ASYNCHRONOUS
 from workbench.methods.training.prepare import (
     PreparedTechnique,

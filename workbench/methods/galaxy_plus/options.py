@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from workbench.core.effects import Effect, Situation, only
 from workbench.core.methods import Declaration, FormField, Parts
 from workbench.core.ranges import Tokens
-from workbench.methods.base import Published
+from workbench.methods.option_values import Published
 
 METHOD = "galaxy_plus"
 System = Literal["galaxy_plus", "galaxy", "megatron_lm", "sequence_parallel", "edgeshard", "local"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.timeline import MemorySample, Span
-from workbench.methods.base import read_options
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
+from workbench.methods.option_values import read_options
 from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.configuration import ModelFacts, model_facts
 from workbench.models.families import generating_families

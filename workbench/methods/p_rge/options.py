@@ -12,7 +12,7 @@ from workbench.core.effects import SEVERAL_DEVICES, only
 from workbench.core.methods import Declaration, FormField, Parts
 from workbench.core.names import FloatType
 from workbench.core.ranges import Positive, Width
-from workbench.methods.base import Published
+from workbench.methods.option_values import Published
 from workbench.methods.p_rge.seeds import MAX_QUERIES
 
 METHOD = "p_rge"

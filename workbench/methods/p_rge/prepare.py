@@ -12,9 +12,10 @@ from workbench.core.names import FloatType
 from workbench.core.once import once
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.base import require_plan
 from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import profiled_length
+from workbench.methods.option_values import read_options, require_width
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length

@@ -10,7 +10,7 @@ from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.names import FloatType
 from workbench.core.ranges import Dropout, Width
-from workbench.methods.base import Published
+from workbench.methods.option_values import Published
 from workbench.methods.training.options import (
     HAS_HEAD,
     PIPELINE_FIELDS,

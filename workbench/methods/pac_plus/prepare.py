@@ -9,7 +9,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.methods.base import read_options, require_plan
+from workbench.methods.base import require_plan
+from workbench.methods.option_values import read_options
 from workbench.methods.pac_plus.options import PacPlusOptions
 from workbench.methods.training.prepare import (
     PreparedTraining,

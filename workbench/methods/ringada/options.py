@@ -11,7 +11,7 @@ from msgspec import Meta
 from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
 from workbench.core.ranges import Dropout, Text, Width
-from workbench.methods.base import Published
+from workbench.methods.option_values import Published
 from workbench.methods.training.options import training_calls
 
 Times = Annotated[int, Meta(ge=1, le=10**6)]

@@ -11,7 +11,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.methods.base import read_options, require_plan, require_width
+from workbench.methods.base import require_plan
+from workbench.methods.option_values import read_options, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
 from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model

@@ -17,19 +17,12 @@ from workbench.models.families import family_of
 from workbench.models.family import POSITION_OFFSET, Family, Part, module_at
 from workbench.models.loading import load_model
 from workbench.models.matmul import head_bias_of
-from workbench.models.partial_loading import (
-    HEAD,
-    Span,
-    StoredTensor,
-    head_names,
-    parameters_on_meta,
-    require_finite,
-    stored_under,
-)
+from workbench.models.partial_loading import HEAD, head_names, parameters_on_meta, stored_under
 from workbench.models.sharding.block import Block
 from workbench.models.sharding.layer_blocks import layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack
+from workbench.models.stored_tensors import Span, StoredTensor, require_finite
 
 
 def model_layout(model: Any) -> ModelLayout:

@@ -28,11 +28,12 @@ from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
 from workbench.models.configuration import model_config, model_from_config
 from workbench.models.loading import load_language_model_head, load_stack, load_stage
 from workbench.models.lora import save_lora
-from workbench.models.partial_loading import parameters_on_meta, save_tensors
+from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published, require_floats
 from workbench.models.stack import BackboneStage, LayerStack
+from workbench.models.stored_tensors import save_tensors
 
 
 def load_causal_model(
