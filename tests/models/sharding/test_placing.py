@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.inference import InferencePlan
-from workbench.models import partial_loading
+from workbench.models import stored_tensors
 from workbench.models.configuration import local_folder, stored_weights
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import (
@@ -103,11 +103,11 @@ def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path, monkeypatch
     """One read for whole rows, one for each row of a column slice; every read is of what was asked for."""
     matrix = torch.randn(50, 64)
     save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
-    source = WeightSource(partial_loading.stored_tensors(tmp_path))
+    source = WeightSource(stored_tensors.stored_tensors(tmp_path))
     reads = []
-    original = partial_loading._read
+    original = stored_tensors._read
     monkeypatch.setattr(
-        partial_loading, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view))
+        stored_tensors, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view))
     )
     rows, columns = torch.empty(10, 64), torch.empty(50, 40)
     source.fill(rows, "w", (20, 30))
