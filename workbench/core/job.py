@@ -56,8 +56,8 @@ class Job:
     core.device_faults).
     converged_after: a run ends before its last epoch if the mean training loss has not fallen for this many epochs; 0:
     never (see methods.training.policy.plateaus).
-    as_published: take the paper's settings (see methods.base.Published) instead of our defaults; explicit settings
-    stay.
+    as_published: take the paper's settings (see methods.option_values.Published) instead of our defaults; explicit
+    settings stay.
     snapshot_every: steps between two snapshots of the trained state, from which a run continues after a loss; 0: as
     often as it pays (see runtime.snapshot).  snapshot_to: 'disk', the run's folder; 'neighbour', the memory of the
     device and of the next one.
