@@ -157,7 +157,7 @@ def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
     ("shape", "described"),
     [
         ("llama-7b", "Llama2-7B"),
-        ("tinyllama-1.1b", "TinyLlama-1.1B"),
+        ("llama-1b", "TinyLlama-1.1B"),
         ("phi-2", "Phi-2"),
         ("gpt2-medium", "GPT2-Medium"),
         ("opt-1.3b", "OPT-1.3B"),

@@ -82,7 +82,10 @@ def doctor(as_json: Json = False) -> None:
 
 def fetch(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which; without any, all that have no terms of their own.")
+        list[str] | None,
+        typer.Argument(
+            help="Which; without any, all that have no terms of their own. random:llama-1b draws a shape's weights."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is already there.")] = False,
     accept_terms: Annotated[
@@ -98,11 +101,17 @@ def fetch(
         if not (quiet and ": present" in line):
             say(line)
 
-    paths = fetch_assets(names or None, progress, accept_terms=accept_terms)
+    random = [name for name in names or () if name.startswith("random:")]
+    others = [name for name in names or () if name not in random]
+    paths = fetch_assets(others if names else None, progress, accept_terms=accept_terms)
     for name in (name for name in paths if ASSETS[name].joined):
         from workbench.models.hub import locate
 
         progress(f"{name}: ready in {locate(name)}")
+    for name in random:
+        from workbench.models.random_weights import write_random
+
+        paths[name] = write_random(name, progress)
     if as_json:
         print_json({name: str(path) for name, path in paths.items()})
 

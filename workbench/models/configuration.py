@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -88,7 +88,7 @@ def require_generating(name: str, request: str) -> None:
 
 def model_config(name: str) -> Any:
     """Return a model's Hugging Face configuration.  Raises as load_stack does."""
-    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     if is_tiny(name):
         return AutoConfig.for_model(_tiny_parts(name)[0], **_tiny_settings(*_tiny_parts(name)))
@@ -102,6 +102,18 @@ def model_config(name: str) -> Any:
         settings = loaded(
             name, lambda local_only: PretrainedConfig.get_config_dict(place, local_files_only=local_only)[0]
         )
+    config = config_of(settings, name)
+    require_layers(name, config, stored_weights(name) or {})
+    return config
+
+
+def config_of(settings: Mapping[str, Any], name: str) -> Any:
+    """Return the Hugging Face configuration that settings make.  Raises MissingDataError for those that make none.
+
+    name: the model's name in the error.
+    """
+    from transformers import CONFIG_MAPPING
+
     # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size
     # builds a huge list.
     if "model_type" not in settings:
@@ -118,7 +130,6 @@ def model_config(name: str) -> Any:
     except Exception as error:  # libraries raise many kinds of errors for a user's files
         raise refused(name, f"Its config.json does not load: {in_one_line(error)}.", "Fix its config.json.") from error
     require_carried(config)
-    require_layers(name, config, stored_weights(name) or {})
     return config
 
 

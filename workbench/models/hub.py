@@ -5,6 +5,7 @@ configuration.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -70,12 +71,38 @@ def shape_settings(name: str) -> dict[str, Any]:
     """
     if not name.startswith(SHAPE):
         return read_settings(user_path(name, "The model"))
-    shapes, wanted = known_shapes(), name.removeprefix(SHAPE).lower()
+    return named_settings(SHAPE, name, "Choose one of them, or give the path of a config.json.")
+
+
+def named_settings(prefix: str, name: str, todo: str) -> dict[str, Any]:
+    """Return the settings of a named configuration of data/shapes.toml.
+
+    name: begins with `prefix`.  todo: what to do about an unknown name, for which this raises ConfigError.
+    """
+    shapes, wanted = known_shapes(), name.removeprefix(prefix).lower()
     if wanted not in shapes:
-        names = [f"{SHAPE}{known}" for known in shapes]
-        todo = did_you_mean(name, names, "Choose one of them, or give the path of a config.json.")
-        raise ConfigError(f"The shape '{name}' was asked for.", f"Known are {', '.join(names)}.", todo)
+        names = [f"{prefix}{known}" for known in shapes]
+        todo = did_you_mean(name, names, todo)
+        raise ConfigError(f"The model '{name}' was asked for.", f"Known are {', '.join(names)}.", todo)
     return dict(shapes[wanted])
+
+
+RANDOM = "random:"
+"""Before the name of a published model of which only the configuration is known, and whose weights are drawn."""
+RANDOM_SEED = 0
+STAND_IN = "all-MiniLM-L6-v2"
+"""The embedded model whose tokenizer serves named configurations."""
+
+
+def random_folder(name: str) -> Path:
+    """Return the folder of a model with random weights, 'random:NAME', whether or not it was written.
+
+    Raises ConfigError for an unknown name.
+    """
+    settings = named_settings(RANDOM, name, "Choose one of them.")
+    # Another configuration gets a new folder.
+    digest = hashlib.sha256(json.dumps([settings, RANDOM_SEED], sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"random-{name.removeprefix(RANDOM).lower()}-{digest[:12]}"
 
 
 def require_weights(name: str) -> None:
@@ -98,6 +125,11 @@ def locate(name: str) -> Path | str:
     if name in EMBEDDED_MODELS:
         fetched = asset_path(name)
         return converted(fetched / ASSETS[name].joined) if ASSETS[name].joined else fetched
+    if name.startswith(RANDOM):
+        if not (folder := random_folder(name)).is_dir():
+            todo = f"Run: workbench fetch {name}"
+            raise MissingDataError(f"The model '{name}' was asked for.", f"It is not in '{folder.parent}'.", todo)
+        return folder
     folder = user_path(name, "The model")
     if folder.suffix == ".gguf" and folder.is_file():
         return converted(folder)

@@ -21,6 +21,7 @@ from workbench.models.configuration import (
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.hub import (
     SHAPE,
+    STAND_IN,
     has_weights,
     loaded,
     locate,
@@ -44,8 +45,6 @@ from workbench.models.tokenizer import (
 
 TOKENIZER_FILES = ("vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 """Files from which transformers can make a fast tokenizer if there is no tokenizer.json."""
-STAND_IN = "all-MiniLM-L6-v2"
-"""The embedded model whose tokenizer counts the tokens of shapes."""
 
 
 def load_stack(name: str, dtype: torch.dtype = torch.float32, *, with_head: bool = False) -> LayerStack:
