@@ -99,7 +99,6 @@ bench all --only minilm -> --only
 bench runtime --only minilm -> --only
 fetch no-such-asset
 fetch all-MiniLM-L6
-reproduce -> paper
 reproduce nobody
 reproduce pac_plus table99
 reproduce pac_plus table5 --seeds 0

@@ -102,7 +102,7 @@ def test_it_finds_its_way_from_a_poor_plan():
     found = refine([poor], Problem(profile, cluster, **JOB), judge)
     assert judge(found) < 0.3 * judge(poor)
     assert judge(found) < 1.25 * judge(good)
-    assert found.notes[0].startswith("Refined from [1, 11] on [1-1]")
+    assert found.notes[0].startswith("A search around the first plan (layers [1, 11] on 1 device each) shortened")
     assert found.predicted_s != poor.predicted_s
 
 

@@ -92,8 +92,8 @@ def refine(
         return first
     parts = closed_form(best, first.num_micro_batches).parts()
     why = (
-        f"Refined from {first.partition()} on {first.grouping()}: {asked[first.stages]:.4g} s became "
-        f"{asked[best]:.4g} s."
+        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * asked[first.stages]:.4g} to "
+        f"{1e3 * asked[best]:.4g} ms (simulated)."
     )
     return replace(
         first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why)

@@ -152,7 +152,10 @@ MOST_SEEDS = 100
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help=f"Which: {', '.join(PAPERS)}; or {COMPARE}, all together.")],
+    paper: Annotated[
+        str | None,
+        typer.Argument(help=f"Which: {', '.join(PAPERS)}; or {COMPARE}, all together. Without: a list of all."),
+    ] = None,
     items: Annotated[
         list[str] | None,
         typer.Argument(
@@ -181,9 +184,21 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
+    if paper is None:
+        of_all = {each: items_of(each) for each in (*PAPERS, COMPARE)}
+        if as_json:
+            print_json({each: _listed(known) for each, known in of_all.items()})
+            return
+        for each, known in of_all.items():
+            _show_list(each, known)
+        print_text("Next        workbench reproduce PAPER (all that is simulated or computed), or PAPER and a name")
+        return
     items_of_paper = items_of(paper)
     if names:
-        _show_list(paper, items_of_paper, as_json=as_json)
+        if as_json:
+            print_json(_listed(items_of_paper))
+        else:
+            _show_list(paper, items_of_paper)
         return
     if everything and items:
         request = f"--all and {', '.join(items)} were asked for."
@@ -194,7 +209,7 @@ def reproduce(
         else [item for item in items_of_paper if everything or item.source != "executed"]
     )
     if not items and not as_json:
-        _show_list(paper, items_of_paper, as_json=False)
+        _show_list(paper, items_of_paper)
     folder = Path("figures") / "reproduce" / paper if out is None else out
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Writing to '{folder}' was asked for.", "It is a file.", "Name a folder.")
@@ -285,15 +300,16 @@ def _show_table(table: Table) -> None:
     print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows), right=numeric)
 
 
-def _show_list(paper: str, known: tuple[Item, ...], *, as_json: bool) -> None:
-    if as_json:
-        print_json({item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known})
-    else:
-        print_table(
-            f"What can be reproduced of {paper}",
-            ("name", "what", "how"),
-            ((item.name, item.title, item.how) for item in known),
-        )
+def _show_list(paper: str, known: tuple[Item, ...]) -> None:
+    print_table(
+        f"What can be reproduced of {'all methods together' if paper == COMPARE else title_of(paper)} ({paper})",
+        ("name", "what", "how"),
+        ((item.name, item.title, item.how) for item in known),
+    )
+
+
+def _listed(known: tuple[Item, ...]) -> dict[str, dict[str, object]]:
+    return {item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known}
 
 
 def _as_json(result: Result) -> dict[str, object]:

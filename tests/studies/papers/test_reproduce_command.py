@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from workbench.cli.output import Commands
+from workbench_studies.papers import COMPARE, PAPERS
 from workbench_studies.papers.command import reproduce
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
@@ -46,6 +47,10 @@ def test_the_list_says_what_is_simulated_and_what_executes():
     printed = json.loads(call("pac_plus", "--list", "--json").stdout)
     assert printed["table5"]["source"] == "simulated" and printed["table6"]["source"] == "executed"
     assert "fig18-executed" in call("pac_plus", "--list").stdout
+    of_all = json.loads(call("--list", "--json").stdout)
+    assert of_all["pac_plus"] == printed
+    assert set(of_all) == {*PAPERS, COMPARE}
+    assert all(f"({paper})" in call().stdout for paper in of_all)
 
 
 @pytest.mark.parametrize(
