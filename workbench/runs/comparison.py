@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOT_COMPARED = ("file", "seed", "valid")
 """Columns in which the runs of one row of a comparison may differ."""
 QUANTITIES = {
-    "samples_per_s": ("training samples in a second, all epochs", 1, "1/s"),
+    "samples_per_s": ("training samples a second", 1, "1/s"),
     "step_s": ("time of a step", 1e3, "ms"),
     "cached_step_s": ("time of a step from the cache", 1e3, "ms"),
     "memory_bytes": ("largest memory of a device", 1e-6, "MB"),
