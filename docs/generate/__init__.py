@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from generate.boards import board_sources, published_boards
 from generate.command_line import commands
 from generate.comparisons import advise_check, comparison
 from generate.families import families, shapes
@@ -17,6 +18,7 @@ from generate.texts import TEXTS
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "advise-check": advise_check,
+    "board-sources": board_sources,
     "clusters": clusters,
     "cluster-keys": cluster_keys,
     "commands": commands,
@@ -24,6 +26,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "device-models": device_models,
     "families": families,
     "method-options": method_options,
+    "published-boards": published_boards,
     "python": module,
     "report": report_tables,
     "shapes": shapes,

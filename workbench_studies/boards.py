@@ -1,0 +1,186 @@
+"""Compare the device catalogue with what others have published of the same boards (data/boards/published.toml).
+
+The prediction comes from the functions that planning uses: `load_device`, and for tokens per second `analytic_profile`
+of the frozen model on this device alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from workbench.core.catalogue import data_folder, load_device
+from workbench.core.cluster import Cluster, Device
+from workbench.core.serial import from_builtins, read_toml
+from workbench.profiler.analytic import analytic_profile
+
+Quantity = Literal[
+    "gflops",
+    "watts_busy",
+    "watts_idle",
+    "storage_mb_per_s",
+    "bandwidth_mbit_per_s",
+    "memory_gb_per_s",
+    "prefill_tokens_per_s",
+    "decode_tokens_per_s",
+]
+Positive = Annotated[float, Meta(gt=0)]
+FAR_OFF = 0.3
+"""A deviation above it is mended in the catalogue, or has a reason."""
+PROMPT_TOKENS = 512
+"""The length of a prompt whose source does not state it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where figures were published.  date: of the measurement or of the page, or 'undated'."""
+
+    title: str
+    author: str
+    address: Annotated[str, Meta(pattern="^https://")]
+    date: Annotated[str, Meta(pattern=r"^(\d{4}(-\d\d){0,2}|undated)$")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A published figure, in the unit that its quantity's name ends with.
+
+    source: name of a Source.  setting: how it was measured.  clock_ghz: the board's clock, if it is not that of the
+    catalogue.
+    fp64: it was measured in double precision.  origin: the catalogue's number was taken from it.
+    model, tokens: of tokens per second; the model's name in data/models.toml, and the prompt's tokens if stated.
+    """
+
+    board: str
+    quantity: Quantity
+    value: Positive
+    setting: str
+    source: str
+    clock_ghz: Positive | None = None
+    fp64: bool = False
+    origin: bool = False
+    model: str = ""
+    tokens: Annotated[int, Meta(ge=1)] = PROMPT_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """A model of the catalogue.  clock_ghz: its clock, to which speeds are converted."""
+
+    clock_ghz: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why the catalogue is far off the published figures of a quantity, and stays as it is."""
+
+    board: str
+    quantity: Quantity
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The file: boards and sources by name, figures, reasons."""
+
+    board: dict[str, Board]
+    source: dict[str, Source]
+    figure: tuple[Figure, ...]
+    reason: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """All figures of a board's quantity.
+
+    converted: the figures in the catalogue's terms, at its clock and in fp32.  predicted: what the catalogue says of
+    each; None if it has no such number.
+    """
+
+    board: str
+    quantity: Quantity
+    figures: tuple[Figure, ...]
+    converted: tuple[float, ...]
+    predicted: tuple[float | None, ...]
+    reason: str = ""
+
+    @property
+    def deviations(self) -> tuple[float | None, ...]:
+        """Return prediction over figure, minus 1, of each figure."""
+        pairs = zip(self.predicted, self.converted, strict=True)
+        return tuple(None if predicted is None else predicted / value - 1 for predicted, value in pairs)
+
+    @property
+    def deviation(self) -> float | None:
+        """Return the median deviation, without figures that the catalogue's number was taken from; None if there is
+        none.
+        """
+        pairs = zip(self.deviations, self.figures, strict=True)
+        known = [one for one, figure in pairs if one is not None and not figure.origin]
+        return median(known) if known else None
+
+
+def published(path: Path | None = None) -> Published:
+    """Return the published figures.  Raises ConfigError if the file is malformed."""
+    path = path or data_folder() / "boards/published.toml"
+    return from_builtins(read_toml(path, "the published figures"), Published, source=f"'{path}'")
+
+
+def compared(found: Published) -> tuple[Compared, ...]:
+    """Return each board's quantities, compared with the catalogue, in the order of the file."""
+    reasons = {(one.board, one.quantity): one.text for one in found.reason}
+    groups: dict[tuple[str, Quantity], list[Figure]] = {}
+    for figure in found.figure:
+        groups.setdefault((figure.board, figure.quantity), []).append(figure)
+    return tuple(
+        Compared(
+            board=board,
+            quantity=quantity,
+            figures=tuple(figures),
+            converted=tuple(_converted(one, found.board[board]) for one in figures),
+            predicted=tuple(_predicted(one) for one in figures),
+            reason=reasons.get((board, quantity), ""),
+        )
+        for (board, quantity), figures in groups.items()
+    )
+
+
+def _converted(figure: Figure, board: Board) -> float:
+    """Return a figure at the catalogue's clock and in fp32."""
+    if figure.quantity not in ("gflops", "prefill_tokens_per_s"):
+        return figure.value
+    return figure.value * (2 if figure.fp64 else 1) * board.clock_ghz / (figure.clock_ghz or board.clock_ghz)
+
+
+def _predicted(figure: Figure) -> float | None:
+    device = load_device(figure.board)
+    match figure.quantity:
+        case "gflops":
+            return device.flops_per_s / 1e9
+        case "watts_busy":
+            return device.watts_busy
+        case "watts_idle":
+            return device.watts_idle
+        case "storage_mb_per_s":
+            return device.storage_bytes_per_s / 1e6
+        case "bandwidth_mbit_per_s":
+            return device.link.bytes_per_s * 8e-6
+        case "memory_gb_per_s":
+            return None
+        case "prefill_tokens_per_s":
+            return figure.tokens / _forward_s(device, figure.model, figure.tokens)
+        case "decode_tokens_per_s":
+            return 1 / _forward_s(device, figure.model, 1)
+
+
+@cache
+def _forward_s(device: Device, model: str, tokens: int) -> float:
+    """Return the seconds of a forward pass over one text on one device, as planning computes them."""
+    cluster = Cluster(name="one", devices=(device,))
+    profile = analytic_profile(model, cluster, technique="frozen", batch_sizes=(1,), sequence_lengths=(tokens,))
+    return sum(layer.times["F"].seconds[0][0] for layer in profile.layers[0])
