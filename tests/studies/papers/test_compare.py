@@ -6,6 +6,7 @@ import pytest
 
 from workbench.core.job import Job
 from workbench_studies.papers import COMPARE, find_item
+from workbench_studies.papers.compare import air
 from workbench_studies.papers.compare.boards import point
 from workbench_studies.papers.compare.methods import compared
 from workbench_studies.papers.compare.picture import COLUMNS
@@ -96,3 +97,25 @@ def test_the_shipped_comparison_draws_a_line_for_every_training():
     [drawn] = find_item(COMPARE, "methods").draw(result)
     assert {trace.name for trace in drawn.figure.data} == {*TRAININGS, *SAME_LEARNING}
     assert result.environment and {row[0] for row in result.tables[2].rows} == set(TRAININGS)
+
+
+@pytest.mark.parametrize(
+    ("way", "count", "rate"),
+    [("Confidant", 4, 200), ("RingAda", 2, 20), ("PAC+, first epoch", 2, 200), ("P-RGE", 2, 20), ("Galaxy+", 4, 20)],
+)
+def test_sharing_the_air_never_pays_and_the_shipped_points_are_those_of_the_code(way, count, rate):
+    shared, private = (air.point("all-MiniLM-L6-v2", way, count, rate, medium) for medium in air.MEDIA)
+    assert shared.speedup <= private.speedup * 1.001
+    assert shared.in_use > 1 or shared.speedup == pytest.approx(1, rel=0.02)
+    [table] = [table for table in shipped_result(COMPARE, "air").tables if table.columns == air.COLUMNS]
+    for one in (shared, private):
+        labels = ("all-MiniLM-L6-v2", way, count, one.in_use, rate, one.medium)
+        [row] = [row for row in table.rows if row[:6] == labels]
+        assert row[8] == pytest.approx(one.speedup)
+
+
+def test_the_picture_of_shared_air_has_every_point():
+    [drawn] = find_item(COMPARE, "air").draw(shipped_result(COMPARE, "air"))
+    [points] = [table for table in shipped_result(COMPARE, "air").tables if table.columns == air.COLUMNS]
+    assert sum(len(trace.x) for trace in drawn.figure.data) == len(points.rows)
+    assert [line.x0 for line in drawn.figure.layout.shapes] == [1] * len(air.MODELS) * len(air.COUNTS)

@@ -1,0 +1,269 @@
+"""Which methods still pay if the boards share the air of a Wi-Fi network?  Two and four boards over one, simulated.
+
+Beside each point on Wi-Fi stands the same on a switch, whose wires have the same rate and latency.  So the medium is
+the only difference.  Costs are computed from sizes and the catalogue's figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench import experiment
+from workbench.core.catalogue import load_device
+from workbench.core.cluster import Cluster, Link
+from workbench.core.job import Job
+from workbench.core.medium import Medium
+from workbench.core.once import shared_results
+from workbench.core.report import Report
+from workbench.core.schedule import paused_collector
+from workbench.plots.export import Captioned
+from workbench.plots.style import DARK_GREY, GREY, ORANGE, SKY_BLUE, VERMILLION, finish
+from workbench_studies.papers.compare.boards import WIRELESS_S
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings, Table
+
+MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", "shape:gpt2-medium")
+MBIT_PER_S = (20, 60, 200)
+COUNTS = (2, 4)
+MEDIA: tuple[Medium, ...] = ("wifi", "switch")
+BOARD = "rpi-5"
+TRAINING = Job(train_samples=256, validation_samples=1, test_samples=1, epochs=2)
+ANSWERING = Job(test_samples=8)
+LORA = {"technique": "lora"}
+PAYS = 1.02
+"""Several boards pay if they are faster than one by this factor."""
+ONE_IS_ENOUGH = ("PAC+, from the cache", "Galaxy+")
+COLUMNS = ("model", "way", "boards", "in use", "Mbit/s", "medium", "s", "s on one board", "speedup")
+RATE_COLOURS = {20: VERMILLION, 60: ORANGE, 200: SKY_BLUE}
+COUNT_WORDS = {2: "two boards", 4: "four boards"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A method's epoch or answer.
+
+    alone: method and options on one board, where they differ.  epoch: which of the two counts; -1 the last.
+    """
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    alone: tuple[str, Mapping[str, Any]] | None = None
+    epoch: int = -1
+
+
+WAYS = {
+    "P-RGE": Way(method="p_rge"),
+    "PAC+, first epoch": Way(method="pac_plus", epoch=0),
+    "PAC+, from the cache": Way(method="pac_plus"),
+    "Confidant": Way(
+        method="confidant",
+        options={**LORA, "partition": "any_order"},
+        alone=("fine_tuning", {**LORA, "paradigm": "standalone"}),
+    ),
+    "RingAda": Way(method="ringada"),
+    "Galaxy+": Way(method="galaxy_plus"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """seconds: of an epoch, or of a mean answer, on `count` boards.  alone_s: on one.  in_use: boards that compute."""
+
+    model: str
+    way: str
+    count: int
+    in_use: int
+    mbit_per_s: int
+    medium: Medium
+    seconds: float
+    alone_s: float
+
+    @property
+    def speedup(self) -> float:
+        """Return the seconds on one board over those on several."""
+        return self.alone_s / self.seconds
+
+
+def boards(count: int, mbit_per_s: float, medium: Medium) -> Cluster:
+    """Return equal boards, each with this rate to the access point or the switch."""
+    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=WIRELESS_S)
+    devices = tuple(replace(load_device(BOARD, name=f"board {rank + 1}"), link=link) for rank in range(count))
+    return Cluster(name=f"{count} boards", devices=devices, medium=medium)
+
+
+def points(told: Callable[[str], None], models: Sequence[str] = MODELS) -> Iterator[Point]:
+    """Yield every point of the figure."""
+    with shared_results(), paused_collector():
+        for model, way in product(models, WAYS):
+            told(f"{model}: {way}")
+            for count, rate, medium in product(COUNTS, MBIT_PER_S, MEDIA):
+                yield point(model, way, count, rate, medium)
+
+
+def point(model: str, name: str, count: int, mbit_per_s: int, medium: Medium) -> Point:
+    """Return a way on several boards, over one."""
+    way = WAYS[name]
+    report = _simulated(model, way.method, way.options, boards(count, mbit_per_s, medium))
+    return Point(
+        model=model,
+        way=name,
+        count=count,
+        in_use=_in_use(report, way),
+        mbit_per_s=mbit_per_s,
+        medium=medium,
+        seconds=_seconds(report, way),
+        alone_s=_alone_s(model, name),
+    )
+
+
+@lru_cache
+def _alone_s(model: str, name: str) -> float:
+    way = WAYS[name]
+    one = boards(1, MBIT_PER_S[-1], "switch")
+    return _seconds(_simulated(model, *(way.alone or (way.method, way.options)), one), way)
+
+
+def _simulated(model: str, method: str, options: Mapping[str, Any], cluster: Cluster) -> Report:
+    shape = ANSWERING if method == "galaxy_plus" else TRAINING
+    job = replace(shape, model=model, method=method, options=dict(options))
+    return experiment.run(job, cluster, "simulate")
+
+
+def _seconds(report: Report, way: Way) -> float:
+    if report.epochs:
+        return report.epochs[way.epoch].seconds
+    return sum(step.predicted_s or 0.0 for step in report.steps) / len(report.steps)
+
+
+def _in_use(report: Report, way: Way) -> int:
+    is_cached = way.method == "pac_plus" and way.epoch
+    if is_cached and report.plan.cached is not None:
+        return len(report.plan.cached.ranks)
+    return len(report.plan.busy_ranks)
+
+
+def air(item: Item, settings: Settings) -> Result:
+    """Simulate every point."""
+    found = list(points(settings.progress, MODELS[:1] if settings.quick else MODELS))
+    paying = {
+        (way, rate, medium): sum(
+            one.speedup >= PAYS for one in found if (one.way, one.mbit_per_s, one.medium) == (way, rate, medium)
+        )
+        for way, rate, medium in product(WAYS, MBIT_PER_S, MEDIA)
+    }
+    slow = {one.way: one for one in found if one.model == found[0].model and _is_slow(one)}
+    heavy = {one.way: one for one in found if one.model == found[-1].model and _is_slow(one)}
+    settings_count = len({(one.model, one.count) for one in found})
+    best = max((one for way, one in slow.items() if way != "P-RGE"), key=lambda one: one.speedup)
+    alone = sum(one.in_use == 1 for one in found if one.way in ONE_IS_ENOUGH)
+    return item.result(
+        [],
+        tables={
+            "paying": [
+                (way, *(float(paying[way, rate, medium]) for rate, medium in product(MBIT_PER_S, MEDIA)))
+                for way in WAYS
+            ],
+            "points": [_row(one) for one in found],
+        },
+        holds={
+            "forward": all(paying["P-RGE", rate, medium] == settings_count for rate in MBIT_PER_S for medium in MEDIA),
+            "small": best.speedup < PAYS,
+            "large": heavy["Confidant"].speedup >= PAYS,
+            "enough": alone == sum(one.way in ONE_IS_ENOUGH for one in found),
+        },
+        settings=settings_count,
+        pays=PAYS,
+        least=min(one.speedup / one.count for one in found if one.way == "P-RGE"),
+        best=best,
+        confidant=heavy["Confidant"],
+        alone=alone,
+    )
+
+
+def _is_slow(one: Point) -> bool:
+    """Return whether it is one of two boards on the slowest air."""
+    return (one.count, one.mbit_per_s, one.medium) == (COUNTS[0], MBIT_PER_S[0], "wifi")
+
+
+def _row(one: Point) -> tuple[str | float, ...]:
+    numbers = (one.seconds, one.alone_s, one.speedup)
+    rate = float(one.mbit_per_s)
+    return (one.model, one.way, float(one.count), float(one.in_use), rate, one.medium, *numbers)
+
+
+def draw_air(item: Item, result: Result) -> list[Captioned]:
+    """Return the figure."""
+    [table] = [one for one in result.tables if one.columns == COLUMNS]
+    return [Captioned("air", item.title, figure(table))]
+
+
+def figure(table: Table) -> go.Figure:
+    """Return a panel for each model and number of boards.  table: the result's points."""
+    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    panels = list(product(models, COUNTS))
+    drawn = make_subplots(
+        rows=len(models),
+        cols=len(COUNTS),
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        vertical_spacing=0.07,
+        subplot_titles=[f"{model.removeprefix('shape:')}, {COUNT_WORDS[count]}" for model, count in panels],
+    )
+    ways = list(reversed(dict.fromkeys(row["way"] for row in rows)))
+    for number, (model, count) in enumerate(panels):
+        own = [row for row in rows if (row["model"], row["boards"]) == (model, count)]
+        place: Any = {"row": number // len(COUNTS) + 1, "col": number % len(COUNTS) + 1}
+        for rate, medium in product(MBIT_PER_S, MEDIA):
+            some = [row for row in own if (row["Mbit/s"], row["medium"]) == (rate, medium)]
+            drawn.add_trace(_marks(some, ways, rate, medium, is_first=number == 0), **place)
+        drawn.add_vline(x=1, line={"color": DARK_GREY, "width": 1.5}, **place)
+    ticks = {"tickvals": [0.05, 0.1, 0.25, 0.5, 1, 2, 4], "ticktext": ["1/20", "1/10", "¼", "½", "1", "2", "4"]}
+    drawn.update_xaxes(type="log", range=[-1.65, 0.72], tickangle=0, **ticks)
+    drawn.update_xaxes(title_text="times as fast as one board", row=len(models))
+    drawn.update_yaxes(tickvals=list(range(len(ways))), ticktext=ways, range=[-0.6, len(ways) - 0.4], zeroline=False)
+    drawn.update_annotations(font_size=12.5)
+    return finish(
+        drawn,
+        title="Which methods still pay on shared air?",
+        label="simulated",
+        subtitle="Seconds of an epoch (Galaxy+: of an answer) on one Raspberry Pi 5 over those on several.<br>"
+        "Filled: Wi-Fi, whose air all share. Open: a switch with wires of the same rate. Line: break-even.",
+        height=190 + 210 * len(models),
+        margin={"l": 20, "r": 20, "t": 130, "b": 100},
+    )
+
+
+def _marks(
+    rows: Sequence[dict[str, Any]], ways: Sequence[str], rate: int, medium: Medium, *, is_first: bool
+) -> go.Scatter:
+    """Return the marks of one rate and medium, a line of them for each way."""
+    is_shared = medium == "wifi"
+    place = (1 - MBIT_PER_S.index(rate)) * 0.24
+    return go.Scatter(
+        x=[row["speedup"] for row in rows],
+        y=[ways.index(row["way"]) + place for row in rows],
+        mode="markers",
+        marker={
+            "symbol": "circle" if is_shared else "circle-open",
+            "size": 9,
+            "color": RATE_COLOURS[rate],
+            "line": {"width": 1 if is_shared else 2, "color": GREY if is_shared else RATE_COLOURS[rate]},
+        },
+        name=f"{rate} Mbit/s, {'Wi-Fi' if is_shared else 'switch'}",
+        showlegend=is_first,
+        legendgroup=f"{rate} {medium}",
+        hovertext=[
+            f"{row['way']}, {rate} Mbit/s, {medium}: {row['s']:.3g} s on {row['in use']:.0f} of {row['boards']:.0f} "
+            f"boards, {row['s on one board']:.3g} s on one"
+            for row in rows
+        ],
+    )
