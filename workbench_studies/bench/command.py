@@ -28,6 +28,7 @@ NAMES = [
     "live",
     "advise",
     "memory",
+    "classroom",
     "kit",
 ]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
@@ -42,6 +43,7 @@ CHOOSING = {
     "recovery": "pac_plus, cached, fine_tuning, lora, confidant, idle, ringada, p_rge, kill, freeze, leave, slow, "
     "return",
     "advise": ", ".join(map(str, range(20))),
+    "classroom": "1, 2, 3, 4",
     "kit": "reach, files, start, epochs, faults",
     "text": "devices, process",
 }

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from workbench.assets.fetch import ASSETS, cache_folder
+from workbench.core.errors import RuntimeSetupError
 from workbench.core.job import Job
 from workbench.methods.galaxy_plus.serving.records import ServedRequest, ServingReport, StreamSettings
 from workbench.models.configuration import model_config
@@ -24,6 +25,7 @@ from workbench.runtime.engines import default_pool
 from workbench.runtime.network import probe
 from workbench.tasks import load_task
 from workbench_studies.bench import (
+    classroom,
     confidant,
     executor,
     galaxy_plus,
@@ -205,6 +207,16 @@ def test_live(monkeypatch: Patch) -> None:
     monkeypatch.setattr(live, "BLOCK", 5)
     made = live.bench(lambda line: None)
     assert made["ratio_min"] <= made["with_view_over_without"] <= made["ratio_max"] and made["drawing_ms"] > 0
+
+
+def test_classroom(monkeypatch: Patch) -> None:
+    small = Job(model="tiny-bert-2", epochs=1, train_samples=32, validation_samples=8, test_samples=8)
+    monkeypatch.setattr(classroom, "jobs_of", lambda name: {"pac_plus": small})
+    [point] = classroom.bench(lambda line: None, only=["2"])["points"]
+    assert point["students"] == 2 and 0 <= point["valid"] <= 2 and point["dilation"] == 1
+    with pytest.raises(RuntimeSetupError, match="1 at the same time"):
+        monkeypatch.setattr(classroom, "jobs_of", lambda name: {"pac_plus": replace(small, model="tiny-bertt")})
+        classroom.bench(lambda line: None, only=["1"])
 
 
 @pytest.mark.parametrize("method", ["pac_plus, cached", "confidant, idle", "p_rge"])
