@@ -1,7 +1,7 @@
 """Compare the device catalogue with what others have published of the same boards (data/boards/published.toml).
 
-The prediction comes from the functions that planning uses: `load_device`, and for tokens per second `analytic_profile`
-of the frozen model on this device alone.
+The prediction comes from the functions that planning uses: `load_device`; for the tokens of a prompt `analytic_profile`
+of the frozen model on this device alone; for written tokens Galaxy+'s computed costs of a token's pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from msgspec import Meta
 from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster, Device
 from workbench.core.serial import from_builtins, read_toml
+from workbench.methods.galaxy_plus.costs import analytic_inference
+from workbench.methods.galaxy_plus.planners.pricing import ends_s, layer_s
 from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.descriptions import FP32_BYTES, describe
 
 Quantity = Literal[
     "gflops",
@@ -52,8 +55,10 @@ class Figure:
 
     source: name of a Source.  setting: how it was measured.  clock_ghz: the board's clock, if it is not that of the
     catalogue.
-    fp64: it was measured in double precision.  origin: the catalogue's number was taken from it.
+    fp64: it was measured in double precision.  counted_once: a copy's bytes were counted once, though each is read and
+    written.  origin: the catalogue's number was taken from it.
     model, tokens: of tokens per second; the model's name in data/models.toml, and the prompt's tokens if stated.
+    weight_bytes: bytes of a stored weight, of written tokens.
     """
 
     board: str
@@ -63,9 +68,11 @@ class Figure:
     source: str
     clock_ghz: Positive | None = None
     fp64: bool = False
+    counted_once: bool = False
     origin: bool = False
     model: str = ""
     tokens: Annotated[int, Meta(ge=1)] = PROMPT_TOKENS
+    weight_bytes: Positive = FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +160,7 @@ def compared(found: Published) -> tuple[Compared, ...]:
 def _converted(figure: Figure, board: Board) -> float:
     """Return a figure at the catalogue's clock and in fp32."""
     if figure.quantity not in ("gflops", "prefill_tokens_per_s"):
-        return figure.value
+        return figure.value * (2 if figure.counted_once else 1)
     return figure.value * (2 if figure.fp64 else 1) * board.clock_ghz / (figure.clock_ghz or board.clock_ghz)
 
 
@@ -171,16 +178,27 @@ def _predicted(figure: Figure) -> float | None:
         case "bandwidth_mbit_per_s":
             return device.link.bytes_per_s * 8e-6
         case "memory_gb_per_s":
-            return None
+            return None if device.memory_bytes_per_s is None else device.memory_bytes_per_s / 1e9
         case "prefill_tokens_per_s":
-            return figure.tokens / _forward_s(device, figure.model, figure.tokens)
+            return figure.tokens / _prompt_s(device, figure.model, figure.tokens)
         case "decode_tokens_per_s":
-            return 1 / _forward_s(device, figure.model, 1)
+            return 1 / _token_s(device, figure.model, figure.weight_bytes)
 
 
 @cache
-def _forward_s(device: Device, model: str, tokens: int) -> float:
-    """Return the seconds of a forward pass over one text on one device, as planning computes them."""
+def _prompt_s(device: Device, model: str, tokens: int) -> float:
+    """Return the seconds of a forward pass over one text."""
     cluster = Cluster(name="one", devices=(device,))
     profile = analytic_profile(model, cluster, technique="frozen", batch_sizes=(1,), sequence_lengths=(tokens,))
     return sum(layer.times["F"].seconds[0][0] for layer in profile.layers[0])
+
+
+@cache
+def _token_s(device: Device, model: str, weight_bytes: float) -> float:
+    """Return the seconds of one more token: smaller weights are read in less time."""
+    rate = device.memory_bytes_per_s
+    rates = {} if rate is None else {"weight_bytes_per_s": rate * FP32_BYTES / weight_bytes}
+    cluster = Cluster(name="one", devices=(device,))
+    profile = analytic_inference(model, cluster, vocabulary=describe(model).vocab, **rates)
+    layers = sum(shape.num_layers * layer_s(profile, 0, stack, (1,)) for stack, shape in enumerate(profile.stacks))
+    return layers + ends_s(profile, 0, (1,))

@@ -23,6 +23,7 @@ UNITS = {
     "watts_idle": "W",
     "microjoule_per_byte": "10^-6 J",
     "storage_mb_per_s": "10^6 bytes/s",
+    "memory_gb_per_s": "10^9 bytes/s",
     "battery": "0 to 1",
     "battery_wh": "Wh",
     "leave_below": "0 to 1",
@@ -58,7 +59,7 @@ def clusters() -> str:
 def device_models() -> str:
     """Return the catalogue of device models."""
     models: dict[str, dict[str, Any]] = tomllib.loads((data_folder() / "devices.toml").read_text(encoding="utf-8"))
-    keys = ("gflops", "memory_mb", "bandwidth_mbit_per_s", "latency_ms", "watts_busy", "watts_idle")
+    keys = ("gflops", "memory_mb", "bandwidth_mbit_per_s", "latency_ms", "watts_busy", "watts_idle", "memory_gb_per_s")
     rows = ((f"`{name}`", cell(of["title"]), *(str(of.get(key, "")) for key in keys)) for name, of in models.items())
     return table(("model", "what it is", *keys), rows)
 

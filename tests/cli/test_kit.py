@@ -236,11 +236,12 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     measured = load_cluster("kit.toml")
     assert measured.link(1, 0) == slow
     slow, fast = fast, slow
-    assert [(one.flops_per_s, one.storage_bytes_per_s) for one in measured.devices] == [(7e9, 4e7)] * 2
+    assert [(one.flops_per_s, one.storage_bytes_per_s, one.memory_bytes_per_s) for one in measured.devices] == [
+        (7e9, 4e7, 2e9)
+    ] * 2
     assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
-    assert [replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in measured.devices] == [
-        replace(one, flops_per_s=0.5, storage_bytes_per_s=0.5) for one in (first, second)
-    ]
+    reset = {"flops_per_s": 0.5, "storage_bytes_per_s": 0.5, "memory_bytes_per_s": 0.5}
+    assert [replace(one, **reset) for one in measured.devices] == [replace(one, **reset) for one in (first, second)]
 
 
 def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

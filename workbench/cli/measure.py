@@ -35,6 +35,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
                 "gflops": round(device.flops_per_s / GIGA, 3),
                 "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1),
             }
+            | ({"memory_gb_per_s": round(device.memory_bytes_per_s / GIGA, 3)} if device.memory_bytes_per_s else {})
             | _described(device.processors)
             for device in devices
         }

@@ -96,7 +96,8 @@ class Device:
     python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup`
     installed.
     watts_busy, watts_idle: power while it computes, and while it does not.  joules_per_byte: additional energy of each
-    byte that it sends.  storage_bytes_per_s: sequential read rate.
+    byte that it sends.  storage_bytes_per_s: sequential read rate.  memory_bytes_per_s: rate of reading and writing
+    memory, which bounds the pass of a single token; None: not known, and left out.
     battery: the remaining charge, from 0 to 1.  battery_wh: capacity of the battery, which determines how fast the
     charge of an emulated device falls; 0: mains power.
     leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: whether it also
@@ -118,6 +119,7 @@ class Device:
     watts_idle: Watts = 0.0
     joules_per_byte: JoulesPerByte = 0.0
     storage_bytes_per_s: Rate = 90e6
+    memory_bytes_per_s: Rate | None = None
     battery: Share = 1.0
     battery_wh: WattHours = 0.0
     leave_below: Fraction = 0.0

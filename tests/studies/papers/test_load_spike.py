@@ -15,7 +15,7 @@ from workbench_studies.papers.galaxy_plus.load_spike import LoadSpikeResult
 @pytest.fixture(scope="module")
 def result() -> LoadSpikeResult:
     cluster = load_cluster("galaxy-env-b").part([0, 1, 2])
-    profile = analytic_inference("DistilBERT", cluster)
+    profile = analytic_inference("DistilBERT", cluster, weight_bytes_per_s=None)  # as for all of the paper's figures
     return load_spike_simulated(
         profile, cluster, Fault(kind="slow", rank=1, start=10.0, factor=5.0), until_s=30.0, length=284
     )

@@ -29,7 +29,7 @@ SCORE_MOVES = 4
 
 
 def analytic_inference(model: ModelDescription | str, cluster: Cluster, **rates: Any) -> InferenceProfile:
-    """Return a described model's profile from its sizes, each device's flops_per_s, and rates (see analytic_costs)."""
+    """Return a described model's profile from its sizes and each device's rates (see analytic_from)."""
     described = describe(model)
     first, last = end_bytes(described)
     return analytic_from(described.name, stack_sizes(described), cluster, first_bytes=first, last_bytes=last, **rates)
@@ -44,9 +44,17 @@ def analytic_from(
     last_bytes: int = 0,
     **rates: Any,
 ) -> InferenceProfile:
-    """Return the profile of any stacks of known sizes.  rates: see analytic_costs."""
+    """Return the profile of any stacks of known sizes.
+
+    rates: see analytic_costs; without weight_bytes_per_s each device reads weights at its memory_bytes_per_s.
+    """
     rows = tuple(
-        tuple(analytic_costs(sizes, flops_per_s=device.flops_per_s, **rates) for sizes in stacks)
+        tuple(
+            analytic_costs(
+                sizes, flops_per_s=device.flops_per_s, **{"weight_bytes_per_s": device.memory_bytes_per_s} | rates
+            )
+            for sizes in stacks
+        )
         for device in cluster.devices
     )
     return InferenceProfile(

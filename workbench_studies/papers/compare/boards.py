@@ -193,7 +193,8 @@ def _inference_profile(model: str, count: int) -> InferenceProfile:
     described = describe(model)
     # A weight in 8 bits takes a quarter of the bytes, and of the time to read it.
     rates = {"weight_bytes_per_s": LESS * WEIGHT_BYTES_PER_S, "vocabulary": described.vocab}
-    made = analytic_inference(model, boards(count, MBIT_PER_S[0]), **rates if described.kind == "decoder" else {})
+    whole = {"weight_bytes_per_s": None}  # an encoder reads its weights once for a whole text
+    made = analytic_inference(model, boards(count, MBIT_PER_S[0]), **rates if described.kind == "decoder" else whole)
     stacks = tuple(
         replace(
             stack,

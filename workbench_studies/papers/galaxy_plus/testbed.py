@@ -173,6 +173,7 @@ def profile(
                 last_bytes=last,
                 operation_s=operation,
                 memory_bytes_per_s=memory,
+                weight_bytes_per_s=None,  # it reads whole sentences
             )
             rows[kind] = device_profile
     costs = tuple(rows[device.model, device.flops_per_s].costs[0] for device in on.devices)
