@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
-from traitlets.config import Config
+from traitlets.config import PyFileConfigLoader
 
 
 def points_of_code(source: Path) -> float:
@@ -21,9 +21,8 @@ def points_of_code(source: Path) -> float:
 
 def main(course: Path, labs: list[str]) -> int:
     """Grade the labs of a course that `course.release --nbgrader` wrote; return how many are graded wrongly."""
-    config = Config()
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(course)).load_config()
     config.CourseDirectory.root = str(course)
-    config.ExecutePreprocessor.timeout = 900
     api = NbGraderAPI(config=config)
     failed = 0
     for lab in labs:

@@ -74,9 +74,23 @@ def _nbgrader_cell(cell: dict[str, Any], source: str, grade_id: str, **settings:
     return cell | {"source": source.splitlines(keepends=True), "metadata": metadata}
 
 
+NBGRADER_CONFIG = """# A cell may train on four emulated devices; nbgrader itself waits for 30 s, and 4 s for an output.
+c = get_config()
+c.ExecutePreprocessor.timeout = 900
+c.ExecutePreprocessor.iopub_timeout = 120
+"""
+
+
 def write_nbgrader_course(folder: Path) -> list[Path]:
-    """Write an nbgrader assignment of each lab: FOLDER/source/labNN/NAME.ipynb.  Return the files."""
+    """Write an nbgrader assignment of each lab, FOLDER/source/labNN/NAME.ipynb, and the time that a cell may take,
+    FOLDER/nbgrader_config.py, unless there is one.  Return the files.
+    """
     written = []
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "nbgrader_config.py"
+    if not config.exists():
+        config.write_text(NBGRADER_CONFIG, encoding="utf-8")
+        written.append(config)
     for path in sorted(SOURCES.glob("*.ipynb")):
         lab = path.stem[:2]
         place = folder / "source" / f"lab{lab}" / path.name

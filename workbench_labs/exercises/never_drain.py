@@ -252,16 +252,17 @@ def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
 
 def judge_stable_rate(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Does a descent come down just below the rate, and run away just above it?"""
-    rate, delay = number_of(answer), numbers["delay"]
+    rate, delay, curvature = number_of(answer), numbers["delay"], numbers["curvature"]
 
     def grows(at: float) -> bool:
-        path = delayed_descent(1.0, lambda w: w, at, delay, 4000)
+        path = delayed_descent(1.0, lambda w: curvature * w, at, delay, 4000)
         return not max(map(abs, path[-50:])) < 1e-3
 
     if rate <= 0 or grows(rate * (1 - AGREED)) or not grows(rate * (1 + AGREED)):
         raise WrongAnswerError(f"{rate:g} is not the limit.")
-    exact = 2 * math.sin(math.pi / (4 * delay + 2))
-    return f"Below it the descent ends at 0, above it it does not (2 sin(pi / (4 x {delay} + 2)) = {exact:.3f})."
+    exact = 2 * math.sin(math.pi / (4 * delay + 2)) / curvature
+    formula = f"2 sin(pi / (4 x {delay} + 2)) / {curvature:g}"
+    return f"Below it the descent ends at 0, above it it does not ({formula} = {exact:.3f})."
 
 
 def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -342,7 +343,7 @@ that list for what the explorer shows.""",
             "Put a device with little memory last, a fast one with much memory first.",
             "*Best order* tries all orders; look at what it does with the slow devices.",
         ),
-        draw=lambda draws: {"batch_size": draws.choice([8, 12, 16])},
+        draw=lambda draws: {"batch_size": draws.randint(8, 17)},
         judge=judge_order,
     ),
     Exercise(
@@ -380,14 +381,15 @@ subtracts rate times the gradient from the *newest* weights. Return the weights 
     Exercise(
         name="stable_rate",
         question="""**How fast may it learn?** (2 points) What is the largest learning rate at which a descent into \
-w<sup>2</sup> / 2 with gradients that are {delay} updates old still comes down?""",
+{curvature} w<sup>2</sup> / 2 with gradients that are {delay} updates old still comes down?""",
         points=2,
         hints=(
-            "Move the slider of the explorer until this delay's line neither grows nor shrinks.",
-            "Try w_(t+1) = w_t - rate w_(t - delay) in a loop of your own.",
-            "Without delay it is 2; it falls about as 1 over the delay.",
+            "Move the slider of the explorer, which shows w<sup>2</sup> / 2, until this delay's line neither grows nor \
+shrinks. What does the factor before w<sup>2</sup> do to the gradient?",
+            "Try w_(t+1) = w_t - rate {curvature} w_(t - delay) in a loop of your own.",
+            "Without delay it is 2 over the factor; it falls about as 1 over the delay.",
         ),
-        draw=lambda draws: {"delay": draws.randint(1, 5)},
+        draw=lambda draws: {"delay": draws.randint(1, 5), "curvature": draws.choice([0.8, 1.25, 1.5, 2.5, 4])},
         judge=judge_stable_rate,
     ),
     Exercise(

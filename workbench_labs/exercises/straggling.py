@@ -175,9 +175,9 @@ def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     return f"It is the workbench's, in {CASES} cases."
 
 
-def break_even(rank: int) -> float:
-    """Return how many times slower a device must be until waiting takes as long as leaving it out."""
-    least_s, low, high = world().without_s(rank), 1.0, 32.0
+def break_even(rank: int, percent: float) -> float:
+    """Return how many times slower a device must be until waiting takes `percent` longer than leaving it out."""
+    least_s, low, high = (1 + percent / 100) * world().without_s(rank), 1.0, 32.0
     while high / low > 1.005:
         factor = (low * high) ** 0.5
         low, high = (factor, high) if world().slowed_s(rank, factor) < least_s else (low, factor)
@@ -185,12 +185,12 @@ def break_even(rank: int) -> float:
 
 
 def judge_break_even(answer: Any, numbers: Mapping[str, Any]) -> str:
-    """Is a request that waits as long as one without the device, to a twentieth?"""
+    """Is a request that waits as much longer than one without the device as asked for, to a twentieth?"""
     waits_s, least_s = (
         world().slowed_s(numbers["device"], max(1.0, number_of(answer))),
         world().without_s(numbers["device"]),
     )
-    if number_of(answer) < 1 or abs(waits_s / least_s - 1) > 0.05:
+    if number_of(answer) < 1 or abs(waits_s / least_s / (1 + numbers["percent"] / 100) - 1) > 0.05:
         raise WrongAnswerError(f"Then a request takes {waits_s:.3f} s; without the device it takes {least_s:.3f} s.")
     return f"Waiting takes {waits_s:.3f} s, leaving it out {least_s:.3f} s (simulated)."
 
@@ -208,7 +208,7 @@ def _seed(draws: Random) -> dict[str, Any]:
 
 
 def _device(draws: Random) -> dict[str, Any]:
-    return {"device": draws.randrange(3)}
+    return {"device": draws.randrange(3), "percent": draws.choice([15, 20, 25, 30, 40])}
 
 
 def _outage(draws: Random) -> dict[str, Any]:
@@ -224,14 +224,15 @@ def _outage(draws: Random) -> dict[str, Any]:
 EXERCISES = (
     Exercise(
         name="break_even",
-        question="""**When does waiting cost more?** (5 points) From how many times slower on is it faster to leave \
-device {device} out than to wait for it? `world.slowed_s({device}, 2.0)` are the seconds of a request if it is two \
-times slower, `world.without_s({device})` those without it. The two may differ by 5 %.""",
+        question="""**When does waiting cost more?** (5 points) A new plan pays only if it saves enough. \
+How many times slower must device {device} be until a request that waits for it takes {percent} % longer than one \
+without it? `world.slowed_s({device}, 2.0)` are the seconds of a request if it is two times slower, \
+`world.without_s({device})` those without it. Your answer may be 5 % off, in seconds.""",
         points=5,
         hints=(
             "At 1.0 waiting is faster, at 8.0 it is not. Try something between.",
             "Halve the range again and again: a loop of ten steps.",
-            "You look for the factor at which `world.slowed_s` equals `world.without_s`.",
+            "You look for the factor at which `world.slowed_s` is `world.without_s` and the per cent more.",
         ),
         draw=_device,
         judge=judge_break_even,
@@ -265,7 +266,8 @@ slower all the time (*mild*). The two fast ones are slow for an instant, again a
 goodput must be 97 % of what is possible: the better of never leaving out and the workbench's own rule.""",
         points=15,
         hints=(
-            "Look at `break_even`: below about 1.5 times slower waiting is better.",
+            "Find with `world` where waiting takes as long as leaving out: about 1.5 times slower. Below it waiting is "
+            "better.",
             "One slow report may be a spike. How long does a device have to be slow before you believe it? And the "
             "devices that you left out: when do they come back?",
             "Leave d out if in each of the last three reports it took more than 1.8 times its usual time. The same "

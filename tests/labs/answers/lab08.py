@@ -61,7 +61,7 @@ def with_itself(measured: Any, expected: Any) -> list[float]:
 
 
 RIGHT = {
-    "break_even": lambda drawn: break_even(drawn["device"]),
+    "break_even": lambda drawn: break_even(drawn["device"], drawn["percent"]),
     "outage": lambda drawn: (
         drawn["silence_s"] + drawn["plan_s"] + drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["request_s"]
     ),
@@ -69,6 +69,7 @@ RIGHT = {
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "break_even": {
         "at once": (1.0, "without the device it takes"),
+        "as long as without it": (lambda drawn: break_even(drawn["device"], 0), "without the device it takes"),
         "much too late": (4.0, "without the device it takes"),
         "below one": (0.5, "without the device it takes"),
     },

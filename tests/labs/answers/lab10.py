@@ -82,13 +82,17 @@ def halves(times: Any) -> list[int]:
     return equal_cut(len(times[0]), len(times))
 
 
+def stable_rate(delay: int, curvature: float) -> float:
+    return 2 * math.sin(math.pi / (4 * delay + 2)) / curvature
+
+
 def seconds_alone(capacities: Any, batteries: Any, p: float, eta: float) -> list[float]:
     return [p * battery / (sum(capacity) + eta) for capacity, battery in zip(capacities, batteries, strict=True)]
 
 
 RIGHT = {
     "order": faster_order,
-    "stable_rate": lambda drawn: 2 * math.sin(math.pi / (4 * drawn["delay"] + 2)),
+    "stable_rate": lambda drawn: stable_rate(drawn["delay"], drawn["curvature"]),
     "notice": lambda drawn: drawn["megabytes"] / drawn["megabytes_per_s"] + drawn["window_s"] + drawn["move_s"],
 }
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
@@ -117,8 +121,9 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "nothing learned": (lambda operations, weights, *_: list(weights), "its order is"),
     },
     "stable_rate": {
-        "without delay": (2.0, "is not the limit"),
-        "one delay more": (lambda drawn: 2 * math.sin(math.pi / (4 * drawn["delay"] + 6)), "is not the limit"),
+        "without delay": (lambda drawn: 2 / drawn["curvature"], "is not the limit"),
+        "one delay more": (lambda drawn: stable_rate(drawn["delay"] + 1, drawn["curvature"]), "is not the limit"),
+        "of another curve": (lambda drawn: stable_rate(drawn["delay"], 1), "is not the limit"),
         "a small one": (0.01, "is not the limit"),
     },
     "heads": {
