@@ -26,8 +26,8 @@ class Problem(Generic[P]):
     decoder_length: tokens in a second stack (default: sequence_length).
     kept_tokens: whose keys and values stay in memory while texts are written, those of all texts together; 0: none.
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
-    queries: of a forward-only step; each of them sees all samples.  execution: how a device must run their forward
-    passes (P-RGE); 'auto': whichever way is the fastest.
+    queries: of a forward-only step; each of them sees all samples.  estimator: what is computed for each (P-RGE).
+    execution: how a device must run their forward passes; 'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).
     """
 
@@ -41,6 +41,7 @@ class Problem(Generic[P]):
     batch_size: int = 1
     micro_batches: int = 1
     queries: int = 1
+    estimator: str = "two_point"
     execution: str = "auto"
     ranks: Sequence[int] | None = None
 

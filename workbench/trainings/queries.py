@@ -234,9 +234,9 @@ class QueryTraining:
         """
         curve = self.curve
         logged = () if self._log is None else self._log.steps[:steps]
-        in_place_epsilon = self.settings.epsilon if self.settings.method == "MeZO" else None
+        in_place = self.settings.zeroth_order if self.settings.method == "MeZO" else None
         for step_log in logged[curve.steps :]:
-            replay(self.model.trainables, [step_log], in_place_epsilon=in_place_epsilon)
+            replay(self.model.trainables, [step_log], in_place=in_place)
             curve.steps, curve.resumed = curve.steps + 1, curve.resumed + 1
             if self._score_if_due(steps):
                 report(curve)

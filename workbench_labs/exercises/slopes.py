@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from workbench.methods.p_rge.zeroth_order import gradients_of
-from workbench.methods.p_rge.zeroth_order.trainables import fill
+from workbench.methods.p_rge.zeroth_order.directions import NORMAL
 from workbench_labs.bowl import Bowl, descents, mean_slope
 from workbench_labs.course.verdict import (
     Exercise,
@@ -347,7 +347,7 @@ def _walk(theta: Sequence[float], moves: Moves) -> list[float]:
     """Return theta after moves, with the workbench's noise."""
     values, noise = torch.tensor(theta), torch.empty(len(theta))
     for seed, scale in moves:
-        fill(noise, torch.Generator().manual_seed(int(seed)), (len(theta),))
+        NORMAL.draw(int(seed)).fill(noise, ((len(theta),),))
         values.add_(noise, alpha=scale)
     return values.tolist()
 

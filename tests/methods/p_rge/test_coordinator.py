@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 import pytest
@@ -30,7 +30,7 @@ ROW_S = 1e-3
 
 
 def loss_of(seed: int, step: int, part: int) -> float:
-    """Return what any device finds for a part."""
+    """Return what any device finds for a part of a step."""
     return (query_seed(seed, step, part // 2) % 1000) / 500 * (1 if part % 2 else -1)
 
 
@@ -40,7 +40,7 @@ class Work(VirtualWork):
 
     def busy_s(self, job: PRGERankJob, place: int) -> float:
         step = job.query_step()
-        total = job.profile.seconds(place, STEP, job.estimator.queries, 1)
+        total = job.profile.seconds(place, STEP, job.estimator.num_queries, 1)
         for op in step.schedule.ops[place]:
             if op.kind == "F":
                 queries = len(step.queries(op.part))
@@ -62,17 +62,15 @@ class Work(VirtualWork):
         return part
 
     def _record(self, job: PRGERankJob, step: int) -> StepLog:
-        return record_of(
-            job, step, {part: loss_of(job.job.seed, step, part) for part in range(2 * job.estimator.queries)}
-        )
+        parts = range(job.estimator.rule.query_parts * job.estimator.num_queries)
+        return record_of(job, step, {part: loss_of(job.job.seed, step, part) for part in parts})
 
     def _own_losses(self, job: PRGERankJob, place: int, step: int) -> dict[int, float]:
-        first = 0
+        first, each = 0, job.estimator.rule.query_parts
         for share in job.plan.stages[-1].shares:
             if share.rank == place:
-                return {
-                    part: loss_of(job.job.seed, step, part) for part in range(2 * first, 2 * (first + share.queries))
-                }
+                parts = range(each * first, each * (first + share.queries))
+                return {part: loss_of(job.job.seed, step, part) for part in parts}
             first += share.queries
         return {}
 
@@ -214,6 +212,20 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
         loss_of(0, 3, 2 * query + sign) for query in ((0, 3) if after_loss == "drop" else range(Q)) for sign in (0, 1)
     ]
     assert len(told) == 16 and told[3][2] == pytest.approx(fmean(losses))
+
+
+def test_a_step_without_the_loss_in_the_middle_is_repeated(coordinate: Coordinate) -> None:
+    """One-sided losses are compared with the one of theta; the device that has it may be lost."""
+    settings = {"estimator": "one_sided", "after_loss": "drop"}
+    lost = coordinate(shared(2, 2, 1), "kill:device-0@step3", **settings)
+    assert lost.queries == [Q] * 16 and lost.jobs[1].job.first_step == 3
+    kept = coordinate(shared(2, 2, 1), "kill:device-2@step3", **settings)
+    assert kept.queries == [Q] * 3 + [Q - 1] + [Q] * 12 and kept.jobs[1].job.first_step == 4
+    record = kept.history.records[3]
+    losses = [loss_of(0, 3, query) for query in range(Q)]
+    slopes = [(loss - losses[0]) / pstdev(losses[1:]) for loss in losses[1:]]
+    assert record.seeds == tuple(query_seed(0, 3, query) for query in range(1, Q))
+    assert record.gradients == pytest.approx(slopes, rel=1e-5) and record.loss == pytest.approx(fmean(losses))
 
 
 def test_one_that_comes_back_has_made_the_log_when_the_others_pause(coordinate: Coordinate) -> None:

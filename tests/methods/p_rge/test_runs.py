@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from methods.p_rge.worlds import (
     shared,
     theta,
     trained_by,
+    with_options,
 )
 from workbench.core import Plan
 from workbench.core.errors import CacheError, ConfigError
@@ -62,18 +64,36 @@ def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[
 
 
 @pytest.mark.parametrize(
-    ("model", "plan"),
+    ("model", "plan", "options"),
     [
-        ("tiny-llama", shared(2, 0, 1, 1)),
-        ("tiny-gpt2", chain(2, 5, 6, ranks=(3, 0, 1))),
-        ("tiny-t5", chain(4, 6, ranks=(1, 2))),  # cut within the decoder
-        ("tiny-bert", shared(1, 3)),  # with a trained head
+        ("tiny-llama", shared(2, 0, 1, 1), {}),
+        ("tiny-gpt2", chain(2, 5, 6, ranks=(3, 0, 1)), {}),
+        ("tiny-t5", chain(4, 6, ranks=(1, 2)), {}),  # cut within the decoder
+        ("tiny-bert", shared(1, 3), {}),  # with a trained head
+        # q + 1 passes: one device computes the loss in the middle, for all.
+        ("tiny-llama", shared(2, 0, 2, 1), {"estimator": "one_sided", "learning_rate": 1e-3}),
+        ("tiny-llama", chain(2, 6, ranks=(2, 0), queries=Q + 1), {"estimator": "one_sided", "learning_rate": 1e-3}),
+        ("tiny-llama", shared(1, 3), {"estimator": "low_rank", "subspace_steps": 3}),
+        ("tiny-llama", chain(2, 6, ranks=(0, 1)), {"estimator": "low_rank", "subspace_steps": 3}),
+        ("tiny-llama", shared(2, 1, 1), {"estimator": "jvp"}),
     ],
-    ids=["queries divided", "chain", "chain of an encoder-decoder", "encoder"],
+    ids=[
+        "queries divided",
+        "chain",
+        "chain of an encoder-decoder",
+        "encoder",
+        "one-sided",
+        "chain, one-sided",
+        "low-rank",
+        "chain, low-rank",
+        "jvp",
+    ],
 )
-def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_path: Path) -> None:
+def test_equals_one_process(
+    model: str, plan: Plan, options: dict[str, Any], engines: EngineCluster, tmp_path: Path
+) -> None:
     """The same scalars, and the same weights to float tolerance; between devices travel seeds and losses alone."""
-    prepared = prepared_job(model)
+    prepared = prepared_job(model, **options)
     expected, logs, _ = in_one_process(prepared)
     events: list[Event] = []
     outcome = run(prepared, engines, plan, tmp_path, events=events)
@@ -89,7 +109,7 @@ def test_equals_one_process(model: str, plan: Plan, engines: EngineCluster, tmp_
     assert [step.samples for step in outcome.steps] == [E] * STEPS
     assert {"first epoch, predicted", "first epoch, measured"} == set(outcome.timelines)
     if len(plan.stages) == 1:
-        parts = {share.rank: 2 * share.queries + 1 for share in plan.stages[0].shares}
+        parts = {share.rank: prepared.rule.query_parts * share.queries + 1 for share in plan.stages[0].shares}
         assert outcome.bytes["sent in a step, measured"] == 4 * sum(parts.values()) * (len(parts) - 1)
 
 
@@ -233,6 +253,10 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),
         ({"rank": 0}, "rank = 0"),
+        ({"estimator": "one_side"}, "one of two_point, one_sided, low_rank, jvp"),
+        ({"estimator": "one_sided", "queries": 1}, "needs at least 2"),
+        ({"estimator": "one_sided", "execution": "inner"}, "It has: auto, both, sequential"),
+        ({"estimator": "jvp", "execution": "outer"}, "It has: auto, both, inner"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, object], message: str) -> None:
@@ -253,3 +277,6 @@ def test_plans_that_cannot_be(engines: EngineCluster, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             method.check(prepared, profile, cluster, plan, folder=tmp_path)
+    derivatives = with_options(prepared, estimator="jvp")
+    with pytest.raises(ConfigError, match="derivatives are not sent from stage to stage"):
+        method.check(derivatives, profile, cluster, chain(3, 6, ranks=(0, 1)), folder=tmp_path)

@@ -76,10 +76,11 @@ def trainer(folder: Path, out: Path, arguments: type[TrainingArguments] = ZeroOr
     )
 
 
-def test_every_step_is_the_methods_own(folder: Path, tmp_path: Path) -> None:
-    made = trainer(folder, tmp_path)
+@pytest.mark.parametrize("options", [{}, {"estimator": "one_sided"}, {"estimator": "low_rank", "subspace_steps": 3}])
+def test_every_step_is_the_methods_own(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    made = trainer(folder, tmp_path, settings=options)
     made.train()
-    model, logs, losses = worlds.in_one_process(worlds.prepared_job())
+    model, logs, losses = worlds.in_one_process(worlds.prepared_job(**options))
     assert made.step_logs == logs  # seeds and scalars, bit for bit
     assert torch.equal(worlds.theta(made.trained), worlds.theta(model))
     logged = [record["loss"] for record in made.state.log_history if "loss" in record]

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,29 @@ def fresh(technique="lora_fa"):
     return load_causal_model("tiny-llama-2", TrainableConfig(technique=technique, rank=4))
 
 
-@pytest.mark.parametrize(("make", "technique"), [(Prge, "lora_fa"), (Mezo, "lora_fa"), (Mezo, "full")])
-def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique, tmp_path):
-    path, model = tmp_path / "steps.jsonl", fresh(technique)
-    estimator = make(model, CONFIG)
+@pytest.mark.parametrize(
+    ("make", "technique", "settings"),
+    [
+        (Prge, "lora_fa", {}),
+        (Mezo, "lora_fa", {}),
+        (Mezo, "full", {}),
+        (Prge, "lora_fa", {"estimator": "one_sided"}),
+        (Mezo, "full", {"estimator": "one_sided"}),
+        (Prge, "lora", {"estimator": "low_rank", "subspace_steps": 2}),
+        (Mezo, "full", {"estimator": "low_rank", "subspace_steps": 2}),
+        (Prge, "lora_fa", {"estimator": "jvp"}),
+    ],
+)
+def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique, settings, tmp_path):
+    path, model, config = tmp_path / "steps.jsonl", fresh(technique), replace(CONFIG, **settings)
+    estimator = make(model, config)
     log = LogFile(path, HEADER)
     for step in range(5):
         log.append(estimator.step(prompts(seed=step), step).log)
     expected = model.trainables.state()
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    in_place = CONFIG.epsilon if make is Mezo else None
+    in_place = config if make is Mezo else None
     for cut in (
         len(whole),
         len(whole) - 1,
@@ -53,9 +66,9 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique
     ):
         path.write_bytes(whole[:cut])
         model = fresh(technique)
-        estimator = make(model, CONFIG)
+        estimator = make(model, config)
         log = LogFile(path, HEADER)
-        done = replay(model.trainables, log.steps, in_place_epsilon=in_place)
+        done = replay(model.trainables, log.steps, in_place=in_place)
         assert done == max(0, whole[:cut].count(b"\n") - 1)
         for step in range(done, 5):
             log.append(estimator.step(prompts(seed=step), step).log)

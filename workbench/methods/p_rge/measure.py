@@ -4,6 +4,7 @@ the catalogue.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -201,7 +202,8 @@ def trained_values(prepared: PreparedJob) -> int:
     """Return the number of trained values in a layer, at its query and value projections."""
     facts = prepared.facts
     narrow = facts.hidden_size * facts.num_key_value_heads // facts.num_heads
-    return sum(sum(prepared.trainable.sizes(facts.hidden_size, outputs)) for outputs in (facts.hidden_size, narrow))
+    shapes = (prepared.trainable.shapes(facts.hidden_size, outputs) for outputs in (facts.hidden_size, narrow))
+    return sum(math.prod(shape) for each in shapes for shape in each)
 
 
 def _forward_only(

@@ -103,7 +103,8 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
             # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
             "sent in a step of first-order data parallelism": 2 * (num_devices - 1) * trainable_bytes(job.layers),
-            "kept of a step in the log": 8 * job.change.setting.queries,
+            "kept of a step in the log": 8 * job.change.setting.queries
+            + 4 * (planned.prepared.rule.direction == "low_rank"),
         }
         prediction = replace(prediction, bytes=nbytes)
         if not planned.prepared.options.adapt:
@@ -131,7 +132,8 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         model = load_model(prepared)
         with warnings.catch_warnings(record=True) as rounding:
             warnings.simplefilter("always")
-            warn_of_rounding(model, prepared.options.epsilon)
+            if not prepared.rule.tangent:
+                warn_of_rounding(model, prepared.options.epsilon)
         policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
         notify(
             Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train")
@@ -190,7 +192,8 @@ def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:
     """Return the setting of a plan's steps: the requested one, unless the job adapts."""
     if not prepared.options.adapt:
         return prepared.setting
-    return Setting(sum(share.queries for share in plan.stages[0].shares), plan.micro_batch_size)
+    queries = sum(share.queries for share in plan.stages[0].shares)
+    return Setting(prepared.rule.num_directions(queries), plan.micro_batch_size)
 
 
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:

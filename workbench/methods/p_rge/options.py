@@ -11,7 +11,7 @@ from msgspec import Meta
 from workbench.core.effects import SEVERAL_DEVICES, only
 from workbench.core.methods import Declaration, FormField, Parts
 from workbench.core.names import FloatType
-from workbench.core.ranges import Positive, Width
+from workbench.core.ranges import Count, Positive, Width
 from workbench.methods.option_values import Published
 from workbench.methods.p_rge.seeds import MAX_QUERIES
 
@@ -19,6 +19,7 @@ METHOD = "p_rge"
 Execution = Literal["sequential", "outer", "inner", "both"]
 Choice = Literal["auto", "sequential", "outer", "inner", "both"]
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
+EstimatorName = Literal["two_point", "one_sided", "low_rank", "jvp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,11 @@ class PRGEOptions:
     """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its
     learning_rate, constant.
 
-    queries: q, random directions of a step.  epsilon: the perturbation's scale.
+    queries: q, random directions of a step.  epsilon: the perturbation's scale; 'jvp' has none.
+    estimator: how losses become a gradient (see estimator_table): 'two_point' from two losses on either side, P-RGE;
+    'one_sided' from one and the loss in the middle, FZOO; 'low_rank' along matrices of low rank, LOZO; 'jvp' from exact
+    derivatives along the directions.
+    direction_rank: r, the rank of LOZO's directions U V^T.  subspace_steps: nu, the steps in which V stays the same.
     steps: number of steps of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
@@ -51,7 +56,10 @@ class PRGEOptions:
     )
 
     queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
-    epsilon: Positive = 1e-2
+    epsilon: Annotated[Positive, only(estimator=("two_point", "one_sided", "low_rank"))] = 1e-2
+    estimator: EstimatorName = "two_point"
+    direction_rank: Annotated[Width, only(estimator="low_rank")] = 2
+    subspace_steps: Annotated[Count, only(estimator="low_rank")] = 50
     steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
     words: str = ""
@@ -79,6 +87,16 @@ DECLARATION = Declaration(
     form={
         "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
         "batch_size": FormField(label="Samples E", tooltip="Samples of each query"),
+        "estimator": FormField(
+            label="Estimator",
+            tooltip="How the losses of a step become a gradient",
+            values={
+                "two points (P-RGE)": "two_point",
+                "one-sided, q + 1 passes (FZOO)": "one_sided",
+                "low-rank (LOZO)": "low_rank",
+                "exact derivatives (jvp)": "jvp",
+            },
+        ),
         "steps": FormField(label="Steps", tooltip="Steps of the run; 0 takes those of the job's epochs"),
         "execution": FormField(
             label="Execution",

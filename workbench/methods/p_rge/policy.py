@@ -26,7 +26,7 @@ from workbench.methods.p_rge.adaptive import Setting, candidates, choose
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
-from workbench.methods.p_rge.worker import record_of
+from workbench.methods.p_rge.worker import record_of, usable_of
 from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
 from workbench.methods.training.phases import Plans
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, shares_of
@@ -53,7 +53,8 @@ def fitted_setting(
         except PlanError:
             return math.inf
 
-    return choose(candidates(prepared.setting), seconds, step_s=step_s)
+    able = [each for each in candidates(prepared.setting) if each.queries >= prepared.rule.min_directions]
+    return choose(able, seconds, step_s=step_s)
 
 
 LOG = "log.jsonl"
@@ -214,17 +215,17 @@ class QueryPolicy(StepPolicy):
         for part in parts.values():
             if job.first_step + len(part.records) == step:
                 losses |= part.losses
-        complete = {part: loss for part, loss in losses.items() if part ^ 1 in losses}
+        complete, each = usable_of(job, losses), job.estimator.rule.query_parts
         # If some of the others have not reached this step, more than the lost device's share would be missing.
         others = 1
         if len(generation.plan.stages) == 1:
             shares = generation.plan.stages[0].shares
             others = sum(share.queries for share in shares if generation.members[share.rank] not in lost)
-        if self.prepared.options.after_loss == "repeat" or len(complete) // 2 < max(1, others):
+        if self.prepared.options.after_loss == "repeat" or len(complete) // each < max(1, others):
             self.say(f"Step {step + 1} is repeated")
             return
         self._add(record_of(job, step, complete))
-        self.say(f"Step {step + 1} is made from {len(complete) // 2} of {job.estimator.queries} queries")
+        self.say(f"Step {step + 1} is made from {len(complete) // each} of {job.estimator.num_queries} queries")
 
     def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be

@@ -17,6 +17,7 @@ from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import profiled_length
 from workbench.methods.option_values import read_options, require_width
 from workbench.methods.p_rge.adaptive import Setting
+from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule
 from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderConfig
@@ -55,6 +56,11 @@ class PreparedJob:
     def all_notes(self) -> tuple[str, ...]:
         """Return no notes."""
         return ()
+
+    @property
+    def rule(self) -> EstimatorRule:
+        """Return the entry of the estimator table."""
+        return ESTIMATORS[self.options.estimator]
 
     @property
     def setting(self) -> Setting:
@@ -114,21 +120,17 @@ class PreparedJob:
         return Problem(
             profile,
             cluster,
-            queries=setting.queries,
+            queries=self.rule.num_queries(setting.queries),
             batch_size=setting.batch_size,
             sequence_length=self.typical_length,
             memory_length=self.longest,
+            estimator=self.options.estimator,
             execution=self.options.execution,
         )
 
     def zeroth_order(self, setting: Setting) -> ZerothOrderConfig:
         """Return the settings of a step's gradient estimate."""
-        return ZerothOrderConfig(
-            queries=setting.queries,
-            epsilon=self.options.epsilon,
-            learning_rate=self.job.peak_learning_rate,
-            seed=self.job.seed,
-        )
+        return estimate(self.options, self.job, setting.queries)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a log must have to be continued; the division among devices is not included."""
@@ -143,6 +145,7 @@ class PreparedJob:
             "seed": job.seed,
             "learning_rate": job.peak_learning_rate,
             "epsilon": options.epsilon,
+            "estimator": [options.estimator, options.direction_rank, options.subspace_steps],
             "setting": [*self.setting, options.precision],
         }
 
@@ -153,10 +156,28 @@ def require_known(job: Job) -> PRGEOptions:
     if job.task not in PROMPT_TASKS:
         raise unknown_prompt_task(job.task)
     require_known_model(job.model)
-    ZerothOrderConfig(
-        queries=options.queries, epsilon=options.epsilon, learning_rate=job.peak_learning_rate, seed=job.seed
-    )
+    estimate(options, job, options.queries)
+    executions = ("auto", *ESTIMATORS[options.estimator].executions)
+    if options.execution not in executions:
+        raise ConfigError(
+            f"execution = {options.execution} with estimator = {options.estimator} was asked for.",
+            f"It has: {', '.join(executions)}.",
+            "Choose one of them.",
+        )
     return options
+
+
+def estimate(options: PRGEOptions, job: Job, queries: int) -> ZerothOrderConfig:
+    """Return the settings of the gradient estimate of a step with q queries."""
+    return ZerothOrderConfig(
+        queries=queries,
+        epsilon=options.epsilon,
+        learning_rate=job.peak_learning_rate,
+        seed=job.seed,
+        estimator=options.estimator,
+        direction_rank=options.direction_rank,
+        subspace_steps=options.subspace_steps,
+    )
 
 
 def prepare(job: Job) -> PreparedJob:
@@ -200,13 +221,14 @@ def _encoded(
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
+    needed = prepared.rule.num_queries(setting.queries)
     idle = any(share.queries < 1 for stage in plan.stages for share in stage.shares)
     wide = len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages)
     problem = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}."
     others = (
         (
-            set(counts) != {setting.queries},
-            f"Its stages have {counts} queries; a step has {setting.queries}.",
+            set(counts) != {needed},
+            f"Its stages have {counts} queries; a step has {needed}.",
             "Give every stage all queries.",
         ),
         (idle, "A device of it has no query.", "Leave that device out of the plan."),
@@ -214,6 +236,11 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Set
             wide,
             "A stage of its chain has several devices.",
             "Give each stage of a chain one device, or each device the whole model.",
+        ),
+        (
+            prepared.rule.tangent and len(plan.stages) > 1,
+            "It is a chain of stages, and derivatives are not sent from stage to stage.",
+            "Give each device the whole model, or choose another estimator.",
         ),
         (plan.micro_batch_size != setting.batch_size, problem, "Plan for the job's batch_size."),
     )

@@ -1,7 +1,7 @@
-"""Divide q queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our extension
-of the paper).
+"""Divide a step's queries among unequal devices (P-RGE's outer loop, Algorithm 1 line 4, spread over a cluster; our
+extension of the paper).
 
-Every device that has the model computes some of the queries, with both signs.  The devices exchange losses and apply
+Every device that has the model computes some of the queries, with all parts.  The devices exchange losses and apply
 the same update.
 The step ends when the slowest device has sent its last losses.  If a model fits on no single device, a chain of stages
 computes it.
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
+from workbench.methods.p_rge.estimator_table import ESTIMATORS
 from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.query_costs import (
     LOSS_BYTES,
@@ -56,7 +57,7 @@ def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]
 
 def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
     seconds, passing = costs.best(queries)
-    return seconds if passing is None else seconds + costs.told_s(ranks, 2 * passing.queries)
+    return seconds if passing is None else seconds + costs.told_s(ranks, passing.query_parts * passing.queries)
 
 
 def plan_queries(problem: Problem[Profile]) -> Plan:
@@ -64,12 +65,12 @@ def plan_queries(problem: Problem[Profile]) -> Plan:
 
     Exact: no division of the queries among any set of devices is faster (with more than ALL_SETS_UP_TO devices: among
     the sets of the k fastest).  This assumes that a device's seconds do not fall with more queries.  If the model does
-    not fit on a device, chains of stages are compared, too.  Raises PlanError, naming device and bytes, if nothing
-    fits.
+    not fit on a device, chains of stages are compared, too, unless the passes carry derivatives.  Raises PlanError,
+    naming device and bytes, if nothing fits.
     """
     plan = _divided(problem)
     holds_all = all(costs.fits(1) for costs in full_model_costs(problem))
-    if problem.cluster.world_size > 1 and not holds_all:
+    if problem.cluster.world_size > 1 and not holds_all and not ESTIMATORS[problem.estimator].tangent:
         chain = plan_chain(problem)
         if chain is not None and (plan is None or chain.total_s < plan.total_s):
             plan = chain
@@ -219,13 +220,14 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
         total, slowest = total + seconds + send_s, max(slowest, seconds, send_s, air)
         update = max(update, costs.noise_s(problem.queries))
     notice_s = sum(
-        problem.cluster.link(ranks[-1], rank).transfer_s(2 * LOSS_BYTES * passing.queries) for rank in ranks[:-1]
+        problem.cluster.link(ranks[-1], rank).transfer_s(passing.query_parts * LOSS_BYTES * passing.queries)
+        for rank in ranks[:-1]
     )
     return total + (passing.groups(problem.queries) - 1) * slowest + notice_s + update
 
 
 def _crossing_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
-    rows = 2 * passing.queries * problem.batch_size
+    rows = passing.query_parts * passing.queries * problem.batch_size
     nbytes = problem.profile.layers[source][stop - 1].output_bytes(rows, problem.sequence_length)
     return problem.cluster.link(source, target).transfer_s(nbytes)
 
@@ -274,7 +276,7 @@ def _ways(
         ended = front.pop(count, [])
         if index >= 1:
             notice_s = sum(
-                problem.cluster.link(rank, other).transfer_s(2 * LOSS_BYTES * passing.queries)
+                problem.cluster.link(rank, other).transfer_s(passing.query_parts * LOSS_BYTES * passing.queries)
                 for other in order[:index]
             )
             yield from (way._replace(sum_s=way.sum_s + notice_s) for way in ended)

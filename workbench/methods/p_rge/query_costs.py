@@ -11,26 +11,32 @@ from typing import NamedTuple
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile, trainable_bytes
+from workbench.methods.p_rge.estimator_table import ESTIMATORS
 from workbench.methods.p_rge.options import Execution
 from workbench.planners.memory import Demand, named_layers, too_small
 from workbench.planners.problem import Problem
 
-EXECUTIONS: tuple[Execution, ...] = ("both", "outer", "inner", "sequential")
 LOSS_BYTES = 4
 
 
-def passes(execution: Execution, queries: int) -> tuple[int, int]:
-    """Return (forward passes, parts per pass) for the 2 x queries parts (section 3.1 and 3.2)."""
-    return {"sequential": (2 * queries, 1), "outer": (2, queries), "inner": (queries, 2), "both": (1, 2 * queries)}[
-        execution
-    ]
+def passes(execution: Execution, queries: int, query_parts: int = 2) -> tuple[int, int]:
+    """Return (forward passes, parts per pass) for the parts of some queries (section 3.1 and 3.2)."""
+    return {
+        "sequential": (query_parts * queries, 1),
+        "outer": (query_parts, queries),
+        "inner": (queries, query_parts),
+        "both": (1, query_parts * queries),
+    }[execution]
 
 
 class Passing(NamedTuple):
-    """How a device computes its queries: the number per group, and the execution of each group."""
+    """How a device computes its queries: the number per group, the execution of each group, and the parts of a
+    query.
+    """
 
     queries: int
     execution: Execution
+    query_parts: int = 2
 
     def groups(self, queries: int) -> int:
         """Return the number of groups for `queries` queries."""
@@ -39,24 +45,25 @@ class Passing(NamedTuple):
     @property
     def parts(self) -> int:
         """Return the parts of one pass."""
-        return passes(self.execution, self.queries)[1]
+        return self.passes(self.queries)[1]
 
     def passes(self, queries: int) -> tuple[int, int]:
         """Return (passes, parts per pass) of a group of `queries` queries; the last group may be smaller than the
         others.
         """
-        return passes(self.execution, queries)
+        return passes(self.execution, queries, self.query_parts)
 
 
 def passings(problem: Problem[Profile], queries: int, *, cut: bool = False) -> list[Passing]:
     """Return the ways to compute `queries` queries in equal groups; cut: whether to allow several groups even if the
     execution is given.
     """
+    rule = ESTIMATORS[problem.estimator]
     sizes = [size for size in range(queries, 0, -1) if queries % size == 0]
     if problem.execution != "auto" and not cut:
         sizes = [queries]
-    executions = [execution for execution in EXECUTIONS if problem.execution in ("auto", execution)]
-    return [Passing(size, execution) for size in sizes for execution in executions]
+    executions = [execution for execution in rule.executions if problem.execution in ("auto", execution)]
+    return [Passing(size, execution, rule.query_parts) for size in sizes for execution in executions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +167,8 @@ def full_model_costs(problem: Problem[Profile]) -> list[RankCosts]:
 def refusal(costs: RankCosts, queries: int) -> PlanError:
     """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
     parts = min(passing.parts for passing in passings(costs.problem, queries))
+    query_parts = ESTIMATORS[costs.problem.estimator].query_parts
     layers = named_layers(costs.start, costs.stop)
-    part = f"a pass of {parts} of {2 * queries} parts of {costs.problem.batch_size} samples in {layers}"
+    part = f"a pass of {parts} of {query_parts * queries} parts of {costs.problem.batch_size} samples in {layers}"
     why = "" if costs.problem.execution == "auto" else " With execution 'auto' it may need less."
     return too_small(costs.problem.cluster, Demand(costs.rank, part, costs.need_bytes(parts)), why)

@@ -115,28 +115,36 @@ class QueryStep:
     """A step under a plan.
 
     groups: groups of parts, computed one after the other on each device.  passings: how each rank computes its queries.
+    query_parts: parts of a query.
     """
 
     plan: Plan
     passings: Mapping[int, Passing]
     groups: tuple[Group, ...]
+    query_parts: int
     schedule: Schedule
 
     @classmethod
     def build(cls, plan: Plan, passings: Mapping[int, Passing], world_size: int) -> QueryStep:
         """Return the step with its transfers; ranks that the plan leaves idle do nothing."""
         groups: list[Group] = []
-        first = 0
+        first, query_parts = 0, next(iter(passings.values())).query_parts
         for share in plan.stages[-1].shares:
-            groups += query_groups(first, share.queries, passings[share.rank].queries)
+            groups += query_groups(first, share.queries, passings[share.rank].queries, query_parts)
             first += share.queries
-        schedule = insert_transfers(query_step(plan.stages, groups, world_size=world_size))
-        return cls(plan=plan, passings=passings, groups=tuple(groups), schedule=schedule)
+        step = query_step(plan.stages, groups, world_size=world_size, query_parts=query_parts)
+        return cls(
+            plan=plan,
+            passings=passings,
+            groups=tuple(groups),
+            query_parts=query_parts,
+            schedule=insert_transfers(step),
+        )
 
     def queries(self, part: int) -> range:
         """Return the queries of the group whose first part is `part`."""
         group = next(group for group in self.groups if group[0] == part)
-        return range(group[0] // 2, group[-1] // 2 + 1)
+        return range(group[0] // self.query_parts, group[-1] // self.query_parts + 1)
 
     def program(self, profile: Profile, cluster: Cluster, shape: StepShape, crossing: Crossing) -> Program:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
@@ -148,7 +156,9 @@ class QueryStep:
 
         def hidden(value: Value) -> Spec:
             tokens = sized.tokens(self.plan.stages[value.stage].stop, shape.tokens)
-            return Spec((2 * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype)
+            return Spec(
+                (self.query_parts * len(self.queries(value.part)) * shape.rows, tokens, sized.hidden_size), sized.dtype
+            )
 
         costs = TableCosts(
             seconds_by_kind={
@@ -156,7 +166,10 @@ class QueryStep:
                 STEP: lambda rank, op: ranks[rank].noise_s(queries),
             },
             # A flag that requests a pause is sent with the losses.
-            bytes_by_name={"act": hidden, "loss": lambda value: Spec((2 * len(self.queries(value.part)) + 1,))},
+            bytes_by_name={
+                "act": hidden,
+                "loss": lambda value: Spec((self.query_parts * len(self.queries(value.part)) + 1,)),
+            },
             resident_by_rank={rank: costs.resident_bytes for rank, costs in ranks.items()},
             cluster=cluster,
         )

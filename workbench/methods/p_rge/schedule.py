@@ -1,11 +1,12 @@
 """P-RGE: forward-only fine-tuning with q queries, that is 2q forward parts and 2q scalars (section 3, Algorithm 1 and
 2).
 
-Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted.  Operations: F of one part, STEP.
+Part 2i is query i with its noise added, part 2i + 1 with its noise subtracted.  With query_parts = p, an estimator's
+number of parts for each query, query i has the parts from p i on.  Operations: F of one part, STEP.
 Values: tokens:_.0; adapter:_._.r the trainable matrix on rank r before the step; loss:_.0.j the loss of part j, a
 scalar; update:_._.r the matrix after the step.  Noise is not a value: both F and STEP generate it from the query's
 seed.
-There is no context.  Ranks exchange only scalars: every rank takes the same step from all 2q of them.
+There is no context.  Ranks exchange only scalars: every rank takes the same step from all of them.
 Parts may share a pass (outer and inner loop).  A group of parts has the number of its first part, and so has the vector
 of its losses.
 In a chain of stages, stage s sends act:s.0.j, its hidden states of group j, to the next.
@@ -24,15 +25,15 @@ from workbench.schedules.pieces import enclosing_world
 Group = tuple[int, ...]
 
 
-def query_groups(first: int, queries: int, group_queries: int) -> tuple[Group, ...]:
-    """Return the parts of queries [first, first + queries), both signs of each, in groups of `group_queries`; the last
-    has the rest.
-    """
+def query_groups(first: int, queries: int, group_queries: int, query_parts: int = 2) -> tuple[Group, ...]:
+    """Return all parts of queries [first, first + queries) in groups of `group_queries`; the last has the rest."""
     cuts = [*range(first, first + queries, group_queries), first + queries]
-    return tuple(tuple(range(2 * start, 2 * stop)) for start, stop in pairwise(cuts))
+    return tuple(tuple(range(query_parts * start, query_parts * stop)) for start, stop in pairwise(cuts))
 
 
-def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None) -> Schedule:
+def query_step(
+    stages: Sequence[Stage], groups: Sequence[Group], *, world_size: int | None = None, query_parts: int = 2
+) -> Schedule:
     """Return one step whose parts pass through the stages in groups, without its transfers.
 
     groups: disjoint, covering all parts.  Each lies within one share of every stage; a stage's shares have consecutive
@@ -47,7 +48,7 @@ def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: 
     last = len(stages) - 1
     for number, stage in enumerate(stages):
         label = NONE if last == 0 else number
-        owners = _owners(stage, groups)
+        owners = _owners(stage, groups, query_parts)
         for share in stage.shares:
             adapter, tokens = Value("adapter", NONE, NONE, share.rank), Value("tokens", NONE, 0)
             inputs[share.rank] = (tokens, adapter)
@@ -65,11 +66,11 @@ def query_step(stages: Sequence[Stage], groups: Sequence[Group], *, world_size: 
     return Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(map(tuple, outputs)))
 
 
-def _owners(stage: Stage, groups: Sequence[Group]) -> list[int]:
+def _owners(stage: Stage, groups: Sequence[Group], query_parts: int) -> list[int]:
     """Return the rank of a stage that computes each group."""
     rank_of: list[int] = []
     for share in stage.shares:
-        rank_of += [share.rank] * (2 * share.queries)
+        rank_of += [share.rank] * (query_parts * share.queries)
     if not rank_of:
         raise ScheduleError(
             "A step of queries was asked for.", "The shares have none.", "Give a rank at least one query."

@@ -32,6 +32,11 @@ def query_seed(seed: int, step: int, query: int) -> int:
     return _mix32((_mix32((step * MAX_QUERIES + query) ^ (key & _BITS)) + (key >> 32)) & _BITS)
 
 
+def subspace_seed(seed: int, number: int) -> int:
+    """Return the 32-bit seed of the matrices that all directions of some steps share (LOZO's V), counted by number."""
+    return _mix32(_mix64((seed ^ _GOLDEN) & 0xFFFFFFFFFFFFFFFF) + number & _BITS)
+
+
 def _mix32(value: int) -> int:
     """MurmurHash3's finalizer (Appleby, 2011), a bijection of 32 bits."""
     value = (value ^ value >> 16) * 0x85EBCA6B & _BITS

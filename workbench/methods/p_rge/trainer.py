@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder
-from workbench.methods.p_rge.options import Execution
+from workbench.methods.p_rge.options import EstimatorName, Execution
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge, StepLog, TrainableConfig, ZerothOrderConfig
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.p_rge.zeroth_order.trainables import ZerothOrderTechnique
@@ -38,8 +38,9 @@ IGNORED = -100
 class ZeroOrderArguments(TrainingArguments):
     """transformers' TrainingArguments with the settings of forward-only training.
 
-    queries: random directions of a step.  epsilon: the perturbation's scale.  execution: which of a step's 2 queries
-    forward passes run in parallel (see ZerothOrderConfig).  technique, rank, alpha: the matrices that are trained (see
+    queries: random directions of a step.  epsilon: the perturbation's scale.  estimator, direction_rank,
+    subspace_steps: how losses become a gradient (see PRGEOptions).  execution: which of a step's forward passes run in
+    parallel (see ZerothOrderConfig).  technique, rank, alpha: the matrices that are trained (see
     TrainableConfig).
     per_device_train_batch_size is E, the samples of each query; the learning rate is constant unless another scheduler
     is named.
@@ -50,6 +51,9 @@ class ZeroOrderArguments(TrainingArguments):
     per_device_train_batch_size: int = 4
     queries: int = 4
     epsilon: float = 1e-2
+    estimator: EstimatorName = "two_point"
+    direction_rank: int = 2
+    subspace_steps: int = 50
     execution: Execution = "both"
     technique: ZerothOrderTechnique = "lora_fa"
     rank: int = 16
@@ -91,11 +95,7 @@ class ZeroOrderTrainer(Trainer):
         self._estimator = Prge(
             self.trained,
             ZerothOrderConfig(
-                queries=chosen["queries"],
-                epsilon=chosen["epsilon"],
-                execution=chosen["execution"],
-                learning_rate=args.learning_rate,
-                seed=args.seed,
+                **{name: chosen[name] for name in _ESTIMATE}, learning_rate=args.learning_rate, seed=args.seed
             ),
         )
         self.step_logs: list[StepLog] = []
@@ -140,9 +140,9 @@ class ZeroOrderTrainer(Trainer):
         self.trained.trainables.load_state(load_file(Path(resume_from_checkpoint) / TRAINED))
 
 
+_ESTIMATE = ("queries", "epsilon", "estimator", "direction_rank", "subspace_steps", "execution")
 _DEFAULTS = {
-    name: ZeroOrderArguments.__dataclass_fields__[name].default
-    for name in ("queries", "epsilon", "execution", "technique", "rank", "alpha")
+    name: ZeroOrderArguments.__dataclass_fields__[name].default for name in (*_ESTIMATE, "technique", "rank", "alpha")
 }
 
 

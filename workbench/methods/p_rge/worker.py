@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,8 @@ from workbench.methods.p_rge.zeroth_order import (
     PrecisionWarning,
     Prge,
     StepLog,
-    gradients_of,
     load_causal_model,
     make_log,
-    passes_of,
     replay,
 )
 from workbench.methods.training.handlers import PlannedStep
@@ -100,7 +97,7 @@ class StageCompute:
         estimator = self._estimator
         passes = None
         if incoming is not None:
-            passes = list(incoming.chunk(len(passes_of(passing.execution, len(queries)))))
+            passes = list(incoming.chunk(passing.passes(len(queries))[0]))
         outputs = estimator.forward_stage(passes, batch, step, queries)
         return estimator.arranged(outputs, len(queries)) if self.model.is_last else torch.cat(outputs)
 
@@ -135,7 +132,9 @@ class QueryHandlers:
         """Return this rank's part of the loss of a completed step.  All ranks know all losses, so each reports a part,
         and the progress display adds them up.
         """
-        return sum(self.losses.values()) / len(self.losses) / len(self.rank_job.plan.busy_ranks)
+        loss = self.result.records[-1].loss
+        assert loss is not None
+        return loss / len(self.rank_job.plan.busy_ranks)
 
     def table(self) -> dict[str, Handler]:
         """Return the handlers by operation kind."""
@@ -168,20 +167,33 @@ class QueryHandlers:
 
 
 def record_of(rank_job: PRGERankJob, step: int, losses: dict[int, float]) -> StepLog:
-    """Return the record of a step from the losses of some queries, both parts of each (Algorithm 1, lines 10 to 14).
+    """Return the record of a step from the losses of some queries, all parts of each (Algorithm 1, lines 10 to 14).
 
-    Raises DivergedError for a loss that is not finite.
+    Raises DivergedError for a loss that is not finite, ConfigError if these do not suffice for a step (see usable_of).
     """
-    queries = sorted({part // 2 for part in losses})
-    pairs = torch.tensor([losses[2 * query + sign] for query in queries for sign in (0, 1)], dtype=torch.float32)
-    if not bool(torch.isfinite(pairs).all()):
+    config = rank_job.estimator
+    each = config.rule.query_parts
+    queries = sorted({part // each for part in losses})
+    parts = torch.tensor([losses[each * query + part] for query in queries for part in range(each)])
+    if not bool(torch.isfinite(parts).all()):
         raise DivergedError(
             f"Training with learning_rate = {rank_job.job.peak_learning_rate:g} was asked for.",
-            f"It diverged: a loss of step {step + 1} is {float(pairs[~torch.isfinite(pairs)][0])}.",
+            f"It diverged: a loss of step {step + 1} is {float(parts[~torch.isfinite(parts)][0])}.",
             "Lower learning_rate or epsilon.",
         )
-    mean = math.fsum(pairs.tolist()) / len(pairs)  # independent of the order in which the losses arrived
-    return make_log(rank_job.estimator, step, gradients_of(pairs, rank_job.estimator.epsilon), queries, loss=mean)
+    return make_log(config, step, parts.tolist(), queries)
+
+
+def usable_of(rank_job: PRGERankJob, losses: dict[int, float]) -> dict[int, float]:
+    """Return the losses of those queries of which all parts are known; none if they do not suffice for a step."""
+    config = rank_job.estimator
+    each = config.rule.query_parts
+    queries = {part // each for part in losses}
+    known = [query for query in queries if all(each * query + part in losses for part in range(each))]
+    results = {query: tuple(losses[each * query + part] for part in range(each)) for query in known}
+    if not config.slopes(results):
+        return {}
+    return {part: loss for part, loss in losses.items() if part // each in results}
 
 
 class QueryPhase(StepPhase[PRGERankJob]):
@@ -285,16 +297,16 @@ class QueryWorker(StepWorker[PRGERankJob]):
         planned = planned_step(job.prepared, job.change, step)
         batch, shape = job.batch(planned), planned.shape
         assert isinstance(shape, QueryShape)
-        incoming = None
+        incoming, passing = None, Passing(1, "both", job.estimator.rule.query_parts)
         if not compute.model.is_first:
             incoming = torch.zeros(
-                2 * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
+                passing.parts * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
             )
         own = (compute.start, compute.stop)
-        forward_s = job.profile.seconds(self._place, "F", 2 * len(batch), shape.lengths[0], *own)
+        forward_s = job.profile.seconds(self._place, "F", passing.parts * len(batch), shape.lengths[0], *own)
         expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *own)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation)
-        paced = pacer.run(lambda: compute.forward(job, Passing(1, "both"), incoming, batch, step, [0]), expected_s)
+        paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from workbench.core.errors import ConfigError
+from workbench.methods.p_rge.zeroth_order.directions import Shape
 from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Binding, TrainableConfig, Trainables, flatten
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import ROLES, projections
@@ -152,12 +154,13 @@ class PooledHead(PartModule):
 
 
 def add_product(y: Tensor, low: Tensor, b: Tensor) -> Tensor:
-    """Return y + low b for each part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  In place without
-    autograd.
+    """Return y + low b for each part: y (P*E, t, out), low (P*E, t, r) or (P, E*t, r), b (P, r, out).  In place unless
+    something is differentiated.
     """
     low = low.reshape(len(b), -1, low.shape[-1])
     parts = y.view(len(b), -1, y.shape[-1])
-    if torch.is_grad_enabled() and (b.requires_grad or low.requires_grad or y.requires_grad):
+    is_dual = forward_ad.unpack_dual(b).tangent is not None
+    if is_dual or (torch.is_grad_enabled() and (b.requires_grad or low.requires_grad or y.requires_grad)):
         return torch.baddbmm(parts, low, b).view_as(y)
     parts.baddbmm_(low, b)
     return y
@@ -201,11 +204,11 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     return trainables
 
 
-def sizes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[int, ...]:
-    """Return the sizes of the parameters that `inject` would add to a stage, which may be on the meta device."""
+def shapes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[Shape, ...]:
+    """Return the shapes of the parameters that `inject` would add to a stage, which may be on the meta device."""
     layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
     bases = (stage.layers[index].get_submodule(path) for index, paths in layers.items() for path in paths.values())
-    return tuple(size for base in bases for size in config.sizes(*shape_of(base)))
+    return tuple(shape for base in bases for shape in config.shapes(*shape_of(base)))
 
 
 def own_parameters(model: nn.Module, binding: Binding) -> Trainables:

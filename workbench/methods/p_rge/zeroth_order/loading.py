@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, sizes_of
+from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, shapes_of
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
 from workbench.models.configuration import model_config, model_from_config
@@ -75,7 +75,7 @@ def load_causal_model(
     if stage.start and config.technique != "full":
         with parameters_on_meta():
             skeleton = LayerStack(model_from_config(model_config(name)))
-        model.trainables.preceding = sizes_of(skeleton.stage(0, stage.start), config)
+        model.trainables.preceding = shapes_of(skeleton.stage(0, stage.start), config)
     return model
 
 

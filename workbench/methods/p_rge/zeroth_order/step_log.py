@@ -5,22 +5,26 @@ MeZO: Malladi et al., "Fine-Tuning Language Models with Just Forward Passes", Ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import torch
 from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.core.files import require_writable, sync_folder
-from workbench.core.ranges import Positive, require_ranges
+from workbench.core.ranges import Count, Positive, Width, require_ranges
 from workbench.core.sealed import Lines, SealedLog, first_line, read_lines
 from workbench.core.serial import from_json
-from workbench.methods.p_rge.options import Execution
-from workbench.methods.p_rge.seeds import MAX_QUERIES, query_seed
+from workbench.methods.p_rge.estimator_table import ESTIMATORS, DirectionKind, EstimatorRule, Results, two_point_slopes
+from workbench.methods.p_rge.options import EstimatorName, Execution
+from workbench.methods.p_rge.seeds import MAX_QUERIES, query_seed, subspace_seed
+from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions
 
 Copies = Literal["per_layer", "kept"]
 
@@ -30,11 +34,13 @@ class ZerothOrderConfig:
     """How a step estimates its gradient (Algorithm 1).
 
     queries: q, number of random directions per step.  epsilon: the perturbation's scale.  learning_rate: eta.
-    execution: which of a step's 2q forward passes run in parallel: none, the queries (outer), the two signs (inner), or
-    both.  The update is the same.
+    estimator: the entry of the estimator table.  direction_rank, subspace_steps: r and nu of 'low_rank'.
+    execution: which of a step's forward passes run in parallel: none, the queries (outer), the signs (inner), or both.
+    The update is the same.
     copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy
     (section 3.2), or all before the pass.
     seed: seed of the noise.
+    Raises ConfigError for an execution that the estimator does not have, and for too few directions.
     """
 
     queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
@@ -43,16 +49,66 @@ class ZerothOrderConfig:
     execution: Execution = "both"
     copies: Copies = "per_layer"
     seed: int = 0
+    estimator: EstimatorName = "two_point"
+    direction_rank: Width = 2
+    subspace_steps: Count = 50
 
     def __post_init__(self) -> None:
         require_ranges(self, "A step of forward passes")
+        rule = self.rule
+        if self.execution not in rule.executions:
+            raise ConfigError(
+                f"The execution '{self.execution}' of the estimator '{self.estimator}' was asked for.",
+                f"It has: {', '.join(rule.executions)}.",
+                "Choose one of them.",
+            )
+        if self.queries < rule.min_directions:
+            raise ConfigError(
+                f"The estimator '{self.estimator}' with queries = {self.queries} was asked for.",
+                f"It needs at least {rule.min_directions}: its step size is the deviation of their losses.",
+                "Raise queries.",
+            )
+
+    @property
+    def rule(self) -> EstimatorRule:
+        """Return the entry of the estimator table."""
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def num_queries(self) -> int:
+        """Return the queries that a step computes: one for each direction, and one without if the estimator has it."""
+        return self.rule.num_queries(self.queries)
+
+    def seeds(self, step: int, queries: Iterable[int]) -> tuple[int, ...]:
+        """Return the seeds of some of a step's queries."""
+        return tuple(query_seed(self.seed, step, query) for query in queries)
+
+    def directions(self, step: int) -> Directions:
+        """Return how a step's directions are drawn."""
+        if self.rule.direction != "low_rank":
+            return Directions(kind=self.rule.direction)
+        subspace = subspace_seed(self.seed, step // self.subspace_steps)
+        return Directions(kind="low_rank", rank=self.direction_rank, subspace=subspace)
+
+    def results(self, parts: Sequence[float], queries: Iterable[int]) -> Results:
+        """Return the results of some queries from their parts, in the order of the queries."""
+        each = self.rule.query_parts
+        return {query: tuple(parts[each * place : each * (place + 1)]) for place, query in enumerate(queries)}
+
+    def slopes(self, results: Results) -> dict[int, float]:
+        """Return the factor of each direction in the update, by query; empty if the results do not suffice."""
+        slopes = self.rule.slopes(results, self.epsilon)
+        if self.rule.direction != "low_rank":
+            return slopes
+        return {query: slope / self.direction_rank for query, slope in slopes.items()}  # LOZO's g has U V^T / r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLog:
-    """One step: theta <- theta - learning_rate / q * sum of gradients[i] * noise(seeds[i]).
+    """One step: theta <- theta - learning_rate / q * sum of gradients[i] * direction(seeds[i]).
 
-    gradients: g_i, the projected gradients, as float32 values.  loss: the mean over all passes.  seconds: duration of
+    gradients: g_i, the factors of the directions (projected gradients), as float32 values.  directions: how they are
+    drawn.  loss: the mean over all passes.  seconds: duration of
     the step.  Both are only for reports, and None if unknown.
     """
 
@@ -60,6 +116,7 @@ class StepLog:
     seeds: tuple[int, ...]
     gradients: tuple[float, ...]
     learning_rate: float
+    directions: Directions = NORMAL
     loss: float | None = field(default=None, compare=False)
     seconds: float | None = field(default=None, compare=False)
 
@@ -74,9 +131,9 @@ class StepLog:
     @property
     def nbytes(self) -> int:
         """Return the bytes that a device receives to repeat this step: a seed and a scalar of 32 bits for
-        each query.
+        each direction, and the seed of a subspace.
         """
-        return 8 * len(self.seeds)
+        return 8 * len(self.seeds) + 4 * (self.directions.kind == "low_rank")
 
 
 def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
@@ -84,36 +141,53 @@ def gradients_of(losses: Tensor, epsilon: float) -> tuple[float, ...]:
 
     Raises DivergedError if one is not finite.
     """
-    pairs = losses.detach().double().view(-1, 2)
-    gradients = ((pairs[:, 0] - pairs[:, 1]) / (2 * epsilon)).float()
-    if not bool(gradients.isfinite().all()):
+    pairs = losses.detach().double().view(-1, 2).tolist()
+    return _float32(two_point_slopes(dict(enumerate(pairs)), epsilon).values(), losses.tolist())
+
+
+def make_log(
+    config: ZerothOrderConfig, step: int, parts: Sequence[float], queries: Sequence[int] | None = None
+) -> StepLog:
+    """Return the log of a step from the parts of some queries, in the order of the queries; None: all of them.
+
+    Raises DivergedError if a part is not finite, ConfigError if the estimator cannot make a step from these queries.
+    """
+    results = config.results(parts, range(config.num_queries) if queries is None else queries)
+    slopes, losses = config.slopes(results), config.rule.losses(results)
+    if not slopes:
+        raise ConfigError(
+            f"Step {step} was to be made from the queries {list(results)}.",
+            f"The estimator '{config.estimator}' needs more of them.",
+            "Compute the others, too.",
+        )
+    return StepLog(
+        step=step,
+        seeds=config.seeds(step, slopes),
+        gradients=_float32(slopes.values(), parts),
+        learning_rate=config.learning_rate,
+        directions=config.directions(step),
+        # Independent of the order in which the losses arrived.
+        loss=math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan,
+    )
+
+
+def _float32(slopes: Iterable[float], parts: Iterable[float]) -> tuple[float, ...]:
+    gradients = torch.tensor(list(slopes), dtype=torch.float64).float()
+    if not bool(gradients.isfinite().all()) or not all(map(math.isfinite, parts)):
         raise DivergedError(
             "The projected gradients of a step were asked for.",
-            f"Its losses are {', '.join(f'{loss:.4g}' for loss in losses.tolist())}.",
+            f"Its losses are {', '.join(f'{part:.4g}' for part in parts)}.",
             "Lower the learning rate, or compute in float32 or bfloat16 if float16 was chosen.",
         )
     return tuple(gradients.tolist())
 
 
-def make_log(
-    config: ZerothOrderConfig,
-    step: int,
-    gradients: Sequence[float],
-    queries: Sequence[int] | None = None,
-    *,
-    loss: float | None = None,
-) -> StepLog:
-    """Return the log of a step from the projected gradients of some queries; None: the first ones.
+class Drawn(NamedTuple):
+    """Directions other than normal ones, as stored in the log."""
 
-    loss: see StepLog.
-    """
-    return StepLog(
-        step=step,
-        seeds=tuple(query_seed(config.seed, step, query) for query in queries or range(len(gradients))),
-        gradients=tuple(gradients),
-        learning_rate=config.learning_rate,
-        loss=loss,
-    )
+    kind: DirectionKind
+    rank: int
+    subspace: int
 
 
 class _Line(NamedTuple):
@@ -125,6 +199,7 @@ class _Line(NamedTuple):
     gradients: tuple[float, ...]
     loss: float | None
     seconds: float | None
+    directions: Drawn | None = None
 
 
 class LogFile:
@@ -168,7 +243,11 @@ class LogFile:
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on disk."""
-        self._lines.append(_Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds))
+        line = _Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds)
+        drawn = log.directions
+        if drawn != NORMAL:
+            line = line._replace(directions=Drawn(drawn.kind, drawn.rank, drawn.subspace))
+        self._lines.append(line if line.directions else line[:-1])
 
     def remark(self, value: Any) -> None:
         """Write a value that becomes a JSON object, and wait until it is on disk."""
@@ -202,5 +281,7 @@ def _decoded(path: Path, lines: Lines) -> tuple[tuple[StepLog, ...], tuple[bytes
         if content.startswith(b"{"):
             remarks.append(bytes(msgspec.json.decode(content, type=dict[str, msgspec.Raw])["remark"]))
             continue
-        steps.append(StepLog(**from_json(content, _Line, source=f"'{path}'")._asdict()))
+        fields = from_json(content, _Line, source=f"'{path}'")._asdict()
+        drawn = fields.pop("directions")
+        steps.append(StepLog(**fields, directions=NORMAL if drawn is None else Directions(**drawn._asdict())))
     return tuple(steps), tuple(remarks)

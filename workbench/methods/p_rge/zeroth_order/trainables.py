@@ -1,15 +1,11 @@
-"""The values that forward passes train: their places, their noise, and their update (P-RGE, Algorithms 1 and 3).
-
-A query's noise is standard normal and depends only on its seed.  So it is the same wherever it is drawn, all at once or
-one layer at a time (Algorithm 1, line 6).  Definition: one torch.Generator for each query; normals are drawn parameter
-after parameter in stack order, each in pieces of at most PIECE values.  On other kinds of processors the last bit may
-differ, because logarithm and cosine do.
+"""The values that forward passes train: their places, their perturbations, and their update (P-RGE, Algorithms 1 and
+3).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, Literal
@@ -20,13 +16,11 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Positive, Width, require_ranges
+from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions, Draw, Shape
 from workbench.methods.p_rge.zeroth_order.step_log import StepLog
 
 HEAD = -1
 """The layer number of trainable values after the last layer."""
-PIECE = 1 << 20
-"""Number of values drawn at a time: small enough for the cache, and full fine-tuning needs no noise as large as a word
-embedding."""
 
 
 ZerothOrderTechnique = Literal["lora_fa", "lora", "dora", "vera", "full"]
@@ -53,11 +47,16 @@ class TrainableConfig:
     def __post_init__(self) -> None:
         require_ranges(self, "Training by forward passes")
 
-    def sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
-        """Return the sizes of the parameters added to a projection.  Empty for 'full'."""
-        a, b = inputs * self.rank, self.rank * outputs
-        sizes_of = {"lora_fa": (b,), "lora": (a, b), "dora": (a, b, outputs), "vera": (self.rank, outputs)}
-        return sizes_of.get(self.technique, ())
+    def shapes(self, inputs: int, outputs: int) -> tuple[Shape, ...]:
+        """Return the shapes of the parameters added to a projection.  Empty for 'full'."""
+        a, b = (inputs, self.rank), (self.rank, outputs)
+        shapes_of: dict[str, tuple[Shape, ...]] = {
+            "lora_fa": (b,),
+            "lora": (a, b),
+            "dora": (a, b, (outputs,)),
+            "vera": ((self.rank,), (outputs,)),
+        }
+        return shapes_of.get(self.technique, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +93,8 @@ class Trainables:
 
     parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the
     parameters are views, or None if they are a model's own.
-    ranges: for each layer the range of its values in theta, and the sizes of its parameters.
-    preceding: sizes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
+    ranges: for each layer the range of its values in theta, and the shapes of its parameters.
+    preceding: shapes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
     noise is the same as in the whole model.
     """
 
@@ -110,7 +109,7 @@ class Trainables:
             for (name, parameter), layer, start in zip(self.parameters.items(), layers, starts, strict=False)
         )
         self.ranges = _ranges(self.slots)
-        self.preceding: tuple[int, ...] = ()
+        self.preceding: tuple[Shape, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -138,37 +137,39 @@ class Trainables:
         """
         self.binding.copies, self.binding.start = copies, start
 
-    def generator(self, seed: int) -> torch.Generator:
-        """Return a query's generator, advanced past the noise of earlier stages."""
-        generator = torch.Generator().manual_seed(seed)
-        for size in self.preceding:
-            for _ in _pieces(generator, size):
-                pass
-        return generator
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Return the shape of each parameter."""
+        return tuple(slot.shape for slot in self.slots)
 
-    def noise(self, seed: int) -> Tensor:
-        """Return a query's noise (d,) float32."""
+    def draw(self, seed: int, directions: Directions = NORMAL) -> Draw:
+        """Return a query's draw, advanced past the parameters of earlier stages."""
+        return directions.draw(seed, self.preceding)
+
+    def noise(self, seed: int, directions: Directions = NORMAL) -> Tensor:
+        """Return a query's direction (d,) float32."""
         drawn = torch.empty(self.num_values)
-        fill(drawn, self.generator(seed), self.sizes)
+        self.draw(seed, directions).fill(drawn, self.shapes)
         return drawn
 
     @torch.no_grad()
-    def move(self, seed: int, scale: float) -> None:
-        """Add scale times a query's noise to theta, in place (Algorithm 3, PerturbParameters)."""
-        generator = self.generator(seed)
+    def move(self, seed: int, scale: float, directions: Directions = NORMAL) -> None:
+        """Add scale times a query's direction to theta, in place (Algorithm 3, PerturbParameters)."""
+        draw = self.draw(seed, directions)
         for parameter in self.parameters.values():
             values = parameter.detach()
             # A view even of a column-major matrix: noise follows the memory order.
-            values = (values if values.is_contiguous() else values.t()).view(-1)
-            for place, piece in _pieces(generator, parameter.numel()):
-                values[place].add_(piece, alpha=scale)
+            values = values if values.is_contiguous() else values.t()
+            flat = values.view(-1)
+            for place, piece in draw.pieces(tuple(values.shape)):
+                flat[place].add_(piece, alpha=scale)
 
     def apply(self, log: StepLog) -> None:
         """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were
         computed.
         """
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
-            self.move(seed, -log.learning_rate * gradient / len(log.seeds))
+            self.move(seed, -log.learning_rate * gradient / len(log.seeds), log.directions)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the values by name."""
@@ -212,26 +213,9 @@ def flatten(modules: Sequence[tuple[str, int, nn.Module]], binding: Binding) -> 
     return Trainables(parameters, [layer for _, layer, _, _ in entries], flat, binding)
 
 
-def fill(out: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> None:
-    """Draw the noise of the next parameters into out (sum of sizes,), float32."""
-    for noise in out.split(list(sizes)):
-        for piece in noise.split(PIECE):
-            piece.normal_(generator=generator)
-
-
-def _pieces(generator: torch.Generator, size: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the noise of a parameter of `size` values: the slice of each piece, and the piece, which the next one
-    overwrites.
-    """
-    scratch = torch.empty(min(size, PIECE))
-    for start in range(0, size, PIECE):
-        piece = scratch[: min(PIECE, size - start)]
-        yield slice(start, start + len(piece)), piece.normal_(generator=generator)
-
-
-def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[int, ...]]]:
-    ranges: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+def _ranges(slots: Sequence[Slot]) -> dict[int, tuple[int, int, tuple[Shape, ...]]]:
+    ranges: dict[int, tuple[int, int, tuple[Shape, ...]]] = {}
     for slot in slots:
-        first, _, sizes = ranges.get(slot.layer, (slot.start, slot.start, ()))
-        ranges[slot.layer] = (first, slot.start + slot.size, (*sizes, slot.size))
+        first, _, shapes = ranges.get(slot.layer, (slot.start, slot.start, ()))
+        ranges[slot.layer] = (first, slot.start + slot.size, (*shapes, slot.shape))
     return ranges
