@@ -98,6 +98,44 @@ def load_stage(
     return stage
 
 
+def load_sample(
+    name: str,
+    stands_for: Callable[[int], int],
+    *,
+    after_layer: Callable[[nn.Module], object] | None = None,
+    with_head: bool = False,
+) -> LayerStack:
+    """Return the frozen stack of a model in which one layer takes the place of its equals, to measure it.
+
+    stands_for: returns the layer that takes a layer's place.  Only those layers are read from a folder with
+    safetensors; other models are small or random, and are loaded whole.
+    after_layer, with_head: see load_stage.
+    """
+    tensors, config = stored_weights(name), model_config(name)
+    if tensors is not None:
+        family = family_of(config.model_type)
+        with parameters_on_meta():
+            model = model_from_config(config, name)
+        first = 0
+        for part in (family, family.decoder):
+            if part is not None:
+                layers = model.get_submodule(part.layers)
+                chosen = [layers[stands_for(first + index) - first] for index in range(len(layers))]
+                for index, layer in enumerate(chosen):
+                    layers[index] = layer
+                first += len(layers)
+        needs_head = family.decoder is not None or (with_head and family.is_causal)
+        head = read_head(config, tensors, torch.float32) if needs_head else None
+        stage = read_stage(model, tensors, 0, first, dtype=torch.float32, after_layer=after_layer)
+        if stage is not None and (head is not None or not needs_head):
+            return LayerStack(model, language_model_head=head)
+    stack = load_stack(name, with_head=with_head)
+    if after_layer is not None:
+        for layer in stack.layers:
+            after_layer(layer)
+    return stack
+
+
 def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> Head:
     """Return the frozen head of a model that predicts words.  If the folder holds safetensors, its layers are not
     loaded.

@@ -117,7 +117,8 @@ def read_stage(
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
-    for part in (*stage.layers.values(), stage):
+    loaded: dict[tuple[nn.Parameter, StoredTensor], nn.Parameter] = {}  # a shared weight is read once and stays shared
+    for part in dict.fromkeys((*stage.layers.values(), stage)):  # one layer may stand for several
         for module in part.modules():
             for parameter_name, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
@@ -125,7 +126,9 @@ def read_stage(
                 stored = stored_as(module, parameter_name)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
-                module.register_parameter(parameter_name, nn.Parameter(stored.read(dtype), requires_grad=False))
+                if (weight := loaded.get((parameter, stored))) is None:
+                    weight = loaded[parameter, stored] = nn.Parameter(stored.read(dtype), requires_grad=False)
+                module.register_parameter(parameter_name, weight)
         if after_layer is not None and part is not stage:
             after_layer(part)
     return stage.eval()

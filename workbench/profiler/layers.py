@@ -39,7 +39,6 @@ class Stacks:
     def __init__(self, num_layers: int, num_encoder_layers: int | None) -> None:
         cuts = (0, num_layers) if num_encoder_layers is None else (0, num_encoder_layers, num_layers)
         self.num_layers = num_layers
-        self.whole = Span(0, num_layers)
         self.stacks = tuple(Span(start, stop) for start, stop in itertools.pairwise(cuts))
         self.spans = tuple(dict.fromkeys(map(self.span_of, range(num_layers))))
 
@@ -115,11 +114,11 @@ def profile_layers(
 ) -> Layers:
     """Return the profile of every layer on one core of this host at full speed.  All calls are timed in turn.
 
-    benches: one for each of `stacks.spans`.  layer_bytes: returns a layer's fields of LayerProfile in bytes, except
-    those of the context.
+    benches: one for each of `stacks.spans`.  layer_bytes: returns a measured layer's fields of LayerProfile in bytes,
+    except those of the context.
     shared: calls for all layers together; each layer gets an equal part.
-    update: calls that update the weights of all layers together, for `update_counts`; each layer gets a part by its
-    trained bytes.
+    update: calls that update the weights of the measured layers together, for `update_counts`; each layer gets a part
+    by its trained bytes.
     """
     kinds = tuple(benches[stacks.spans[0]].calls)
     calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()}
@@ -132,11 +131,11 @@ def profile_layers(
     grids = time_grids(calls | dict(shared or {}), batch_sizes, lengths, like=like, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
-    sizes = [dict(layer_bytes(layer)) for layer in range(stacks.num_layers)]
-    trainable_bytes = sum(fields["trainable_bytes"] for fields in sizes)
+    sizes = {span: dict(layer_bytes(span.start)) for span in stacks.spans}
+    trainable_bytes = sum(fields["trainable_bytes"] for fields in sizes.values())
     profiles = []
-    for layer, fields in enumerate(sizes):
-        span = stacks.span_of(layer)
+    for layer in range(stacks.num_layers):
+        fields = dict(sizes[span := stacks.span_of(layer)])
         times = {kind: grids[f"{span} {kind}"] for kind in kinds}
         times |= {kind: grids[kind].scaled(1 / stacks.num_layers) for kind in shared or ()}
         times |= {kind: grid.scaled(fields["trainable_bytes"] / trainable_bytes) for kind, grid in updates.items()}

@@ -17,7 +17,6 @@ from workbench.core import Cluster, Job, Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Outcome, Planned
 from workbench.methods.p_rge import method as p_rge
-from workbench.methods.p_rge.measure import layer_sizes
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
 from workbench.methods.p_rge.worker import load_model
 from workbench.methods.p_rge.zeroth_order import (
@@ -75,7 +74,11 @@ def made_up_layers(prepared: PreparedJob, row_s: float = 1e-5) -> tuple[LayerPro
 
 @cache
 def _sizes(model: str, trainable: TrainableConfig, num_layers: int) -> tuple[tuple[int, ...], ...]:
-    return layer_sizes([load_causal_model(model, trainable)], num_layers)
+    """Return the sizes of every layer's trainable parameters; those after the last layer count as the last layer's."""
+    sizes: list[list[int]] = [[] for _ in range(num_layers)]
+    for slot in load_causal_model(model, trainable).trainables.slots:
+        sizes[slot.layer].append(slot.size)  # HEAD, -1, is the last
+    return tuple(map(tuple, sizes))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
+from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import describe_facts, kept
 from workbench.methods.confidant.equations import compatibilities, printed_need
 from workbench.methods.confidant.heads import divide, quickened
@@ -29,7 +30,6 @@ from workbench.methods.fine_tuning.method import FineTuning, choose_activations,
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
-from workbench.models.loading import load_stack
 from workbench.models.sharding.trained import column_groups, require_divisible
 from workbench.planners.asynchronous import (
     Equation3,
@@ -266,7 +266,10 @@ class Confidant(FineTuning):
 
         def measure() -> Profile:
             times = measure_parts(
-                load_stack(model), prepared.config, max_length=prepared.profiled_length, device=device
+                measured_stack(model, prepared.facts),
+                prepared.config,
+                max_length=prepared.profiled_length,
+                device=device,
             )
             sizes = dict.fromkeys(
                 ("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from workbench.core.profile import Grid, Layers
@@ -44,8 +44,12 @@ def measure_layers(
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     context_at = max_length if stack.family.reads_images else 32
     benches = {span: _Bench(stack, config, span, context_at) for span in stacks.spans}
-    # One optimizer for all layers, as in a run: many small ones would each add overhead.
-    optimizer = _Bench(stack, config, stacks.whole, context_at).optimizer
+    # One optimizer for all of them, as in a run: many small ones would each add overhead.
+    optimizer = FlatAdamW(
+        nn.ModuleList(bench.model for bench in benches.values()),
+        learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000),
+        weight_decay=0.01,
+    )
     return profile_layers(
         stacks,
         benches,
@@ -53,7 +57,7 @@ def measure_layers(
         lengths,
         budget_s=budget_s,
         layer_bytes=lambda layer: (
-            _parameter_bytes(stack, config, layer) | crossing_bytes(stack, layer, config.side_width)
+            _parameter_bytes(benches[stacks.span_of(layer)].model) | crossing_bytes(stack, layer, config.side_width)
         ),
         update={STEP: lambda batch, length: optimizer.step},
     )
@@ -101,11 +105,8 @@ def measure_parts(
     return time_grids(makers, batch_sizes, lengths, budget_s=budget_s, clock=clock)
 
 
-def _parameter_bytes(stack: LayerStack, config: TechniqueConfig, index: int) -> dict[str, int]:
-    """Return the bytes of a layer's frozen and trained parameters, as in a stage with only this layer, as fields of
-    LayerProfile.
-    """
-    model = _build(stack, config, Span(index, index + 1))
+def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:
+    """Return the bytes of a stage's frozen and trained parameters, as fields of LayerProfile."""
     stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
     head = model.backbone.language_model_head
     parameters = {
@@ -128,11 +129,8 @@ class _Bench:
     """
 
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span, context_at: int) -> None:
-        self._model, self._context_at = _build(stack, config, span), context_at
-        self._compute = StageCompute(self._model)
-        self.optimizer = FlatAdamW(
-            self._model, learning_rate=LinearSchedule(peak=1e-3, num_steps=100_000), weight_decay=0.01
-        )
+        self.model, self._context_at = _build(stack, config, span), context_at
+        self._compute = StageCompute(self.model)
         self._is_last = span.stop == stack.num_layers
         self._has_decoder = stack.num_encoder_layers is not None
 
@@ -151,7 +149,7 @@ class _Bench:
         inputs = self._inputs(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
-            width = -self._model.config.side_width  # 0: all
+            width = -self.model.config.side_width  # 0: all
             return self._compute.backward(
                 context, None if self._is_last else torch.ones_like(context.output[..., width:])
             )
@@ -163,15 +161,15 @@ class _Bench:
 
         def context_bytes(length: int) -> int:
             inputs = self._inputs(batch, length)
-            return saved_by_autograd(lambda: self._compute.forward(*inputs), self._model.parameters())[1]
+            return saved_by_autograd(lambda: self._compute.forward(*inputs), self.model.parameters())[1]
 
         return kept_bytes(
             context_bytes, batch, length=self._context_at, other=2 * self._context_at, has_decoder=self._has_decoder
         )
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor, Tensor, Targets | None]:
-        source, _, _ = self._model.backbone.make_inputs(batch, length, TARGET_LENGTH)
-        if source.is_floating_point() and self._model.backbone.start:
-            source = pad(source, (0, self._model.config.side_width))
-        targets = Targets.made_up(self._model.config.kind, batch, length) if self._is_last else None
+        source, _, _ = self.model.backbone.make_inputs(batch, length, TARGET_LENGTH)
+        if source.is_floating_point() and self.model.backbone.start:
+            source = pad(source, (0, self.model.config.side_width))
+        targets = Targets.made_up(self.model.config.kind, batch, length) if self._is_last else None
         return source, made_up_mask(batch, length), targets

@@ -14,6 +14,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import MAX_SIMULATIONS, Notify
+from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -23,7 +24,6 @@ from workbench.methods.training.method import AnalyticTechnique, Measurement, Tr
 from workbench.methods.training.phases import Predictor, RankJob, once_for_plan
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
-from workbench.models.loading import load_stack
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.planners import PARADIGMS, asteroid, refine
@@ -133,7 +133,9 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> Layers:
-            backbone = quantize(load_stack(prepared.job.model, with_head=prepared.predicts_words), quantization)
+            backbone = measured_stack(
+                prepared.job.model, prepared.facts, quantization, with_head=prepared.predicts_words
+            )
             return measure_layers(backbone, prepared.config, max_length=max_length)
 
         quantization = prepared.quantization

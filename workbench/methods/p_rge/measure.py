@@ -23,7 +23,7 @@ from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.configuration import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.layers import BUDGET_S, Span, Stacks, profile_layers
+from workbench.profiler.layers import BUDGET_S, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker
 from workbench.tasks.prompts import PromptBatch
 
@@ -62,38 +62,30 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
     """
     facts = prepared.facts
     stacks = Stacks(facts.num_layers, facts.num_encoder_layers)
-    spans = dict.fromkeys((*stacks.spans, *stacks.stacks))
-    models = {span: load_model(prepared, None if span == stacks.whole else span) for span in spans}
-    full_models = [models[stack] for stack in stacks.stacks]
-    trained = layer_sizes(full_models, facts.num_layers)
+    models = {span: load_model(prepared, span) for span in stacks.spans}
+    for model in models.values():
+        model.trainables.preceding = ()  # the whole model draws no layer's noise twice
+    ends = {layer for stack in stacks.stacks for layer in (stack.start, stack.stop - 1)}
     compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
 
     def nbytes(layer: int) -> dict[str, int]:
-        frozen = _frozen_bytes(models, next(stack for stack in stacks.stacks if layer < stack.stop), layer)
-        return {"frozen_bytes": frozen, "trainable_bytes": 4 * sum(trained[layer])} | scratch_bytes(
-            facts, layer, compute
-        )
+        model = models[stacks.span_of(layer)]
+        trained = 4 * sum(slot.size for slot in model.trainables.slots)
+        # The first with the embedding, the last with the head, even if these share one matrix.
+        frozen = _held_bytes(model, model if layer in ends else model.backbone.layers[str(layer)])
+        return {"frozen_bytes": frozen, "trainable_bytes": trained} | scratch_bytes(facts, layer, compute)
 
     with torch.inference_mode():
         return profile_layers(
             stacks,
-            {span: _Bench(models[span], facts) for span in stacks.spans},
+            {span: _Bench(model, facts) for span, model in models.items()},
             ROWS,
             (SHORT_LENGTH, max_length) if max_length > SHORT_LENGTH else (max_length,),
             budget_s=budget_s,
             layer_bytes=nbytes,
-            update={STEP: _noise(full_models)},
+            update={STEP: _noise(list(models.values()))},
             update_counts=QUERIES,
         )
-
-
-def layer_sizes(models: list[CausalModel], num_layers: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes of every layer's trainable parameters; those after the last layer count as the last layer's."""
-    sizes: list[list[int]] = [[] for _ in range(num_layers)]
-    for model in models:
-        for slot in model.trainables.slots:
-            sizes[slot.layer].append(slot.size)  # HEAD, -1, is the last
-    return tuple(map(tuple, sizes))
 
 
 def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str, int]:
@@ -109,17 +101,6 @@ def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str
         "workspace_bytes_per_token": 4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated),
         "workspace_bytes_per_sample": hidden * is_decoder + logits,
     }
-
-
-def _frozen_bytes(models: dict[Span, CausalModel], span: Span, index: int) -> int:
-    """Return a layer's bytes in a stage: the first with the embedding, the last with the head, even if these share one
-    matrix.
-    """
-    start, stop = span
-    if index in (start, stop - 1):
-        end = models[Span(index, index + 1)]
-        return _held_bytes(end, end)
-    return _held_bytes(models[span], models[span].backbone.layers[str(index)])
 
 
 def _held_bytes(model: CausalModel, part: nn.Module) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.core.profile import Layers
 from workbench.core.run_folder import scratch_folder
@@ -47,14 +47,18 @@ def measure_layers(
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     tap_dtype, stacks = cache_dtype(dtype), Stacks(config.num_layers, config.num_encoder_layers)
     benches = {span: _Bench(stack, config, *span, tap_dtype, max_length, is_fast=is_fast) for span in stacks.spans}
-    optimizer = _Bench(stack, config, *stacks.whole, tap_dtype, max_length).optimizer
+    optimizer = FlatAdamW(
+        nn.ModuleList(bench.adapter for bench in benches.values()),
+        learning_rate=LinearSchedule(peak=1e-3, num_steps=1000),
+        weight_decay=0.01,
+    )
     hidden_itemsize = next(stack.parameters()).element_size()  # norms are in the compute dtype
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = held_bytes(stack.stage(layer, layer + 1))
         if layer == config.num_layers - 1 and config.kind in WORD_KINDS and stack.language_model_head is not None:
             frozen += held_bytes(stack.language_model_head)  # the last device's own copy
-        trained = sum(one.numel() for one in ParallelAdapterStage(config, layer, layer + 1).parameters())
+        trained = sum(one.numel() for one in benches[stacks.span_of(layer)].adapter.parameters())
         crossing = layer_bytes(config, layer, tap_dtype.itemsize, hidden_itemsize)
         return {"frozen_bytes": frozen, "trainable_bytes": 4 * trained} | crossing
 
@@ -99,12 +103,11 @@ class _Bench:
         *,
         is_fast: bool = True,
     ) -> None:
-        adapter = ParallelAdapterStage(config, start, stop).train()
+        self.adapter = adapter = ParallelAdapterStage(config, start, stop).train()
         if stop == config.num_layers:
             attach_head(stack, adapter)
         self._backbone, self._hidden_dtype = stack.stage(start, stop), next(stack.parameters()).dtype
         self._compute = StageCompute(adapter, self._backbone, tap_dtype=dtype, is_fast=is_fast)
-        self.optimizer = FlatAdamW(adapter, learning_rate=LinearSchedule(peak=1e-3, num_steps=1000), weight_decay=0.01)
         self._config, self._dtype, self._stop, self._crossing = config, dtype, stop, crossing_of(config)
         self._max_length = max_length
         self._is_first, self._is_last = start == 0, stop == config.num_layers

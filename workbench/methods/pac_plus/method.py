@@ -13,6 +13,7 @@ from workbench.core.profile import Layers, Profile
 from workbench.core.run_files import DEVICES, INITIAL
 from workbench.methods.base import MAX_SIMULATIONS, SCORED, Notify, counting, ignore
 from workbench.methods.common.folder import disk_bytes
+from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
@@ -23,9 +24,7 @@ from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split
-from workbench.models.loading import load_stack
 from workbench.models.parallel_adapter import ParallelAdapter
-from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
 from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
@@ -128,8 +127,8 @@ class PacPlus(TrainingMethod[PreparedJob]):
         }
 
         def measure(max_length: int) -> Layers:
-            backbone = quantize(
-                load_stack(prepared.job.model, with_head=prepared.predicts_words), prepared.quantization
+            backbone = measured_stack(
+                prepared.job.model, prepared.facts, prepared.quantization, with_head=prepared.predicts_words
             )
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 

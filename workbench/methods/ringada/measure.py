@@ -47,13 +47,11 @@ def measure_layers(
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     stacks = Stacks(stack.num_layers, stack.num_encoder_layers)
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
-    trained = {span: 4 * sum(one.numel() for one in bench.parameters(span.start)) for span, bench in benches.items()}
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
-        return {"frozen_bytes": frozen, "trainable_bytes": trained[stacks.span_of(layer)]} | crossing_bytes(
-            stack, layer
-        )
+        trained = 4 * sum(one.numel() for one in benches[stacks.span_of(layer)].parameters(layer))
+        return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 
     profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
     first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]

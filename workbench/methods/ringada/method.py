@@ -16,6 +16,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
+from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
@@ -25,7 +26,6 @@ from workbench.methods.training.method import AnalyticTechnique, Measurement, Tr
 from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
-from workbench.models.loading import load_stack
 from workbench.planners.memory import require_room, too_small
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.tasks.batching import check_rule, split_samples
@@ -223,7 +223,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         }
         key |= {"cache": True} if caches else {}
         return key, lambda max_length: measure_layers(
-            load_stack(prepared.job.model), config, max_length=max_length, caches=caches
+            measured_stack(prepared.job.model, prepared.facts), config, max_length=max_length, caches=caches
         )
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
