@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from generate.boards import board_sources, published_boards
+from generate.boards import board_sources, published_boards, sent_reports
 from generate.command_line import commands
 from generate.comparisons import advise_check, comparison
 from generate.families import families, shapes
@@ -29,6 +29,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "published-boards": published_boards,
     "python": module,
     "report": report_tables,
+    "sent-reports": sent_reports,
     "shapes": shapes,
     **TEXTS,
 }

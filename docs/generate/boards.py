@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from generate.words import cell, table
-from workbench.core.catalogue import device_models
+from workbench.core.catalogue import data_folder, device_models, load_device
+from workbench.runs.board_report import BoardReport, read_board_report
 from workbench_studies.boards import Compared, Figure, Source, compared, published
 
 NAMES = {
@@ -36,7 +38,7 @@ def published_boards() -> str:
 def _rows(group: Compared, sources: Mapping[str, Source]) -> Iterable[list[str]]:
     zipped = zip(group.figures, group.converted, group.predicted, group.deviations, strict=True)
     for figure, converted, predicted, deviation in zipped:
-        says = "taken from it" if figure.origin else "" if deviation is None else f"{deviation:+.0%}"
+        says = "taken from it" if figure.origin else "" if deviation is None else f"{round(deviation, 2) + 0.0:+.0%}"
         yield [
             NAMES[group.quantity],
             f"{figure.value:,g}",
@@ -66,3 +68,43 @@ def board_sources() -> str:
     rows = [[f"[{cell(one.title)}]({one.address})", cell(one.author), one.date] for one in found.source.values()]
     without = ", ".join(f"`{model}`" for model in device_models() if model not in found.board)
     return f"{table(('page', 'by', 'date'), rows)}\nThere are no figures of {without}.\n"
+
+
+def sent_reports(folder: Path | None = None) -> str:
+    """Return what `workbench report --share` wrote for others' boards: the files of a folder, or of data/boards."""
+    files = sorted((folder or data_folder() / "boards").glob("*.json"))
+    if not files:
+        return "No report has been sent yet: what stands above is all *from others*.\n"
+    return "\n".join(_sent(number, read_board_report(file)) for number, file in enumerate(files, 1))
+
+
+def _sent(number: int, report: BoardReport) -> str:
+    rows = []
+    for board in report.boards:
+        described = load_device(board.model) if board.model in device_models() else None
+        rows.append(
+            [
+                f"`{board.model}`",
+                *_against(board.gflops, described and described.flops_per_s / 1e9),
+                *_against(board.memory_gb_per_s, described and (described.memory_bytes_per_s or 0) / 1e9),
+                *_against(board.storage_mb_per_s, described and described.storage_bytes_per_s / 1e6),
+            ]
+        )
+    columns = (
+        "board",
+        *(word for kind in ("GFLOP/s", "memory, GB/s", "disk, MB/s") for word in (kind, "catalogue", "off")),
+    )
+    rates = [link.mbit_per_s for link in report.links]
+    words = [f"Measured in {report.month} with workbench {report.workbench}."]
+    words += [f"{len(rates)} links of {min(rates):g} to {max(rates):g} Mbit/s, {report.medium}."] if rates else []
+    if (run := report.run) is not None:
+        seconds = f": {run.predicted_s:.3g} s predicted, {run.measured_s:.3g} s measured" if run.measured_s else ""
+        words.append(f"{run.num_steps} steps of {run.method} with {run.model}{seconds}.")
+    return f"### Report {number}\n\n{' '.join(words)}\n\n{table(columns, rows)}"
+
+
+def _against(measured: float | None, catalogue: float | None) -> list[str]:
+    """Return a measured rate, the catalogue's, and how far off the measured one is."""
+    if measured is None:
+        return ["", "", ""]
+    return [f"{measured:.3g}", *([f"{catalogue:.3g}", f"{measured / catalogue - 1:+.0%}"] if catalogue else ["", ""])]

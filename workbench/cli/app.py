@@ -44,6 +44,7 @@ from workbench.cli.output import (
     summary,
 )
 from workbench.cli.predict import evaluate, predict, push
+from workbench.cli.report import report
 from workbench.cli.runs import runs
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import serve
@@ -237,7 +238,7 @@ GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (advise, plan, simulate, run, sweep),
     "Use what was trained": (predict, evaluate, chat, generate, push),
-    "Look": (runs, draw, compare, schedule),
+    "Look": (runs, draw, compare, schedule, report),
     "Methods' own": (serve, export, train),
 }
 FIRST_STEPS = """\

@@ -1,0 +1,35 @@
+"""`workbench report`: what one's own boards did, without names, to look at or to share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.output import Json, print_json, print_text
+from workbench.core.files import require_writable
+from workbench.core.serial import to_json, write_text
+
+
+def report(
+    name: Annotated[
+        str,
+        typer.Argument(help="A kit's file, after `kit measure`; or a run on real devices, by name, tag or report."),
+    ] = "kit.toml",
+    share: Annotated[
+        Path | None, typer.Option(help="Write it to this file. Without: print what would be in it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what real boards did, without names, addresses and paths, so that it can be published."""
+    require_writable(share)
+    from workbench.runs.board_report import board_report, summary_of
+
+    made = board_report(name)
+    if share is not None:
+        write_text(share, to_json(made) + "\n")
+    if as_json or share is None:
+        print_json(made)
+    else:
+        print_text(f"{share}: {summary_of(made)}.  Read it before you send it.")
