@@ -35,6 +35,7 @@ from workbench.methods.common.folder import require_resumable
 from workbench.methods.devices import connected, require_emulated
 from workbench.methods.option_values import as_published, differences_note
 from workbench.methods.step_parts import step_parts
+from workbench.methods.sustained import plan_over_run
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
@@ -63,7 +64,10 @@ def _settled(job: Job) -> Job:
 
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
     """Return the method's plan, with a note on the devices that it leaves out."""
-    plan = method.plan(prepared, costs, cluster)
+    if declaration_of(prepared.job.method).trains:
+        plan = plan_over_run(method, prepared, costs, cluster)
+    else:
+        plan = method.plan(prepared, costs, cluster)
     note = plan.idle_note([device.name for device in cluster.devices])
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 

@@ -27,6 +27,7 @@ UNITS = {
     "battery": "0 to 1",
     "battery_wh": "Wh",
     "leave_below": "0 to 1",
+    "sustained": "pairs of s and 0 to 1",
 }
 OTHERS = {"processor": "processors"}
 
@@ -59,7 +60,16 @@ def clusters() -> str:
 def device_models() -> str:
     """Return the catalogue of device models."""
     models: dict[str, dict[str, Any]] = tomllib.loads((data_folder() / "devices.toml").read_text(encoding="utf-8"))
-    keys = ("gflops", "memory_mb", "bandwidth_mbit_per_s", "latency_ms", "watts_busy", "watts_idle", "memory_gb_per_s")
+    keys = (
+        "gflops",
+        "memory_mb",
+        "bandwidth_mbit_per_s",
+        "latency_ms",
+        "watts_busy",
+        "watts_idle",
+        "memory_gb_per_s",
+        "sustained",
+    )
     rows = ((f"`{name}`", cell(of["title"]), *(str(of.get(key, "")) for key in keys)) for name, of in models.items())
     return table(("model", "what it is", *keys), rows)
 

@@ -6,6 +6,7 @@ import pytest
 from workbench.core import catalogue
 from workbench.core.catalogue import cluster_names, device_models, load_cluster, load_device
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Level
 
 ONE_DEVICE = '[[device]]\nname = "a"\nmodel = "rpi-5"\n'
 
@@ -112,6 +113,7 @@ battery = 0.4
 battery_wh = 18.5
 leave_below = 0.15
 leave_if_throttled = true
+sustained = [[0, 1], [180, 0.8]]
 address = "pi@a"
 [[device.processor]]
 name = "cpu"
@@ -138,6 +140,7 @@ latency_ms = 30
     assert (first.battery, second.battery) == (0.4, 1.0)
     assert (first.battery_wh, first.leave_below, first.leave_if_throttled) == (18.5, 0.15, True)
     assert (second.battery_wh, second.leave_below, second.leave_if_throttled) == (0.0, 0.0, False)
+    assert first.sustained == (Level(heat_s=0.0, speed=1.0), Level(heat_s=180.0, speed=0.8))
     assert (first.joules_per_byte, second.joules_per_byte) == (2e-6, 0)
     assert first.processors[0].flops_per_s == 10e9
     assert first.watts_busy == load_device("rpi-5").watts_busy
@@ -228,6 +231,14 @@ def test_an_unknown_device_model_names_the_nearest():
         (ONE_DEVICE.replace('"a"', '"a\\tb"'), "Its name is .*not text without control"),
         (ONE_DEVICE.replace('"a"', '"' + 200 * "a" + '"'), "name = a{80}... .200 characters.*at most 100 characters"),
         (ONE_DEVICE + 'address = "\\u001b]0;"\n', "Its address is"),
+        (ONE_DEVICE + "sustained = 3\n", "line 4: Device 'a' asks for sustained = 3.*list of pairs"),
+        (ONE_DEVICE + "sustained = [[0, 1], [60]]\n", "line 4: .*list of pairs"),
+        (ONE_DEVICE + "sustained = [[0, 1], [60, 0]]\n", "line 4: Device 'a': .*speed = 0.*above 0 and at most 1"),
+        (ONE_DEVICE + "sustained = [[0, 1], [-1, 0.5]]\n", "line 4: Device 'a': .*heat_s = -1"),
+        (ONE_DEVICE + "sustained = [[0, 0.9]]\n", r"Device 'a' has sustained = \[\[0, 0.9\]\].*Begin with \[0, 1.0\]"),
+        (ONE_DEVICE + "sustained = [[0, 1], [60, 0.5], [60, 0.4]]\n", "60 s do not follow 60 s.*Sort"),
+        (ONE_DEVICE + "sustained = [[0, 1], [60, 0.5], [90, 0.6]]\n", "rises from 0.5 to 0.6"),
+        (ONE_DEVICE + f"sustained = {[[n, 1] for n in range(21)]}\n", "There are 21 levels.*at most 20"),
         (ONE_DEVICE + "a = " + 100_000 * "[", "nested too deep"),
     ],
 )

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Heat, Level
 from workbench.runtime.pacing import Pacer
 
 
@@ -50,6 +51,44 @@ def test_a_slowed_device_becomes_as_fast_again_as_it_was(own: float) -> None:
         seconds.append(paced.end_s - paced.start_s)
     healthy = 0.02 if own else 0.01
     assert seconds == pytest.approx([healthy, 0.06, healthy])
+
+
+HOT = (Level(heat_s=0.0, speed=1.0), Level(heat_s=0.95, speed=0.8), Level(heat_s=2.9, speed=0.5))
+
+
+@pytest.mark.parametrize("dilation", [1.0, 4.0])
+def test_a_hot_device_is_slower_and_cools_while_it_waits(dilation: float) -> None:
+    """The device's own seconds count, not the dilated ones."""
+    fake = FakeTime()
+    device = Pacer(1.0, dilation=dilation, heat=Heat(HOT), clock=fake.clock, sleep=fake.sleep)
+
+    def taken_s() -> float:
+        paced = device.run(lambda: fake.work(0.001), 0.1)
+        return (paced.end_s - paced.start_s) / dilation
+
+    seconds = [taken_s() for _ in range(40)]
+    assert seconds == pytest.approx([0.1] * 10 + [0.125] * 16 + [0.2] * 14)
+    fake.now_s += 4.5 * dilation
+    assert [taken_s() for _ in range(4)] == pytest.approx([0.125, 0.125, 0.125, 0.125])
+
+
+def test_streams_of_a_device_share_its_heat() -> None:
+    fake = FakeTime()
+    device = Pacer(1.0, heat=Heat(HOT), clock=fake.clock, sleep=fake.sleep)
+    stream = device.for_stream()
+    for _ in range(11):
+        device.run(lambda: None, 0.1)
+    paced = stream.run(lambda: None, 0.1)
+    assert paced.end_s - paced.start_s == pytest.approx(0.125)
+
+
+def test_short_operations_of_a_host_that_lags_heat_as_much() -> None:
+    fake, heat = FakeTime(), Heat(HOT)
+    device = Pacer(1.0, heat=heat, clock=fake.clock, sleep=fake.sleep)
+    for _ in range(100):
+        device.run(lambda: fake.work(0.0002), 1e-5)  # the next operation makes up for it
+        device.run(lambda: fake.work(0.0002), 0.005)
+    assert heat.heat_s == pytest.approx(100 * 0.00501, rel=0.01)
 
 
 def test_overshoot_of_sleeps_does_not_add_up() -> None:

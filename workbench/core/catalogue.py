@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
+from workbench.core.heat import Level, Levels
 from workbench.core.ranges import range_of, require_range
 from workbench.core.serial import LARGEST_TOML, read_text, read_toml, shown
 
@@ -40,7 +41,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
 _CLUSTER_NUMBERS: dict[str, tuple[type, str, float]] = {"jitter_ms": (Cluster, "jitter_s", 1e-3)}
 """The same for the keys of the file."""
 
-_MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled")
+_MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled", "sustained")
 _DEVICE_KEYS = (
     *_NUMBERS,
     "name",
@@ -52,6 +53,7 @@ _DEVICE_KEYS = (
     "processor",
     "framework",
     "leave_if_throttled",
+    "sustained",
 )
 _LINK_KEYS = ("from", "to", "bandwidth_mbit_per_s", "latency_ms", "both_ways")
 _CLUSTER_KEYS = (*_CLUSTER_NUMBERS, "name", "description", "data", "medium", "defaults", "device", "link")
@@ -202,6 +204,19 @@ class _Source:
             raise self.error(request, "It must be true or false.", "Write it without quotes.", line_of=key)
         return value
 
+    def curve(self, table: Mapping[str, Any], owner: str) -> Levels:
+        """Return the levels of a device's speed as it gets hot; () if there are none."""
+        written = table.get("sustained", [])
+        if not isinstance(written, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in written):
+            request = f"{owner} asks for sustained = {shown(repr(written))}."
+            problem = "It is not a list of pairs: seconds of computing, and the speed from then on."
+            raise self.error(request, problem, "Write, for example, [[0, 1.0], [180, 0.8]].", line_of="sustained")
+        try:
+            return tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in written)
+        except ConfigError as error:
+            request = f"{owner}: {error.asked[:1].lower()}{error.asked[1:]}"
+            raise self.error(request, error.found, error.todo, line_of="sustained") from None
+
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.error(f"{where} was read.", "It is not a table.", f"Write {where} on a separate line.")
@@ -279,6 +294,7 @@ def _device(table: Mapping[str, Any], source: _Source, number: int = 1) -> Devic
         except ConfigError as error:
             raise source.error(error.asked, error.found, error.todo, line_of="port") from None
     fields["leave_if_throttled"] = source.flag(settings, "leave_if_throttled", owner)
+    fields["sustained"] = source.curve(settings, owner)
     try:
         fields["memory_bytes"] = round(fields["memory_bytes"])
         return Device(**fields, name=name, link=_link(settings, source, owner), port=port, processors=processors)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Levels, require_curve
 from workbench.core.medium import Air, Medium, relayed
 from workbench.core.ranges import (
     Fraction,
@@ -103,6 +104,7 @@ class Device:
     leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: whether it also
     leaves if heat slows it down.
     framework: the library that computes its layers.
+    sustained: its speed as it gets hot (see workbench.core.heat); (): it keeps its speed.
     """
 
     name: Name
@@ -126,9 +128,11 @@ class Device:
     leave_if_throttled: bool = False
     framework: Framework = "torch"
     model: Text = ""
+    sustained: Levels = ()
 
     def __post_init__(self) -> None:
         require_ranges(self, f"Device '{shown(self.name)}'")
+        require_curve(self.sustained, f"Device '{shown(self.name)}'")
         names = [processor.name for processor in self.processors]
         if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
             request = f"Device '{shown(self.name)}' names a processor '{shown(twice[0])}'."

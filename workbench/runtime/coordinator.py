@@ -193,6 +193,7 @@ class Coordinator:
         place, now_s = generation.members.index(rank), self.fleet.now_s()
         self._resumed(generation, done.step, now_s)
         self._last_step, self._last_step_s = done.step, now_s
+        self.fleet.worked(rank, done.busy_s)
         self.policy.stepped(generation, rank, done)
         if self.policy.has_converged:
             self._pause()

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
+from workbench.core.heat import Heat
 from workbench.core.job import Job
 from workbench.runtime.commands import Leave, Leaving, Ping, Pong, Ready, Slow, Stop
 from workbench.runtime.jobs import error_of
@@ -196,6 +197,7 @@ class Fleet(Watch):
         self._known: set[int] = set()  # devices that were ready before
         self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
+        self._heats = {rank: Heat(() if device.address else device.sustained) for rank, device in enumerate(described)}
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -294,6 +296,8 @@ class Fleet(Watch):
             self.reasons[rank] = "it left"
         for ranks in (self.ready, self.leaving, self.awaited):
             ranks.discard(rank)
+        if rank in self._heats:
+            self._heats[rank] = Heat(self._described[rank].sustained)  # a new process is a cold device
         if rank not in self._kept_down:
             self._come_back(rank)
         news.append(DeviceNotice(rank, "left" if has_left else "lost"))
@@ -381,8 +385,8 @@ class Fleet(Watch):
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice if their charge is too low or heat slows them down.  Return each with its reason.
 
-        now_s: seconds since the run began.  The charge of an emulated device falls as if it computed all the time; an
-        injected slowdown counts as heat.
+        now_s: seconds since the run began.  The charge of an emulated device falls as if it computed all the time.  It
+        is throttled while its curve makes it slower; an injected slowdown counts as heat, too.
         """
         departures = []
         for rank in sorted(self.ready - self._kept_down) if self._described else ():
@@ -391,13 +395,20 @@ class Fleet(Watch):
             reason = ""
             if charge is not None and charge < device.leave_below:
                 reason = f"its charge is below {device.leave_below:.0%}"
-            elif device.leave_if_throttled and (health.is_throttled or self.faults.factor(rank) > 1):
+            elif device.leave_if_throttled and (
+                health.is_throttled or self._heats[rank].speed < 1 or self.faults.factor(rank) > 1
+            ):
                 reason = "heat slows it down"
             if reason:
                 self._kept_down.add(rank)
                 self._devices.command(rank, Leave())
                 departures.append((rank, reason))
         return departures
+
+    def worked(self, rank: int, busy_s: float) -> None:
+        """Record the seconds for which a device has computed in the step that ends now: they heat an emulated one."""
+        if rank in self._heats:
+            self._heats[rank].advance(self.now_s(), busy_s)
 
     def listen(self) -> None:
         """Ping the devices (see Watch)."""

@@ -5,6 +5,7 @@ not emulate.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, collective_latency_s, collective_s, num_rounds
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Heat
 from workbench.core.medium import Air
 from workbench.core.serial import shown
 
@@ -128,6 +130,8 @@ class Pacer:
     their deadlines, because sleeps overshoot and because a short operation takes the host longer than the device.  The
     next deadlines are earlier by the same amount, so that delays do not add up over thousands of operations.  Not
     thread safe: each compute stream has its own pacer (`for_stream`); their totals are the device's.
+
+    heat: the device's, by its own undilated clock; operations heat it, and take longer while it is hot.
     """
 
     def __init__(
@@ -135,6 +139,7 @@ class Pacer:
         factor: float = 1.0,
         *,
         dilation: float = 1.0,
+        heat: Heat | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -146,6 +151,7 @@ class Pacer:
             )
         self._factor = self._own_factor = factor
         self._dilation = dilation
+        self._heat, self._heating = heat, threading.Lock()
         self._clock = clock
         self._sleep = sleep
         self._device = self
@@ -195,8 +201,9 @@ class Pacer:
         done_s = self._clock()
         if not self.factor:
             return Paced(result, start_s, done_s, 0.0)
-        duration_s *= self.factor * self._dilation
-        deadline_s = start_s + duration_s - self._behind_s
+        due_s = start_s - self._behind_s  # as if all operations so far had ended in time
+        duration_s = self._device._heated_s(due_s, duration_s * self.factor * self._dilation)
+        deadline_s = due_s + duration_s
         end_s = self.wait_until(deadline_s) if done_s < deadline_s else done_s
         overrun_s = end_s - deadline_s
         self._behind_s = min(overrun_s, _GRAIN_S)
@@ -204,6 +211,16 @@ class Pacer:
         self._late_s += late_s
         self._paced_s += max(duration_s, end_s - start_s)
         return Paced(result, start_s, end_s, late_s)
+
+    def _heated_s(self, begin_s: float, duration_s: float) -> float:
+        """Return the seconds of an operation at the device's present heat, to which it adds."""
+        if self._heat is None:
+            return duration_s
+        with self._heating:  # streams share the heat
+            self._heat.advance(begin_s / self._dilation)
+            duration_s /= self._heat.speed
+            self._heat.advance((begin_s + duration_s) / self._dilation, duration_s / self._dilation)
+        return duration_s
 
     def wait_until(self, deadline_s: float) -> float:
         """Sleep until `deadline_s` of the clock and return the current time (slightly later than the deadline)."""

@@ -86,8 +86,8 @@ class VirtualWork(Protocol):
         """
         return ()
 
-    def slowness(self, factor: float) -> float:
-        """Return the slowdown that a probe measures on a device."""
+    def slowness(self, rank: int, factor: float) -> float:
+        """Return the slowdown that a probe measures on a device.  factor: the injected one."""
         return factor
 
     def ended(self, rank: int) -> None:
@@ -289,7 +289,7 @@ class VirtualDevices:
             case c.Slow():
                 self._slow_down(rank, message.factor)
             case c.Probe():
-                slowness = self._work.slowness(process.factor)
+                slowness = self._work.slowness(rank, process.factor)
                 self._after(rank, slowness * self._world.probe_s, partial(self._tell, rank, c.Probed(slowness)))
             case c.Prepare():
                 seconds, events = self._work.prepare(message.job, message.place)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import DivergedError
+from workbench.core.heat import Heat
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -225,7 +226,8 @@ class DeviceSession:
 
     devices[i]: the cluster's number of the group's rank i (None: the same number).  is_paced: whether an emulated
     device is slowed down.
-    pacer: pacer of this device (None: one that slows an emulated device down).
+    pacer: pacer of this device (None: one that slows an emulated device down).  heat: the emulated device's (None: it
+    keeps its speed).
     """
 
     def __init__(
@@ -238,6 +240,7 @@ class DeviceSession:
         is_paced: bool,
         devices: Sequence[int] | None = None,
         pacer: Pacer | None = None,
+        heat: Heat | None = None,
     ) -> None:
         self.context, self.group, self.rank = context, group, context.rank
         self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
@@ -249,7 +252,7 @@ class DeviceSession:
             context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted
         )
         self.slows_down = is_paced and context.fidelity != "real"
-        self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation)
+        self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation, heat=heat)
         fidelity = context.fidelity if self.slows_down else "real"
         links = RankLinks(cluster=cluster, rank=self.rank, fidelity=fidelity, dilation=context.dilation)
         transport = Transport(
@@ -305,9 +308,16 @@ class RankSession(DeviceSession, Generic[AJob]):
     """A DeviceSession of a job.  budget: memory budget, shown in the live progress."""
 
     def __init__(
-        self, context: RankContext, rank_job: AJob, group: dist.ProcessGroup, budget: MemoryBudget | None = None
+        self,
+        context: RankContext,
+        rank_job: AJob,
+        group: dist.ProcessGroup,
+        budget: MemoryBudget | None = None,
+        heat: Heat | None = None,
     ) -> None:
-        super().__init__(context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced)
+        super().__init__(
+            context, rank_job.cluster, group, timeout_s=rank_job.timeout_s, is_paced=rank_job.is_paced, heat=heat
+        )
         self.rank_job, self.progress = rank_job, DeviceReporter(context, budget)
         self._exchanges = 0
         plan = rank_job.plan

@@ -109,9 +109,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         prediction = replace(prediction, bytes=nbytes)
         if not planned.prepared.options.adapt:
             return prediction
-        return replace(
-            prediction, notes=("A simulation's devices keep their speed, so nothing is adapted to a change of it.",)
-        )
+        return replace(prediction, notes=("A simulation adapts nothing to a change of the devices' speed.",))
 
     def rank_job(self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> PRGERankJob:
         """Return the job of a run from its first step on."""

@@ -307,6 +307,6 @@ class QueryWorker(StepWorker[PRGERankJob]):
         expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *own)
         if not expected_s:
             return 1.0
-        pacer = Pacer(factor, dilation=self._dilation)
+        pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)
         paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, step, [0]), expected_s)
         return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from workbench.core.cluster import Factors
+from workbench.core.cluster import Device, Factors
 from workbench.core.errors import DeviceLostError
+from workbench.core.heat import Heat
 from workbench.core.plan import Homes, with_neighbours
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.session import transfers_of
+from workbench.methods.training.heating import Stretch, gets_hot, heated_s, with_seconds
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
 from workbench.methods.training.state_costs import snapshot_s
@@ -46,12 +48,18 @@ class VirtualJob:
 class _Work(VirtualWork):
     """Steps of training on virtual devices.
 
-    names: the devices' names.  devices: the devices that do the work; they know which links are slow.
+    described: the devices.  devices: those that do the work; they know which links are slow.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names, self.devices = names, VirtualDevices(len(names), self)
+    def __init__(self, described: Sequence[Device]) -> None:
+        self.names, self.devices = [device.name for device in described], VirtualDevices(len(described), self)
+        self._curves = {device.name: device.sustained for device in described if device.sustained}
+        self._heats: dict[str, Heat] = {}
+        self._step: tuple[VirtualJob, int] | None = None
         self._slowed = lru_cache(maxsize=None)(slowed)
+
+    def _heat(self, name: str) -> Heat:
+        return self._heats.setdefault(name, Heat(self._curves.get(name, ())))
 
     def _links(self) -> Links:
         return tuple((f"{self.names[rank]}>{to}", factor) for (rank, to), factor in self.devices.slow_links.items())
@@ -60,14 +68,31 @@ class _Work(VirtualWork):
         return job.begins_s, ()
 
     def seconds(self, job: VirtualJob, step: int, factors: Factors) -> float:
-        return self._slowed(job, tuple(factors[place] for place in sorted(factors)), self._links()).seconds(step)
+        heats = [self._heat(device.name) for device in job.job.cluster.devices]
+        if self._step != (job, step):  # it begins now; otherwise a device has another speed for the rest of it
+            self._step = job, step
+            for heat in heats:
+                heat.advance(self.devices.now_s())
+        slower = tuple(factors[place] / heat.speed for place, heat in enumerate(heats))
+        return self._slowed(job, slower, self._links()).seconds(step)
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
         transfers = (
             transfers_of(job.job.cluster, self._slowed(job, unslowed, links).messages(step, place)) if links else ()
         )
-        return c.StepDone(step, factor * self._slowed(job, unslowed).busy_s(step, place), transfers=transfers)
+        timetable, heat = self._slowed(job, unslowed), self._heat(job.job.cluster.devices[place].name)
+        slower = factor / heat.speed
+        heat.advance(self.devices.now_s(), slower * timetable.heating_s(step, place))
+        return c.StepDone(step, slower * timetable.busy_s(step, place), transfers=transfers)
+
+    def slowness(self, rank: int, factor: float) -> float:
+        heat = self._heat(self.names[rank])
+        heat.advance(self.devices.now_s())
+        return factor / heat.speed
+
+    def ended(self, rank: int) -> None:
+        self._heats.pop(self.names[rank], None)
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop
@@ -144,26 +169,15 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    policy, work = _Policy(method, planned, first), _Work([device.name for device in first.cluster.devices])
+    policy, work = _Policy(method, planned, first), _Work(first.cluster.devices)
     fleet = fleet_of(work.devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
     try:
         coordinator.run()
     except DeviceLostError as error:
         policy.notes.append(str(error))
-    steps = tuple(
-        replace(step, predicted_s=work.devices.taken_s.get(number, step.predicted_s))
-        for number, step in enumerate(prediction.steps)
-    )
-    seconds = {
-        epoch.epoch: sum(step.predicted_s or 0.0 for step in steps if step.epoch == epoch.epoch)
-        for epoch in prediction.epochs
-    }
-    epochs = tuple(replace(epoch, seconds=seconds[epoch.epoch]) for epoch in prediction.epochs)
     return replace(
-        prediction,
-        steps=steps,
-        epochs=epochs,
+        with_seconds(prediction, work.devices.taken_s),
         recoveries=coordinator.recoveries,
         notes=(*prediction.notes, *policy.notes),
     )
@@ -171,7 +185,7 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
 
 def predict(rank_job: PhasedJob) -> Prediction:
     """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between
-    phases.
+    phases.  The steps of devices that get hot take as long as they do then; the timelines are of cold devices.
     """
     steps: list[StepRecord] = []
     epochs: list[EpochRecord] = []
@@ -203,4 +217,9 @@ def predict(rank_job: PhasedJob) -> Prediction:
         phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
-    return Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)
+    found = Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)
+    cluster = rank_job.cluster
+    if not gets_hot(cluster):
+        return found
+    whole = Stretch(Timetable(rank_job), tuple(range(cluster.world_size)), range(len(steps)))
+    return with_seconds(found, heated_s(cluster, [whole]))

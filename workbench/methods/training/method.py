@@ -316,7 +316,7 @@ class TrainingMethod(LayerMethod[P], Plans):
                 prediction, notes=(f"A simulation knows no losses: it does all {first.job.epochs} epochs.",)
             )
         changes = planned.prepared.job.faults or any(
-            device.leave_below or device.leave_if_throttled for device in planned.cluster.devices
+            device.leave_below or device.leave_if_throttled or device.sustained for device in planned.cluster.devices
         )
         return with_faults(prediction, self, planned, first) if changes else prediction
 

@@ -110,9 +110,13 @@ class Predictor:
         )
         return timeline.makespan_s - begun_s
 
+    def seconds_of(self, steps: Sequence[PlannedStep]) -> Callable[[StepShape], float]:
+        """Return the seconds of each shape of an epoch's steps."""
+        return estimated([step.shape for step in steps], self._seconds, self._points)
+
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
-        seconds = estimated([step.shape for step in steps], self._seconds, self._points)
+        seconds = self.seconds_of(steps)
         return tuple(
             StepRecord(
                 epoch=epoch,

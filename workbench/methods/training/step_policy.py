@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from workbench.core.cluster import Cluster, Factors
@@ -22,6 +22,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify, Planned
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import RankResult
+from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted
 from workbench.methods.training.phases import PhasedJob, Plans
 from workbench.methods.training.state_costs import repartition_s, substitution
@@ -199,12 +200,28 @@ class StepPolicy(RecordingPolicy):
         run.
         """
         number = self._timetable.number(step.epoch, step.step)
+        if number in self._heated_s:
+            return replace(step, predicted_s=self._heated_s[number])
         generation = next((generation for generation in reversed(self.generations) if generation.start <= number), None)
         return (
             step
             if generation is None or step.predicted_s is not None
             else replace(step, predicted_s=generation.timetable.seconds(number))
         )
+
+    @cached_property
+    def _heated_s(self) -> dict[int, float]:
+        """Return the seconds expected of each step of this run, by number, if devices get hot: under the plans by which
+        the steps were done.
+        """
+        if not gets_hot(self.cluster):
+            return {}
+        starts = [generation.start for generation in self.generations]
+        stretches = (
+            Stretch(Timetable(generation.job), generation.members, range(generation.start, stop))
+            for generation, stop in zip(self.generations, [*starts[1:], self.step], strict=True)
+        )
+        return heated_s(self.cluster, stretches)
 
     @property
     def state(self) -> PolicyState:

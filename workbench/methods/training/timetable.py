@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -13,7 +14,7 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import Span, Timeline
-from workbench.methods.training.handlers import PlannedStep
+from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.phases import PhasedJob, Predictor
 
 DRAWN = 8
@@ -25,13 +26,16 @@ class Timetable:
 
     def __init__(self, rank_job: PhasedJob, profile: Profile | None = None) -> None:
         """profile: the devices' current costs; None: those in the job."""
+        self._job = rank_job if profile is None else replace(rank_job, profile=profile)
         self._cluster = rank_job.cluster
-        self._phases = (rank_job if profile is None else replace(rank_job, profile=profile)).phases()
+        self._phases = self._job.phases()
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
         counts = [count for phase in self._phases for count in phase.counts]
         self._begins = (0, *accumulate(counts))
+        self._seconds_of = lru_cache(maxsize=4)(self._find_seconds_of)
         self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
+        self._slowed = lru_cache(maxsize=None)(self._find_slowed)
 
     @property
     def num_steps(self) -> int:
@@ -54,7 +58,18 @@ class Timetable:
     def seconds(self, step: int) -> float:
         """Return the seconds of a step."""
         phase, planned = self._at(step)
-        return self._predictors[phase].seconds(planned)
+        return self._seconds_of(phase, self.epoch_of(step)[0])(planned.shape)
+
+    def _find_seconds_of(self, phase: int, epoch: int) -> Callable[[StepShape], float]:
+        return self._predictors[phase].seconds_of(self._steps(phase, epoch))
+
+    def slowed(self, factors: tuple[float, ...]) -> Timetable:
+        """Return the same steps on slower devices.  factors: how many times slower, by place."""
+        return self._slowed(factors)
+
+    def _find_slowed(self, factors: tuple[float, ...]) -> Timetable:
+        slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
+        return Timetable(self._job, self._job.profile.part(range(len(factors)), slower)) if slower else self
 
     def timelines(self, begin: int) -> dict[str, Timeline]:
         """Return a simulated step of each phase that is left from a step on, by the phase's name.  It is the middle one
@@ -70,8 +85,16 @@ class Timetable:
         return found
 
     def busy_s(self, step: int, place: int) -> float:
-        """Return the seconds of a step during which a device computes."""
-        return self._busy_s(step, place)
+        """Return the seconds for which a device computes in a step, summed over its processors."""
+        return sum(self._stream_s(step, place))
+
+    def heating_s(self, step: int, place: int) -> float:
+        """Return the seconds of a step during which a device computes: those of its busiest processor."""
+        return max(self._stream_s(step, place), default=0.0)
+
+    def _stream_s(self, step: int, place: int) -> tuple[float, ...]:
+        phase, planned = self._at(step)
+        return self._busy_s(phase, planned.shape, place)
 
     def rest_s(self, step: int) -> float:
         """Return the approximate seconds of all steps from a number on: their count times the mean of an
@@ -113,10 +136,9 @@ class Timetable:
         phase, planned = self._at(step)
         return self._phases[phase].program(planned.shape)
 
-    def _find_busy_s(self, step: int, place: int) -> float:
-        program = self._program(step)
-        return sum(
-            program.seconds(place, index)
-            for index, op in enumerate(program.schedule.ops[place])
-            if not op.is_communication
-        )
+    def _find_busy_s(self, phase: int, shape: StepShape, place: int) -> tuple[float, ...]:
+        program, streams = self._phases[phase].program(shape), dict[str, float]()
+        for index, op in enumerate(program.schedule.ops[place]):
+            if not op.is_communication:
+                streams[op.stream] = streams.get(op.stream, 0.0) + program.seconds(place, index)
+        return tuple(streams.values())

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
+from workbench.core.heat import Heat
 from workbench.core.program import Program
 from workbench.methods.common.records import IN_USE, WARM_UP_STEPS
 from workbench.methods.common.session import (
@@ -73,6 +74,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         """dilation: see RankContext."""
         self._open, self._dilation = ExitStack(), dilation
         self._budget: MemoryBudget | None = None
+        self._heat: Heat | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +88,12 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
             self._budget = self._open.enter_context(MemoryBudget(device.name, device.memory_bytes))
         return self._budget
 
+    def heat(self, context: RankContext) -> Heat | None:
+        """Return this emulated device's heat, which lasts over all jobs; None if it keeps its speed."""
+        if self._heat is None and context.device.sustained and context.fidelity != "real":
+            self._heat = Heat(context.device.sustained)
+        return self._heat
+
     @contextmanager
     def session(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
@@ -94,7 +102,7 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
         job.prepare_imports(job.cluster.devices[context.rank])
         with (
             reporting_full_disk(job.folder),
-            RankSession(context, job, process_group, self.budget(context.device)) as session,
+            RankSession(context, job, process_group, self.budget(context.device), self.heat(context)) as session,
         ):
             controls.watch(session.executor, session.pacer)
             yield session
@@ -171,9 +179,8 @@ class TrainingWorker(StepWorker[AJob]):
 
     def slowness(self, factor: float, detail: None) -> float | None:
         """Return the duration of a fixed computation relative to its duration when the device began."""
-        return _reference_s(Pacer(factor, dilation=self._dilation), self._reference_s) / (
-            self._dilation * self._reference_s
-        )
+        pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)
+        return _reference_s(pacer, self._reference_s) / (self._dilation * self._reference_s)
 
 
 def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:

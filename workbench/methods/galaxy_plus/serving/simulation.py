@@ -176,7 +176,7 @@ class _Work(VirtualWork):
     def part(self, job: ServiceJob, place: int, end: End, stop: int) -> None:
         return None
 
-    def slowness(self, factor: float) -> float:
+    def slowness(self, rank: int, factor: float) -> float:
         return self._noisy(factor)
 
     def _noisy(self, value: float) -> float:

@@ -1,0 +1,155 @@
+"""Devices that get hot: predicted over a run, planned for, emulated, and noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny_job import tiny_job, write_data
+
+from workbench import experiment
+from workbench.core import Cluster, Device, Job, Link
+from workbench.core.heat import Heat, Level, Levels
+from workbench.methods import load_method
+from workbench.methods.base import ignore
+from workbench.methods.training.faults import predict
+from workbench.methods.training.timetable import Timetable
+from workbench.runtime.devices import Fleet
+from workbench.runtime.engines import default_pool
+from workbench.runtime.pacing import Pacer
+
+
+def curve(*levels: tuple[float, float]) -> Levels:
+    return tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in ((0.0, 1.0), *levels))
+
+
+def cluster(*curves: Levels, flops_per_s: float = 1e9, **settings: Any) -> Cluster:
+    link = Link(bytes_per_s=1e8)
+    names = ("alpha", "beta", "gamma")
+    devices = (
+        Device(name=name, flops_per_s=flops_per_s, memory_bytes=10**9, link=link, sustained=levels, **settings)
+        for name, levels in zip(names, curves, strict=False)
+    )
+    return Cluster(name="hot", devices=tuple(devices))
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        options = {"technique": "lora"}
+        yield tiny_job(write_data(tmp_path_factory.mktemp("data")), method="fine_tuning", epochs=6, options=options)
+        default_pool().stop()
+
+
+def timetable_of(job: Job, devices: Cluster, paradigm: str) -> Timetable:
+    """Return a run's steps under a paradigm's plan, at the devices' cold speeds."""
+    method: Any = load_method("fine_tuning")
+    job = replace(job, options=job.options | {"paradigm": paradigm})
+    prepared = method.prepare(job, ignore)
+    costs = method.catalogue(prepared, devices)
+    return Timetable(method.rank_job(prepared, costs, devices, method.plan(prepared, costs, devices)))
+
+
+def total_s(steps: Any) -> float:
+    return sum(step.predicted_s for step in steps)
+
+
+def test_the_pacing_of_emulated_devices_takes_the_predicted_seconds(job: Job) -> None:
+    """The seconds that a pacer asks for, by a clock that only it moves, over the steps of a run of one device."""
+    cold = timetable_of(job, cluster(()), "standalone")
+    step_s = cold.seconds(0)
+    devices = cluster(curve((4.5 * step_s, 0.8), (11 * step_s, 0.5)))
+    hot = timetable_of(job, devices, "standalone")
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    heat = Heat(devices.devices[0].sustained)
+    pacer, paced = Pacer(1.0, dilation=2.0, heat=heat, clock=lambda: now_s, sleep=sleep), list[float]()
+    for step in range(hot.num_steps):
+        program, begin_s = hot._program(step), now_s
+        for index in range(len(program.schedule.ops[0])):
+            pacer.run(lambda: None, program.seconds(0, index))
+        paced.append((now_s - begin_s) / 2.0)
+    predicted = [step.predicted_s for step in predict(hot._job).steps]
+    assert sum(paced) == pytest.approx(sum(predicted), rel=0.05)
+    assert predicted[-1] == pytest.approx(2 * cold.seconds(hot.num_steps - 1))
+    assert sum(predicted) > 1.4 * sum(map(cold.seconds, range(cold.num_steps)))
+
+
+def test_heat_by_steps_is_heat_by_operations(job: Job) -> None:
+    """In a pipeline devices also wait within a step."""
+    cold = timetable_of(job, cluster((), ()), "pipeline_parallel")
+    step_s = cold.seconds(0)
+    devices = cluster(curve((2 * step_s, 0.7)), curve((4 * step_s, 0.5)))
+    hot = timetable_of(job, devices, "pipeline_parallel")
+    heats, now_s = [Heat(device.sustained) for device in devices.devices], 0.0
+    for step in range(hot.num_steps):
+        present = hot.slowed(tuple(1 / heat.speed for heat in heats))
+        phase, planned = present._at(step)
+        timeline = present._predictors[phase].timeline(planned)
+        for span in sorted(timeline.spans, key=lambda span: span.end_s):
+            if not span.op.is_communication:
+                heats[span.rank].advance(now_s + span.start_s)
+                heats[span.rank].advance(now_s + span.end_s, span.end_s - span.start_s)
+        now_s += timeline.makespan_s
+    found = predict(hot._job)
+    assert total_s(found.steps) == pytest.approx(now_s, rel=0.02)
+    assert sum(epoch.seconds for epoch in found.epochs) == pytest.approx(total_s(found.steps))
+    assert now_s > 1.1 * sum(map(cold.seconds, range(cold.num_steps)))
+
+
+def test_a_device_that_gets_slower_is_planned_for_before_it_is_throttled(job: Job) -> None:
+    """Simulated: the pace of its steps shows the trend; nobody says that it throttles."""
+    cold = experiment.run(job, cluster((), ()), "simulate")
+    step_s = total_s(cold.steps) / len(cold.steps)
+    hot = cluster((), curve((3 * step_s, 0.85), (4 * step_s, 0.6), (40 * step_s, 0.55)))
+    plan = experiment.plan(job, cluster((), ()))
+    adapted = experiment.run(job, hot, "simulate", chosen_plan=plan)
+    said = " ".join(adapted.notes)
+    assert "Pace changed, over the profile's seconds: beta 1.7 times" in said and "From step" in said
+    assert total_s(cold.steps) < total_s(adapted.steps) < total_s(cold.steps) / 0.6
+
+
+def test_a_plan_is_the_best_over_the_run(job: Job) -> None:
+    """The plan for hot devices, if they soon get hot; not if the run is over before."""
+    soon, late = (cluster((), curve((heat_s, 0.4))) for heat_s in (0.1, 1e6))
+    cold, hot, in_time = (experiment.plan(job, one) for one in (cluster((), ()), soon, late))
+    assert in_time.assignments == cold.assignments and not any("hot" in note for note in in_time.notes)
+    assert hot.assignments != cold.assignments
+    [said] = [note for note in hot.notes if "hot" in note]
+    assert "Devices get hot: the run's steps take" in said and "the plan is for hot devices" in said
+
+
+def test_a_hot_device_leaves_if_it_is_to(job: Job) -> None:
+    hot = curve((0.3, 0.5))
+    devices = cluster((), hot, ())
+    leaving = replace(devices.devices[1], leave_if_throttled=True)
+    left = replace(devices, devices=(devices.devices[0], leaving, devices.devices[2]))
+    plan = experiment.plan(job, cluster((), (), ()))
+    stayed, gone = (experiment.run(job, one, "simulate", chosen_plan=plan) for one in (devices, left))
+    assert "beta gives notice: heat slows it down" in " ".join(gone.notes)
+    assert "gives notice" not in " ".join(stayed.notes)
+
+
+def test_an_emulated_device_gets_hot(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Executed: the seconds that it paces, over those of the cold device; the report predicts the hot ones.
+
+    A busy host makes the device wait between its steps, so it may be cold again at the end.
+    """
+    busy = dict[int, list[float]]()
+    monkeypatch.setattr(Fleet, "worked", lambda self, rank, busy_s: busy.setdefault(rank, []).append(busy_s))
+    job = replace(job, epochs=2, options=job.options | {"paradigm": "standalone"})
+    devices = cluster(curve((0.4, 0.5)), host_share=1.0, flops_per_s=4e8)
+    cold = timetable_of(job, devices, "standalone")
+    report = experiment.run(job, devices, workdir=tmp_path, fidelity="paced", costs=cold._job.profile)
+    paced_s = busy[0][-cold.num_steps :]  # after those of the prediction
+    ratios = [seconds / cold.busy_s(step, 0) for step, seconds in enumerate(paced_s)]
+    assert (ratios[0], max(ratios)) == pytest.approx((1, 2), rel=0.1)
+    predicted = [step.predicted_s for step in report.steps]
+    assert (predicted[0], predicted[-1]) == pytest.approx((cold.seconds(0), 2 * cold.seconds(cold.num_steps - 1)))

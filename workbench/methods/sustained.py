@@ -1,0 +1,43 @@
+"""Plan a run on devices that get hot: which plan is best over the whole run, not at its first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.heat import speed_at
+from workbench.core.plan import Plan
+from workbench.core.profile import Profile
+from workbench.methods.base import Method, Planned
+
+
+def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
+    """Return the method's plan for cold devices, or the one for hot devices if the whole run is simulated to be shorter
+    with it.
+
+    Hot devices have the speed to which they fall if they compute all the time for as long as the run takes.
+    """
+    cold = method.plan(prepared, costs, cluster)
+    if not any(device.sustained for device in cluster.devices):
+        return cold
+    steady = replace(cluster, devices=tuple(replace(device, sustained=()) for device in cluster.devices))
+    cold_s, never_hot_s = (_run_s(method, Planned(prepared, costs, one, cold)) for one in (cluster, steady))
+    speeds = [speed_at(device.sustained, cold_s) for device in cluster.devices]
+    hot = cold
+    if min(speeds) < 1:
+        slower = {rank: 1 / speed for rank, speed in enumerate(speeds) if speed < 1}
+        hot = method.plan(prepared, costs.part(range(cluster.world_size), slower), cluster)
+    is_same = (hot.assignments, hot.cached) == (cold.assignments, cold.cached)
+    hot_s = cold_s if is_same else _run_s(method, Planned(prepared, costs, cluster, hot))
+    taken, taken_s = (hot, hot_s) if hot_s < cold_s else (cold, cold_s)
+    if taken_s <= never_hot_s:
+        return taken
+    words = f"Devices get hot: the run's steps take {taken_s:.3g} s, and would take {never_hot_s:.3g} s on cold ones"
+    if taken is hot:
+        words += f"; the plan is for hot devices, because with the one for cold ones they take {cold_s:.3g} s"
+    return replace(taken, notes=(*taken.notes, f"{words} (simulated)."))
+
+
+def _run_s(method: Method, planned: Planned[Any]) -> float:
+    return sum(step.predicted_s or 0.0 for step in method.predict(planned).steps)
