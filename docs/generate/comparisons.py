@@ -16,7 +16,7 @@ LARGEST = 40
 
 
 def comparison(name: str) -> str:
-    """Return a comparison's figures, claims, tables and explanation."""
+    """Return a comparison's figures, claims, findings, tables and explanation."""
     result = shipped_result(COMPARE, name)
     assert result is not None
     figures = [
@@ -27,6 +27,7 @@ def comparison(name: str) -> str:
         f"- {'holds' if one.holds else '**does not hold**'}: {cell(one.claim)} ({cell(one.found)})"
         for one in result.checks
     ]
+    claims += [f"- {cell(one)}" for one in result.findings]
     tables = [_shown(one) for one in result.tables if len(one.rows) <= LARGEST]
     machine = ", ".join(f"{key} {value}" for key, value in result.environment.items())
     words = [*map(cell, result.explanation), *([f"Executed with {cell(machine)}."] if machine else [])]

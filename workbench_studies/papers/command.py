@@ -21,7 +21,7 @@ from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
 from workbench_studies.papers import COMPARE, PAPERS, Item, Result, Settings, Table, find_item, items_of
-from workbench_studies.papers.result import Number
+from workbench_studies.papers.result import DRAWS, LIMIT_S, Number
 
 if TYPE_CHECKING:
     from workbench.plots.export import Captioned
@@ -149,6 +149,8 @@ _joined = Markup("\n").join
 
 QUICK_SEEDS = 1
 MOST_SEEDS = 100
+MOST_DRAWS = 10_000
+QUICK_DRAWS = 2
 
 
 def reproduce(
@@ -176,10 +178,16 @@ def reproduce(
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where trainings are kept and found again, for those that execute.", show_default="the cache"
+            help="Folder where trainings and solved clusters are kept and found again.", show_default="the cache"
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
+    draws: Annotated[
+        int, typer.Option(min=1, max=MOST_DRAWS, help="How many random clusters or programs, for those that draw them.")
+    ] = DRAWS,
+    limit_s: Annotated[
+        float, typer.Option("--limit", min=0.1, max=3600, help="A solver's seconds for each, for those that have one.")
+    ] = LIMIT_S,
     quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -221,7 +229,16 @@ def reproduce(
     # What is trained stays: an interrupted table goes on where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
     chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)
-    settings = Settings(data=data, seeds=chosen_seeds, quick=quick, workdir=workdir, trains=trains, progress=say)
+    settings = Settings(
+        data=data,
+        seeds=chosen_seeds,
+        quick=quick,
+        workdir=workdir,
+        trains=trains,
+        draws=QUICK_DRAWS if quick else draws,
+        limit_s=limit_s,
+        progress=say,
+    )
     done: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in {item.name: item for item in chosen}.values():

@@ -15,6 +15,8 @@ from workbench.core.serial import from_json, read_text
 Source = Literal["simulated", "executed", "computed"]
 Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
 OOM = "OOM"
+DRAWS, LIMIT_S = 100, 6.0
+"""Random clusters or programs, and a solver's seconds for each, if no others are asked for."""
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 T = TypeVar("T")
 
@@ -153,13 +155,14 @@ def as_quick_trial(result: Result) -> Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of executed reproductions; simulated ones ignore them.
+    """Settings of executed reproductions; simulated ones use draws, limit_s, quick, workdir and progress alone.
 
     data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed
     comparison.  quick: a tiny version that only tests that the code runs.  workdir: for intermediate files of an
     executed one.  progress:
     called with lines.
     trains: whether a simulated one may also train for those of its values that no simulation gives.
+    draws: random clusters or programs of one that draws them.  limit_s: a solver's seconds for each.
     """
 
     data: Path | None = None
@@ -167,6 +170,8 @@ class Settings:
     quick: bool = False
     workdir: Path | None = None
     trains: bool = False
+    draws: int = DRAWS
+    limit_s: float = LIMIT_S
     progress: Callable[[str], None] = lambda line: None
 
 

@@ -54,6 +54,7 @@ WEIGHT_BYTES_PER_S = 8e9
 """[assumed] rate at which the board reads weights, which bounds a single token: half of the 17 GB/s of its memory."""
 INT8 = NumberFormat(matrix_bytes=1.0, table_bytes=1.0)
 TECHNIQUES: tuple[Technique, ...] = ("lora", "parallel_adapters")
+NEVER_DRAINED = "lora, never drained"
 IN_FLIGHT = 8
 """Mini-batches of a pipeline that never drains, of which the later half is timed."""
 LESS = FP32_BYTES / INT8.matrix_bytes
@@ -89,11 +90,11 @@ class Point:
         return self.alone_s / self.seconds if self.alone_s and self.seconds else None
 
 
-def boards(count: int, mbit_per_s: float) -> Cluster:
-    """Return equal boards on one kind of link."""
+def boards(count: int, mbit_per_s: float, board: str = BOARD) -> Cluster:
+    """Return equal boards of the catalogue on one kind of link."""
     latency_s = WIRELESS_S if mbit_per_s <= WIRELESS_UP_TO else CABLE_S
     link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=latency_s)
-    devices = tuple(replace(load_device(BOARD, name=f"board {rank + 1}"), link=link) for rank in range(count))
+    devices = tuple(replace(load_device(board, name=f"board {rank + 1}"), link=link) for rank in range(count))
     return Cluster(name=f"{count} boards", devices=devices)
 
 
@@ -123,30 +124,36 @@ def _alone_s(task: Task, model: str) -> float | None:
 
 def _ways(task: Task, model: str, cluster: Cluster) -> Iterator[Way]:
     if task == "train":
-        yield from _used(_trainings(model, cluster), cluster)
+        yield from _used(trainings(model, cluster), cluster)
     elif task == "prefill" or describe(model).kind == "decoder":
         yield from _used(_answers(model, cluster, is_token=task == "decode"), cluster)
 
 
 @lru_cache
-def _training_profile(model: str, technique: Technique, count: int) -> Profile:
+def _training_profile(model: str, technique: Technique, count: int, board: str) -> Profile:
     sizes = TechniqueSizes(predicts_words=describe(model).kind == "decoder")
     return analytic_profile(
-        model, boards(count, MBIT_PER_S[0]), technique=technique, sequence_lengths=(TOKENS,), numbers=INT8, sizes=sizes
+        model,
+        boards(count, MBIT_PER_S[0], board),
+        technique=technique,
+        sequence_lengths=(TOKENS,),
+        numbers=INT8,
+        sizes=sizes,
     )
 
 
-def _trainings(model: str, cluster: Cluster) -> Iterator[Way]:
+def trainings(model: str, cluster: Cluster) -> Iterator[Way]:
+    """Yield every way to train a mini-batch on all boards that fits, and on one board the way without others."""
     count = cluster.world_size
     for technique in TECHNIQUES:
-        costs = _training_profile(model, technique, count)
+        costs = _training_profile(model, technique, count, cluster.devices[0].model)
         for micro_batches in (1,) if count == 1 else (1, 4, 16):
             problem = Problem(costs, cluster, sequence_length=TOKENS, batch_size=BATCH, micro_batches=micro_batches)
             for name, plan in _training_plans(problem):
                 yield Way(f"{technique}, {name}", partial(_step, problem, plan))
                 if technique == "lora" and len(plan.stages) > 1 and all(len(one.shares) == 1 for one in plan.stages):
                     whole = replace(plan, micro_batch_size=BATCH, num_micro_batches=1)
-                    yield Way("lora, never drained", partial(_pace, costs, whole))
+                    yield Way(NEVER_DRAINED, partial(_pace, costs, whole))
 
 
 def _training_plans(problem: Problem[Profile]) -> Iterator[tuple[str, Plan]]:

@@ -1,0 +1,149 @@
+"""The item and the picture of distance.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median, quantiles
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.export import Captioned
+from workbench.plots.style import BLUE, DARK_GREY, GREEN, VERMILLION, finish
+from workbench_studies.papers.compare.distance import (
+    METHODS,
+    SAMPLES,
+    SHARED,
+    SYNCHRONOUS,
+    TOKENS,
+    Distance,
+    random_problem,
+)
+from workbench_studies.papers.compare.distance import (
+    distance as of_cluster,
+)
+from workbench_studies.papers.compare.lower_bound import placements
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Number, Result, Settings, Table
+
+COLUMNS = ("cluster", "bound, s", "best known, s", "proven", "pace, s", "all busy, s")
+CLASSES = {"CP-SAT's": (SYNCHRONOUS, BLUE), "busiest part": (("Confidant",), GREEN), "all busy": (SHARED, VERMILLION)}
+"""What a method is measured by: who is, and the colour."""
+
+
+def distance(item: Item, settings: Settings) -> Result:
+    """Simulate the methods on every cluster, and bound them.  A cluster that is done is kept."""
+    folder = None if settings.workdir is None else settings.workdir / "distance"
+    found = []
+    for seed in range(settings.draws):
+        found.append(of_cluster(seed, settings.limit_s, folder))
+        if (seed + 1) % 10 == 0:
+            settings.progress(f"{seed + 1} of {settings.draws} clusters")
+    return compared(item, found, settings.limit_s)
+
+
+def compared(item: Item, found: Sequence[Distance], limit_s: float) -> Result:
+    """Return the comparison of some clusters."""
+    own = {name: [one.seconds[name] / one.least_s(name) for one in found] for name in METHODS}
+    yard = {name: [one.seconds[name] / one.bound.seconds for one in found] for name in METHODS}
+    medians, yards = ({name: median(values) for name, values in table.items()} for table in (own, yard))
+    gaps = {one.seed: 100 * (one.bound.best_s / one.bound.seconds - 1) for one in found}
+    problem = random_problem(0)
+    wins = sum(one.seconds["ZB-H1"] < one.seconds["1F1B"] for one in found)
+    closest = min(min(own[name]) for name in SYNCHRONOUS)
+    rows: list[tuple[Number, ...]] = [
+        (
+            float(one.seed),
+            one.bound.seconds,
+            one.bound.best_s,
+            "yes" if one.bound.is_proven else "no",
+            one.pace_s,
+            one.busy_s,
+            *(one.seconds[name] for name in METHODS),
+        )
+        for one in found
+    ]
+    return item.result(
+        [],
+        tables={"methods": [_row(name, own[name], yard[name]) for name in METHODS], "clusters": rows},
+        columns={"clusters": [f"{name}, s" for name in METHODS]},
+        holds={
+            "bounded": closest >= 1,
+            "zero_bubble": 2 * wins > len(found),
+            "flush": medians["1F1B"] <= medians["GPipe"],
+            "drain": yards["Confidant"] < 1,
+            "groups": yards["PAC+"] < yards["1F1B"],
+        },
+        clusters=len(found),
+        placements=sum(1 for _ in placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS)),
+        limit=limit_s,
+        proven=sum(one.bound.is_proven for one in found),
+        gap=max((gaps[one.seed] for one in found if one.bound.is_proven), default=0.0),
+        open=max((gaps[one.seed] for one in found if not one.bound.is_proven), default=0.0),
+        closest=closest,
+        zb_wins=wins,
+        over={name: 100 * (value - 1) for name, value in medians.items()},
+        against=median(one.seconds["Confidant"] / one.seconds["1F1B"] for one in found),
+        median=medians,
+        yard=yards,
+    )
+
+
+def _row(name: str, own: Sequence[float], yard: Sequence[float]) -> tuple[Number, ...]:
+    measure = next(measure for measure, (members, _) in CLASSES.items() if name in members)
+    return (name, measure, median(own), *_tenths(own), max(own), median(yard), *_tenths(yard))
+
+
+def _tenths(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 10 % and 90 % quantiles."""
+    cuts = quantiles(values, n=10, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def draw_distance(item: Item, result: Result) -> list[Captioned]:
+    """Return the picture."""
+    return [Captioned("distance", item.title, figure(result.tables[1]))]
+
+
+def figure(table: Table) -> go.Figure:
+    """Return two panels of boxes, a row for each method.  table: the result's clusters."""
+    columns = (*COLUMNS, *(f"{name}, s" for name in METHODS))
+    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in table.rows]
+    titles = ["over the bound of its own", "over the optimal synchronous pipeline's"]
+    drawn = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
+    least = dict(zip(CLASSES, ("bound, s", "pace, s", "all busy, s"), strict=True))
+    for column, is_own in ((1, True), (2, False)):
+        for measure, (members, colour) in CLASSES.items():
+            under = least[measure] if is_own else "bound, s"
+            for name in members:
+                drawn.add_trace(
+                    go.Box(
+                        x=[row[f"{name}, s"] / row[under] for row in rows],
+                        name=name,
+                        orientation="h",
+                        boxpoints="outliers",
+                        marker={"color": colour, "size": 3},
+                        line={"width": 1.5},
+                        hoverinfo="x+name",
+                        showlegend=False,
+                    ),
+                    row=1,
+                    col=column,
+                )
+        drawn.add_vline(x=1, line={"color": DARK_GREY, "dash": "dot", "width": 1}, row=1, col=column)
+    drawn.update_xaxes(
+        type="log", title="times", tickvals=[0.5, 1, 1.5, 2, 3, 5, 10, 20, 50], range=[-0.2, 1.9], minor={"ticks": ""}
+    )
+    drawn.update_yaxes(autorange="reversed")
+    drawn.update_annotations(font_size=12.5)
+    return finish(
+        drawn,
+        title="How far are methods from optimal?",
+        label="simulated",
+        subtitle=f"Seconds of a mini-batch over lower bounds, {len(rows)} random clusters of four devices, BERT-Base, "
+        f"{TOKENS} tokens. Blue: CP-SAT's bound of all synchronous pipelines. Green: the busiest device or link. "
+        "Orange: all devices always busy.",
+        height=480,
+        margin={"l": 20, "r": 20, "t": 150, "b": 50},
+    )
