@@ -14,6 +14,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.serial import text_lines
 
 if TYPE_CHECKING:
+    from workbench.methods.common.text_model import TextModel
     from workbench.models.text import Piece, TextSettings
 
 TextModelName = Annotated[str, typer.Argument(help="A run's folder, or a model: embedded, a folder, a hub name.")]
@@ -22,6 +23,14 @@ Temperature = Annotated[float, typer.Option(min=0, help="0: always the most like
 TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that make up this probability.")]
 TextSeed = Annotated[int, typer.Option(help="The same seed writes the same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this word; may be repeated.")]
+DraftName = Annotated[
+    str,
+    typer.Option(
+        metavar="layers:N|int4|MODEL",
+        help="What guesses tokens that the model then computes together: its first layers, itself in 4 bits, or a "
+        "smaller model of the same tokens. The text stays the same.",
+    ),
+]
 
 
 def chat(
@@ -33,6 +42,7 @@ def chat(
     top_p: TopP = 1.0,
     seed: TextSeed = 0,
     stop: Stop = None,
+    draft: DraftName = "",
     as_json: Json = False,
 ) -> None:
     """Talk to a model, or to what a run has trained, in the model's own chat template."""
@@ -43,16 +53,16 @@ def chat(
         )
     from workbench.methods.common.text_model import load_text_model
 
-    loaded = load_text_model(model)
+    loaded = load_text_model(model, draft)
     conversation: Any = [{"role": "system", "content": system}] if system else []
     if message is not None:
         conversation.append({"role": "user", "content": message})
-        _show(loaded.chat(conversation, settings), as_json=as_json)
+        _show(loaded, loaded.chat(conversation, settings), as_json=as_json)
         return
     say("Write a message and press Enter. An empty line ends the conversation.")
     for line in _lines():
         conversation.append({"role": "user", "content": line})
-        answer = _show(loaded.chat(conversation, settings), as_json=False)
+        answer = _show(loaded, loaded.chat(conversation, settings), as_json=False)
         conversation.append({"role": "assistant", "content": answer})
 
 
@@ -64,13 +74,15 @@ def generate(
     top_p: TopP = 1.0,
     seed: TextSeed = 0,
     stop: Stop = None,
+    draft: DraftName = "",
     as_json: Json = False,
 ) -> None:
     """Let a model, or what a run has trained, continue a text as it is, without a chat template."""
     settings = _settings(max_tokens, temperature, top_p, seed, stop)
     from workbench.methods.common.text_model import load_text_model
 
-    _show(load_text_model(model).complete(prompt, settings), as_json=as_json)
+    loaded = load_text_model(model, draft)
+    _show(loaded, loaded.complete(prompt, settings), as_json=as_json)
 
 
 def _settings(max_tokens: int, temperature: float, top_p: float, seed: int, stop: list[str] | None) -> TextSettings:
@@ -92,7 +104,7 @@ def _lines() -> Iterator[str]:
         yield text_lines(line)[0].strip()
 
 
-def _show(pieces: Iterator[Piece], *, as_json: bool) -> str:
+def _show(model: TextModel, pieces: Iterator[Piece], *, as_json: bool) -> str:
     """Print a text piece by piece, and return it."""
     begin, text, tokens, finish = time.monotonic(), "", 0, ""
     for piece in pieces:
@@ -101,8 +113,10 @@ def _show(pieces: Iterator[Piece], *, as_json: bool) -> str:
             print_piece(piece.text)
     seconds = time.monotonic() - begin
     if as_json:
-        print_json({"text": text, "tokens": tokens, "finish": finish, "seconds": seconds})
+        drafted = {} if model.passes is None else {"tokens_per_pass": model.passes.mean}
+        print_json({"text": text, "tokens": tokens, "finish": finish, "seconds": seconds, **drafted})
     else:
         print_text()
-        say(f"({tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second)")
+        passes = "" if model.passes is None else f", {model.passes.mean:.1f} a pass"
+        say(f"({tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second{passes})")
     return text

@@ -14,6 +14,7 @@ from workbench.models.configuration import model_facts
 from workbench.models.generation import GenerationRules, Sampling
 from workbench.models.loading import family_of
 from workbench.models.matmul import head_of
+from workbench.models.speculation import Draft
 from workbench.models.text_batch import BatchModel, GrowingText, TextBatch
 
 Finish = Literal["", "stop", "length"]
@@ -51,13 +52,14 @@ class Writer(Protocol):
 class LocalWriter:
     """A Writer in this process.  Texts that are written at the same time share each step of the model.
 
-    ends: tokens that end a text, with those of the model's generation settings.
+    ends: tokens that end a text, with those of the model's generation settings.  draft: see TextBatch.
     """
 
-    def __init__(self, name: str, model: BatchModel, ends: Iterable[int] = ()) -> None:
+    def __init__(self, name: str, model: BatchModel, ends: Iterable[int] = (), draft: Draft | None = None) -> None:
         self.rules = GenerationRules(name)
         self.ends = frozenset((*self.rules.ends, *ends))
-        self._batch, self._facts = TextBatch(model), model_facts(name)
+        self.passes = None if draft is None else draft.passes
+        self._batch, self._facts = TextBatch(model, draft), model_facts(name)
 
     def write(
         self, ids: Sequence[int], num_tokens: int, sampling: Sampling | None = None, start_ids: Sequence[int] = ()
@@ -112,22 +114,29 @@ class CachedModel:
         """See BatchModel."""
         from transformers import DynamicCache, EncoderDecoderCache
 
-        cache: Any = DynamicCache(config=self._model.config)
+        cache: Any = DynamicCache()  # with all tokens: the window of a layer that has slid could not be turned back
         state: dict[str, Any] = {"past_key_values": cache}
         if self._has_decoder:
-            state["past_key_values"] = EncoderDecoderCache(cache, DynamicCache(config=self._model.config))
+            state["past_key_values"] = EncoderDecoderCache(cache, DynamicCache())
             state["encoder_outputs"] = self._model.get_encoder()(input_ids=torch.tensor([list(ids)]))
         return state, self._logits(state, decoder_ids or ids)
 
-    def step(self, states: Sequence[dict[str, Any]], tokens: Sequence[int]) -> Tensor:
+    def step(self, states: Sequence[dict[str, Any]], tokens: Sequence[Sequence[int]]) -> Tensor:
         """See BatchModel."""
-        return torch.cat([self._logits(state, [token]) for state, token in zip(states, tokens, strict=True)])
+        return torch.cat([self._logits(state, new, len(new)) for state, new in zip(states, tokens, strict=True)])
 
-    def _logits(self, state: dict[str, Any], new: Sequence[int]) -> Tensor:
+    def forget(self, state: dict[str, Any], count: int) -> None:
+        """See BatchModel."""
+        if count:
+            state["past_key_values"].crop(-count)
+
+    def _logits(self, state: dict[str, Any], new: Sequence[int], num_rows: int = 1) -> Tensor:
         role = "decoder_input_ids" if self._has_decoder else "input_ids"
-        more = {"logits_to_keep": 1} if self._head is None and not self._has_decoder else {}
+        more = {"logits_to_keep": num_rows} if self._head is None and not self._has_decoder else {}
         outcome = self._model(**{role: torch.tensor([list(new)])}, use_cache=True, **state, **more)
-        logits: Tensor = outcome.logits[:, -1] if self._head is None else self._head(outcome.last_hidden_state[:, -1])
+        if self._head is not None:
+            return self._head(outcome.last_hidden_state[0, -num_rows:])
+        logits: Tensor = outcome.logits[0, -num_rows:]
         return logits
 
 
@@ -144,11 +153,18 @@ class RecomputedModel:
         """See BatchModel."""
         return list(ids), self._logits_of(list(ids))
 
-    def step(self, states: Sequence[list[int]], tokens: Sequence[int]) -> Tensor:
+    def step(self, states: Sequence[list[int]], tokens: Sequence[Sequence[int]]) -> Tensor:
         """See BatchModel."""
-        for state, token in zip(states, tokens, strict=True):
-            state.append(token)
-        return torch.cat([self._logits_of(state) for state in states])
+        logits = list[Tensor]()
+        for state, new in zip(states, tokens, strict=True):
+            for token in new:
+                state.append(token)
+                logits.append(self._logits_of(state))
+        return torch.cat(logits)
+
+    def forget(self, state: list[int], count: int) -> None:
+        """See BatchModel."""
+        del state[len(state) - count :]
 
 
 class Piece(NamedTuple):

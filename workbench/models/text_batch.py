@@ -24,8 +24,11 @@ class BatchModel(Protocol):
         decoder_ids: those that a decoder reads first; () without a decoder.
         """
 
-    def step(self, states: Sequence[Any], tokens: Sequence[int]) -> Tensor:
-        """Return the logits (n, vocabulary) after one more token of each text."""
+    def step(self, states: Sequence[Any], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logits (tokens of all texts, vocabulary) after each of one or more further tokens of each text."""
+
+    def forget(self, state: Any, count: int) -> None:
+        """Remove the last tokens that a text's state has read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,11 +62,53 @@ class GrowingText:
         self.tokens.append(token)
         return token
 
+    def check(self, guesses: Sequence[int], logits: Tensor) -> list[int]:
+        """Append the tokens that logits (1 + guesses, vocabulary) choose, up to the first that was not guessed.
+
+        Returns them: one more than the guesses that were right, or fewer if the text ends.  Raises DivergedError.
+        """
+        taken = list[int]()
+        for row, guess in zip(logits.split(1), (*guesses, None), strict=True):
+            taken.append(self.take(row))
+            if taken[-1] != guess or self.is_whole:
+                break
+        return taken
+
+
+@dataclass(slots=True)
+class Passes:
+    """The passes of a model that checked a draft's guesses, one for each text in it, and the tokens that they gave."""
+
+    count: int = 0
+    tokens: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Return the tokens of a pass, 0 before the first."""
+        return self.tokens / max(1, self.count)
+
+    def add(self, tokens: int) -> None:
+        """Note a pass."""
+        self.count, self.tokens = self.count + 1, self.tokens + tokens
+
+
+class Guesser(Protocol):
+    """Guesses tokens of several texts (see models.speculation.Draft)."""
+
+    passes: Passes
+
+    def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> Any:
+        """Return what it knows of a text that is new to it (see BatchModel.start)."""
+
+    def guess(self, drafted: Sequence[Any]) -> list[list[int]]:
+        """Return the next tokens of each text, or none."""
+
 
 @dataclass(slots=True)
 class _Member:
     text: GrowingText
     state: Any
+    drafted: Any
     out: deque[int] = field(default_factory=deque)
     error: WorkbenchError | None = None
 
@@ -71,18 +116,19 @@ class _Member:
 class TextBatch:
     """The texts that a model in this process writes.  Whoever waits for a token computes one for every text.
 
-    It may be used from several threads.
+    draft: guesses tokens, which the model then computes together.  It may be used from several threads.
     """
 
-    def __init__(self, model: BatchModel) -> None:
-        self._model, self._members = model, list[_Member]()
+    def __init__(self, model: BatchModel, draft: Guesser | None = None) -> None:
+        self._model, self._draft, self._members = model, draft, list[_Member]()
         self._lock = Lock()
 
     def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> _Member:
         """Add a text, with its first token."""
         with self._lock, torch.inference_mode():
             state, logits = self._model.start(ids, decoder_ids, text.num_tokens)
-            member = _Member(text, state)
+            drafted = None if self._draft is None else self._draft.join(text, ids, decoder_ids)
+            member = _Member(text, state, drafted)
             member.out.append(text.take(logits))
             if not text.is_whole:
                 self._members.append(member)
@@ -107,10 +153,19 @@ class TextBatch:
     def _step(self) -> None:
         members = self._members
         with torch.inference_mode():
-            logits = self._model.step([one.state for one in members], [one.text.tokens[-1] for one in members])
-            for member, row in zip(members, logits.split(1), strict=True):
+            guesses: list[list[int]] = [[]] * len(members)
+            if self._draft is not None:
+                guesses = self._draft.guess([one.drafted for one in members])
+            tokens = [[one.text.tokens[-1], *guessed] for one, guessed in zip(members, guesses, strict=True)]
+            logits = self._model.step([one.state for one in members], tokens).split(list(map(len, tokens)))
+            for member, guessed, rows in zip(members, guesses, logits, strict=True):
                 try:
-                    member.out.append(member.text.take(row))
+                    taken = member.text.check(guessed, rows)
                 except WorkbenchError as error:  # of this text alone
                     member.error = error
+                    continue
+                member.out.extend(taken)
+                if self._draft is not None:
+                    self._draft.passes.add(len(taken))
+                self._model.forget(member.state, len(rows) - len(taken))
         self._members = [one for one in members if not one.text.is_whole and one.error is None]

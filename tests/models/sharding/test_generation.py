@@ -1,5 +1,6 @@
 """Texts made token by token over keys and values that stay with their units are those of the whole model."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -74,10 +75,27 @@ def test_a_text_that_joins_others_equals_transformers(family):
                 found[len(states)].append(int(logits.argmax(-1)))
                 states.append(state)
             going = [at for at in range(len(states)) if len(found[at]) < 8]
-            rows = model.step([states[at] for at in going], [found[at][-1] for at in going])
+            rows = model.step([states[at] for at in going], [[found[at][-1]] for at in going])
             for at, token in zip(going, rows.argmax(-1).tolist(), strict=True):
                 found[at].append(token)
     assert found == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_layers_are_a_model_without_the_others(family):
+    """In a draft, they share the whole model's weights, the decoder's norm and its head."""
+    case = tiny_case(family)
+    if case.layout.has_decoder:
+        case = case_of(model_config(f"tiny-{family}-6"))
+    start = [] if case.decoder_ids is None else case.decoder_ids[0].tolist()
+    with torch.inference_mode():
+        _, found = WholeModel(case.model).first_layers(2).start(case.ids[0].tolist(), start, 1)
+        cut = copy.deepcopy(case.model)
+        del cut.base_model.get_submodule((case.layout.family.decoder or case.layout.family).layers)[2:]
+        texts = {"input_ids": case.ids[:1]} | ({} if not start else {"decoder_input_ids": case.decoder_ids[:1]})
+        expected = cut(**texts).logits[:, -1]
+    assert not torch.allclose(expected, case.model(**texts).logits[:, -1], atol=1e-3)
+    assert_equal_to(found, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

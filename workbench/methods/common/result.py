@@ -27,6 +27,7 @@ from workbench.models.merging import merged_lora
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.models.sharding.whole import WholeModel
+from workbench.models.speculation import local_draft
 from workbench.models.stack import LayerStack
 from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
 from workbench.models.text_batch import BatchModel
@@ -204,8 +205,11 @@ class LoadedResult:
             written = list(writer.write(ids, MAX_NEW_TOKENS))
             yield self._tokenizer.decode(written).strip()
 
-    def writer(self) -> LocalWriter:
-        """Return the writer of texts.  Raises ConfigError if the model answers with classes, numbers or spans."""
+    def writer(self, draft: str = "") -> LocalWriter:
+        """Return the writer of texts.  draft: see speculation.local_draft; '' guesses nothing.
+
+        Raises ConfigError if the model answers with classes, numbers or spans.
+        """
         about = self.about
         model = self._writing()
         if model is None:
@@ -214,7 +218,9 @@ class LoadedResult:
                 "Its head gives classes or numbers.",
             )
             raise ConfigError(request, problem, "Use `workbench predict`, or train for texts (--task instructions).")
-        return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)))
+        whole = model if isinstance(model, WholeModel) else None
+        guessing = local_draft(draft, about.job.model, whole) if draft else None
+        return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)), guessing)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
         """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions

@@ -14,6 +14,7 @@ from workbench.models.chat_template import Message
 from workbench.models.configuration import model_config, require_generating
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding.whole import WholeModel
+from workbench.models.speculation import local_draft
 from workbench.models.text import (
     LocalWriter,
     Piece,
@@ -21,6 +22,7 @@ from workbench.models.text import (
     Writer,
     pieces,
 )
+from workbench.models.text_batch import Passes
 from workbench.models.tokenizer import TextTokenizer
 from workbench.tasks.tables import whole_characters
 
@@ -28,13 +30,13 @@ from workbench.tasks.tables import whole_characters
 class TextModel:
     """Writes text after a prompt or a conversation.
 
-    name: of the base model.  writer: computes the tokens, here or on devices.
+    name: of the base model.  writer: computes the tokens, here or on devices.  passes: of a draft, if there is one.
     """
 
-    def __init__(self, name: str, writer: Writer, ends: frozenset[int]) -> None:
+    def __init__(self, name: str, writer: Writer, ends: frozenset[int], passes: Passes | None = None) -> None:
         tokenizer = load_tokenizer(name)
         assert isinstance(tokenizer, TextTokenizer), "a model of words"
-        self.name, self.tokenizer, self.writer, self.ends = name, tokenizer, writer, ends
+        self.name, self.tokenizer, self.writer, self.ends, self.passes = name, tokenizer, writer, ends, passes
         self._vocabulary = int(model_config(name).get_text_config().vocab_size)
 
     def chat(self, messages: Sequence[Message], settings: TextSettings) -> Iterator[Piece]:
@@ -55,19 +57,23 @@ class TextModel:
             yield from pieces(tokens, self.tokenizer.decode, self.ends, settings)
 
 
-def load_text_model(place: str) -> TextModel:
+def load_text_model(place: str, draft: str = "") -> TextModel:
     """Return a model that writes text.  place: a model's name, or a run's folder (its adapters are applied).
+
+    draft: which model guesses tokens (see speculation.DraftChoice.read); '' for none.
 
     Raises ConfigError for a model that predicts no words and for a result that answers with classes or numbers, and
     else as load_result and load_model do.
     """
     if find_result(place) is not None:
         result = load_result(place)
-        return _written_by(result.about.job.model, result.writer())
+        return _written_by(result.about.job.model, result.writer(draft))
     require_generating(place, f"A text of '{shown(place, 200)}' was asked for.")
     end_id: Any = load_tokenizer(place).end_id  # type: ignore[union-attr]  # a model of words
-    return _written_by(place, LocalWriter(place, WholeModel(place), {end_id}.difference((None,))))
+    model = WholeModel(place)
+    guessing = local_draft(draft, place, model) if draft else None
+    return _written_by(place, LocalWriter(place, model, {end_id}.difference((None,)), guessing))
 
 
 def _written_by(name: str, writer: LocalWriter) -> TextModel:
-    return TextModel(name, writer, writer.ends)
+    return TextModel(name, writer, writer.ends, writer.passes)

@@ -18,6 +18,8 @@ from workbench.core.errors import ConfigError
 from workbench.models.families import generating_families
 from workbench.models.family import words_of
 from workbench.models.layer_inputs import embed, embed_words
+from workbench.models.quantization import QuantizationConfig, held_bytes
+from workbench.models.quantization.stored import BlockWeight
 from workbench.models.sharding.block import Block, Connection, Cut, Norm, NormLayout
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.layout import ModelLayout, Ranges, size, units_of
@@ -43,6 +45,35 @@ class HeldBlock:
     def nbytes(self) -> int:
         """Return the bytes of the slices."""
         return sum(tensor.nbytes for tensor in (*self.inputs, *self.biases, self.output) if tensor is not None)
+
+
+class Int4Block:
+    """A HeldBlock whose matrices are stored in 4 bits (PAC+ Eq. 1-2), and dequantized each time they are read.
+
+    It cannot become part of another shard.
+    """
+
+    def __init__(self, block: HeldBlock) -> None:
+        config = QuantizationConfig(storage="int4")
+        self.ranges, self.count, self.biases = block.ranges, block.count, block.biases
+        self._inputs = [BlockWeight(matrix, "int4", config) for matrix in block.inputs]
+        self._output = BlockWeight(block.output, "int4", config)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """Return the input projections' matrices."""
+        return tuple(matrix.dequantize() for matrix in self._inputs)
+
+    @property
+    def output(self) -> Tensor:
+        """Return the output's matrix."""
+        return self._output.dequantize()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the slices as they are stored."""
+        biases = sum(bias.nbytes for bias in self.biases if bias is not None)
+        return biases + sum(held_bytes(matrix) for matrix in (*self._inputs, self._output))
 
 
 class _Piece(NamedTuple):

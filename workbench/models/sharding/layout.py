@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.models.family import Family
 from workbench.models.sharding.block import Block, NormLayout
@@ -138,6 +139,20 @@ class ModelLayout:
     def count(self, names: Iterable[str]) -> int:
         """Return the number of values in these parameters.  Tied ones count once."""
         return sum(math.prod(self.sizes[name]) for name in {self.tied.get(name, name) for name in names})
+
+    def first_layers(self, count: int) -> ModelLayout:
+        """Return the layout of a model that ends after `count` layers, an encoder-decoder's after as many of its
+        decoder.  Raises ConfigError unless it is shorter.
+        """
+        *before, part = self.parts
+        if not 0 < count < part.shape.num_layers:
+            problem = f"It has {part.shape.num_layers}."
+            raise ConfigError(f"The first {count} layers of '{self.name}' were asked for.", problem, "Ask for fewer.")
+        last = self.num_layers - part.shape.num_layers + count - 1
+        blocks = [block for block in self.blocks if block.layer <= last]
+        blocks[-1] = replace(blocks[-1], is_last=True)
+        shortened = replace(part, shape=replace(part.shape, num_layers=count))
+        return replace(self, blocks=tuple(blocks), parts=(*before, shortened))
 
     def last_layer(self, stack: int) -> int:
         """Return the number of a stack's last layer, counted through all stacks."""

@@ -8,6 +8,8 @@ A shard is loaded from disk by its own weights; another shard reads only the mis
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.models.sharding.block import Block, Connection, Norm
 from workbench.models.sharding.building import WeightSource
-from workbench.models.sharding.held import Ends, HeldBlock, What, hold_block, hold_connection, hold_norm
+from workbench.models.sharding.held import Ends, HeldBlock, Int4Block, What, hold_block, hold_connection, hold_norm
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
 from workbench.models.sharding.run import KeyValueCache, Positions, Row, Run
 
@@ -70,6 +72,12 @@ class ModelShard:
         self.positions = Positions(layout, tuple(self.tables))
         ends = None if old is None or not spec.has_ends else old.ends
         self.ends: Ends | None = ends or (Ends(layout, source) if spec.has_ends else None)
+
+    def in_int4(self) -> ModelShard:
+        """Return the shard with the matrices of its blocks stored in 4 bits; it shares all else with this one."""
+        shard: Any = copy(self)
+        shard.held = {number: Int4Block(block) for number, block in self.held.items()}
+        return shard
 
     @property
     def held_bytes(self) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from workbench.models.sharding.building import model_layout, open_weights, weights_of
+from workbench.models.sharding.building import WeightSource, model_layout, open_weights, weights_of
 from workbench.models.sharding.layout import LayerSlices, ShardSpec
 from workbench.models.sharding.run import KeyValueCache, Row, Run
 from workbench.models.sharding.shard import ModelShard
@@ -32,6 +35,20 @@ class WholeModel:
         self._shard = ModelShard(layout, ShardSpec(layers=layers, has_ends=True, connects_all=True), source)
         source.close()
 
+    def first_layers(self, count: int) -> WholeModel:
+        """Return the model that ends after some layers (see ModelLayout.first_layers), with the same weights."""
+        model, spec = copy(self), self._shard.spec
+        model._layout = self._layout.first_layers(count)
+        spec = replace(spec, layers=spec.layers[: model._layout.num_layers])
+        model._shard = ModelShard(model._layout, spec, WeightSource({}), self._shard)
+        return model
+
+    def in_int4(self) -> WholeModel:
+        """Return the model with its layers' matrices stored in 4 bits (see ModelShard.in_int4)."""
+        model = copy(self)
+        model._shard = self._shard.in_int4()
+        return model
+
     def start(self, ids: Sequence[int], decoder_ids: Sequence[int], num_tokens: int) -> tuple[KeyValueCache, Tensor]:
         """Return a text's keys and values, and the logits (1, vocabulary) of its next token (see BatchModel)."""
         cache = self._shard.new_cache(len(decoder_ids or ids) + num_tokens)
@@ -41,13 +58,18 @@ class WholeModel:
             hidden = self._hidden(1, decoder_ids, run, hidden)
         return cache, self._shard.head(hidden, "last")
 
-    def step(self, states: Sequence[KeyValueCache], tokens: Sequence[int]) -> Tensor:
-        """Return the logits (n, vocabulary) after one more token of each text (see BatchModel)."""
-        run = self._shard.step([Row(cache, cache.length) for cache in states])
-        hidden = self._hidden(len(self._layout.parts) - 1, tokens, run, None)
-        for cache in states:
-            cache.length += 1
+    def step(self, states: Sequence[KeyValueCache], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logits (tokens, vocabulary) after further tokens of each text (see BatchModel)."""
+        pairs = list(zip(states, tokens, strict=True))
+        run = self._shard.step([Row(cache, cache.length + more) for cache, new in pairs for more in range(len(new))])
+        hidden = self._hidden(len(self._layout.parts) - 1, list(chain(*tokens)), run, None)
+        for cache, new in pairs:
+            cache.length += len(new)
         return self._shard.head(hidden, "all")[0]
+
+    def forget(self, state: KeyValueCache, count: int) -> None:
+        """See BatchModel."""
+        state.length -= count
 
     def _hidden(self, stack: int, ids: Sequence[int], run: Run, memory: Tensor | None) -> Tensor:
         """Return the final hidden states (1, t, d) of a stack.  memory: the encoder's."""

@@ -1,0 +1,141 @@
+"""Speculative decoding: a draft guesses tokens, and the model computes them in one pass and keeps those that it would
+have chosen (Leviathan, Kalman, Matias, ICML 2023, Algorithm 1; Chen et al., arXiv 2302.01318, Algorithm 2).
+
+The papers accept a guess with probability min(1, p / q) and draw again after a refusal: the text has the model's
+distribution.  Here draft and model choose token n by the same random numbers (torch's multinomial takes the largest
+p / exponential noise), and a guess is right if the model chooses it, too (Daliri, Musco, Suresh, arXiv 2408.07978).
+So a text does not depend on its draft: the same seed writes the same text, also after a device was lost, and devices
+send each other guesses, not their probabilities of every token.  Fewer guesses are right: at least (1 - d) / (1 + d) of
+them instead of 1 - d, where d is the total variation distance of p and q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.serial import shown
+from workbench.models.configuration import model_config, require_generating
+from workbench.models.loading import load_tokenizer
+from workbench.models.sharding.whole import WholeModel
+from workbench.models.text_batch import BatchModel, GrowingText, Passes
+
+NUM_GUESSES = 4
+"""Tokens that a draft guesses of one text before the model computes them."""
+MOST_ROWS = 16
+"""Tokens that one pass computes, those of all texts together.  With more than eight texts nothing is guessed."""
+INT4 = "int4"
+_LAYERS = "layers:"
+
+
+def num_guesses(num_texts: int) -> int:
+    """Return how many tokens are guessed of each of some texts."""
+    return max(0, min(NUM_GUESSES, MOST_ROWS // num_texts - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftChoice:
+    """Which model guesses.
+
+    layers: the first ones of the model itself; 0: all.  is_int4: whether its matrices are stored in 4 bits.  model: the
+    name of another model; '': the same.
+    """
+
+    layers: int = 0
+    is_int4: bool = False
+    model: str = ""
+
+    @classmethod
+    def read(cls, text: str, model: str) -> Self:
+        """Return the choice that 'layers:N', 'int4' or a model's name stands for.  model: the one that writes.
+
+        Raises ConfigError for a number that is none, and for a model of other tokens.
+        """
+        if text == INT4:
+            return cls(is_int4=True)
+        if text.startswith(_LAYERS):
+            number = text.removeprefix(_LAYERS)
+            if not number.isdecimal() or not 0 < int(number) < 10**6:
+                request = f"The draft '{shown(text)}' was asked for."
+                raise ConfigError(request, "That is no number of layers.", "Give such as layers:8.")
+            return cls(layers=int(number))
+        _require_same_tokens(text, model)
+        return cls(model=text)
+
+
+def _require_same_tokens(draft: str, model: str) -> None:
+    request = f"'{shown(draft, 200)}' as a draft of '{shown(model, 200)}' was asked for."
+    require_generating(draft, request)
+    sizes = [int(model_config(name).get_text_config().vocab_size) for name in (draft, model)]
+    tokenizers: Any = [load_tokenizer(name) for name in (draft, model)]  # of words
+    theirs, ours = (tokenizer.backend.get_vocab() for tokenizer in tokenizers)
+    if sizes[0] != sizes[1] or theirs != ours:
+        todo = "Choose a model of the same tokenizer, layers:N or int4."
+        raise ConfigError(request, "It has other tokens.", todo)
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A text as a draft knows it.  read: the tokens that the draft's state has read."""
+
+    text: GrowingText
+    state: Any
+    read: list[int]
+
+
+class Draft:
+    """Guesses tokens of texts by a cheaper model of the same tokens.  passes: those that checked its guesses."""
+
+    def __init__(self, model: BatchModel) -> None:
+        self._model, self.passes = model, Passes()
+
+    def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> Drafted:
+        """Read a text (see BatchModel.start)."""
+        state, _ = self._model.start(ids, decoder_ids, text.num_tokens)
+        return Drafted(text, state, list(decoder_ids or ids))
+
+    def guess(self, drafted: Sequence[Drafted]) -> list[list[int]]:
+        """Return the next tokens of each text, at most num_guesses, and none beyond its end."""
+        most, guesses = num_guesses(len(drafted)), [list[int]() for _ in drafted]
+        texts = [replace(one.text, tokens=[*one.text.tokens]) for one in drafted]
+        for number in range(most):
+            going = [at for at, text in enumerate(texts) if len(guesses[at]) == number and _has_room(text)]
+            if not going:
+                break
+            unread = [self._unread(drafted[at], texts[at].tokens) for at in going]
+            logits = self._model.step([drafted[at].state for at in going], unread).split(list(map(len, unread)))
+            for at, rows in zip(going, logits, strict=True):
+                try:
+                    guesses[at].append(texts[at].take(rows[-1:]))
+                except WorkbenchError:  # the draft's logits are no numbers, but the model's may be
+                    continue
+        return guesses
+
+    def _unread(self, one: Drafted, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that the draft has yet to read, after it has forgotten its wrong guesses."""
+        pairs = zip(one.read, tokens[:-1], strict=False)
+        most = min(len(one.read), len(tokens) - 1)
+        same = next((at for at, (read, token) in enumerate(pairs) if read != token), most)
+        self._model.forget(one.state, len(one.read) - same)
+        one.read = list(tokens)
+        return list(tokens[same:])
+
+
+def local_draft(text: str, name: str, model: WholeModel | None) -> Draft:
+    """Return the draft of a model in this process.  text: see DraftChoice.read.
+
+    model: itself, whose weights a draft of its first layers shares; None: it computes in another way, such as through
+    adapters, and its base model `name` guesses.  Raises ConfigError.
+    """
+    choice = DraftChoice.read(text, name)
+    drafting = WholeModel(choice.model) if choice.model else model or WholeModel(name)
+    if choice.layers:
+        drafting = drafting.first_layers(choice.layers)
+    return Draft(drafting.in_int4() if choice.is_int4 else drafting)
+
+
+def _has_room(text: GrowingText) -> bool:
+    """Return whether a token may be guessed; the pass that checks it gives one more."""
+    return not text.is_whole and text.num_new < text.num_tokens - 1
