@@ -42,6 +42,8 @@ HOST = HostProfile(
     storage_is_cold=True,
     cores=2,
     processor="made up",
+    memory_bytes=8 * 10**9,
+    swap_bytes=10**8,
 )
 
 

@@ -26,10 +26,12 @@ from workbench.cli.doctor import TORCH_FOR_ARMV8_0
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.heat import Level
 from workbench.runs.survey import DeviceRates, LinkRow, LinkSurvey
 from workbench.runtime import discovery, ssh_login, ssh_setup
 from workbench.runtime.discovery import Candidate
 from workbench.runtime.frames import Greeting
+from workbench.runtime.measuring import HeatSample
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_setup import index_options
 
@@ -226,9 +228,25 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         measure, "survey_links", lambda cluster, fidelity: LinkSurvey(fidelity="real", rows=rows, at_once=2.0)
     )
-    assert re.search(r"10\.0\.0\.4 > 10\.0\.0\.5 +\S+ +80 ", kit("measure"))
+    shown = kit("measure")
+    assert re.search(r"10\.0\.0\.4 > 10\.0\.0\.5 +\S+ +80 ", shown) and "swap" not in shown
     assert load_cluster("kit.toml").link(0, 1) == slow
     assert load_cluster("kit.toml").medium == "wifi"
+    hot = [HeatSample(10.0 * n, 7e9 if n < 3 else 4.2e9, 50.0 + 10 * n, n > 3) for n in range(5)]
+    asked: list[float] = []
+    monkeypatch.setattr(
+        measure,
+        "survey_sustained",
+        lambda cluster, seconds: asked.append(seconds) or {one.name: tuple(hot) for one in cluster.devices},
+    )
+    rates[0] = replace(rates[0], installed_bytes=9 * 10**8, swap_bytes=10**8)
+    shown = " ".join(kit("measure", "--sustained", "2").split())
+    assert f"{first.name} has 900 MB of memory, and a plan may use 1,000: it would swap to a disk of 40 MB/s" in shown
+    assert "7.0 4.2 50 to 90 40 s [[0, 1], [30, 0.6]]" in shown and asked == [120]
+    curves = [device.sustained for device in load_cluster("kit.toml").devices]
+    assert curves == [(Level(heat_s=0.0, speed=1.0), Level(heat_s=30.0, speed=0.6))] * 2
+    assert "at least 0.001" in kit("measure", "--sustained", "0", code=2)
+    assert "Only measure takes it" in kit("check", "--sustained", "1", code=2)
     rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
     for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
         done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])
@@ -240,7 +258,7 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
         (7e9, 4e7, 2e9)
     ] * 2
     assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
-    reset = {"flops_per_s": 0.5, "storage_bytes_per_s": 0.5, "memory_bytes_per_s": 0.5}
+    reset = {"sustained": (), "flops_per_s": 0.5, "storage_bytes_per_s": 0.5, "memory_bytes_per_s": 0.5}
     assert [replace(one, **reset) for one in measured.devices] == [replace(one, **reset) for one in (first, second)]
 
 

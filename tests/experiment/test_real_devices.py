@@ -45,7 +45,7 @@ from workbench.models.sharding import model_layout
 from workbench.models.stored_tensors import tensors_in
 from workbench.runs.grids import make_points
 from workbench.runtime import ssh_devices
-from workbench.runtime.measuring import measure_rank_host, measure_rank_links
+from workbench.runtime.measuring import measure_rank_host, measure_rank_links, measure_rank_sustained
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.tasks import load_task
 from workbench_studies.bench.serving import SOAK_FLOPS_PER_S, SOAK_LENGTH, SOAK_MODEL
@@ -395,6 +395,10 @@ def test_an_observer_sees_no_token_of_a_run(job: Job, place: Place) -> None:
 def test_devices_and_links_are_measured(place: Place) -> None:
     hosts = place.real.run(measure_rank_host, [0.05] * 2)
     assert all(host.gemm_flops_per_s > 1e8 and host.cores >= 1 for host in hosts)
+    assert all(host.memory_bytes > 1e8 and host.swap_bytes >= 0 for host in hosts)
+    for samples in place.real.run(measure_rank_sustained, [0.2] * 2):
+        assert len(samples) == 120 and samples[0].busy_s == 0 and all(one.flops_per_s > 1e6 for one in samples)
+        assert sorted(one.busy_s for one in samples) == [one.busy_s for one in samples] and samples[-1].busy_s > 0.19
     links = place.real.run(measure_rank_links, [((1, 1 << 16), 1)] * 2)
     assert [(samples[0].source, samples[0].destination) for own in links for samples in own] == [(0, 1), (1, 0)]
     assert place.real.health(0) and place.real.notes

@@ -17,6 +17,8 @@ HOST = HostProfile(
     storage_is_cold=True,
     cores=2,
     processor="a slow one",
+    memory_bytes=8 * 10**9,
+    swap_bytes=10**8,
 )
 
 

@@ -21,7 +21,12 @@ def test_a_device_says_how_full_its_battery_is_and_whether_it_is_throttled(
     battery = SimpleNamespace(percent=17.0, power_plugged=False)
     monkeypatch.setattr(health.psutil, "sensors_battery", lambda: battery, raising=False)
     monkeypatch.setattr(health, "SYSTEM", tmp_path)
-    read = health.Health().read
+    machine = health.Health()
+    read = machine.read
+    assert machine.temperature_c is None
+    write("class/thermal/thermal_zone0/temp", "48300\n")
+    write("class/thermal/thermal_zone1/temp", "81000\n")
+    assert machine.temperature_c == 81.0
     assert read() == Pong(0.17, False, None)
     write(health.THROTTLED, "50004\n")  # it is throttled now; the upper bits are of the past
     write("class/power_supply/BAT0/energy_now", "2000000\n")

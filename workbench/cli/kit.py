@@ -22,6 +22,7 @@ from workbench.core.catalogue import device_models, load_cluster
 from workbench.core.cluster import Cluster, Device, split_address
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import require_writable
+from workbench.core.ranges import Minutes, require_range
 from workbench.core.serial import LARGEST_TOML, read_text, shown, write_text
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ def kit(
     forget: Annotated[
         bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")
     ] = False,
+    sustained: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            help="Of measure: let the devices compute for so long, and keep how much heat slows them.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe real devices that are reached over SSH, check them, prepare them, or remove everything from them."""
@@ -81,6 +89,10 @@ def kit(
             "Only init takes them.",
             f"They are those of '{file}'; see --file.",
         )
+    if sustained is not None and action != "measure":
+        raise ConfigError(f"`kit {action}` was called with --sustained.", "Only measure takes it.", "Leave it out.")
+    if sustained is not None:
+        require_range(sustained, Minutes, "`kit measure`", "--sustained")
     if action == "init":
         _init(_found(user) if discover else _named(addresses or []), file, model)
         return
@@ -91,9 +103,11 @@ def kit(
             f"The kit '{file}' was asked for.", f"{', '.join(without)} has no address.", 'Write address = "user@host".'
         )
     if action == "measure":
-        from workbench.cli.measure import measure_devices, measure_links
+        from workbench.cli.measure import measure_devices, measure_links, measure_sustained
 
         measured = measure_devices(cluster, file, as_json=as_json)
+        if sustained is not None:
+            measured |= measure_sustained(load_cluster(file), file, sustained, as_json=as_json)
         if cluster.world_size > 1:
             measured |= measure_links(load_cluster(file), file, as_json=as_json)
         if as_json:
@@ -270,6 +284,12 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
             not is_ready and facts["free_disk_bytes"] < LEAST_DISK_BYTES,
             f"{facts['free_disk_bytes'] / 1e6:.0f} MB of disk are free, the libraries take 1000.",
             "Free some space there.",
+        ),
+        (
+            device.memory_bytes > facts["memory_bytes"],
+            f"A plan may use {device.memory_bytes / 1e6:,.0f} MB, and it has {facts['memory_bytes'] / 1e6:,.0f}: "
+            "it would swap to its disk.",
+            "Lower memory_mb in the kit's file.",
         ),
         (
             abs(facts["clock_off_s"]) > MOST_CLOCK_S,

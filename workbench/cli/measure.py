@@ -10,11 +10,20 @@ from typing import Any
 from workbench.cli.output import print_json, print_table, print_text, say
 from workbench.core.cluster import Cluster
 from workbench.core.files import require_writable
+from workbench.core.heat import as_text, curve_of
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
 from workbench.profiler.host import ProcessorRate
-from workbench.runs.survey import LayerSurvey, alike, as_builtins, survey_devices, survey_layers, survey_links
+from workbench.runs.survey import (
+    LayerSurvey,
+    alike,
+    as_builtins,
+    survey_devices,
+    survey_layers,
+    survey_links,
+    survey_sustained,
+)
 
 KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
@@ -41,6 +50,9 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
         }
         _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
     found = {"host": host, "devices": devices}
+    for device in devices:
+        if device.swaps:
+            say(f"Warning: {device.swaps}")
     if as_json:
         return found
 
@@ -86,6 +98,38 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             processors,
             right=(3,),
         )
+    return found
+
+
+def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: bool) -> dict[str, Any]:
+    """Let real devices compute for some minutes and return each one's samples and curve; print how its speed changed.
+
+    file: the cluster's, which keeps the curves.
+    """
+    if not as_json:
+        say(f"{cluster.size_words} compute for {minutes:g} minutes")
+    require_writable(file)
+    samples = survey_sustained(cluster, 60 * minutes)
+    curves = {name: curve_of([(one.busy_s, one.flops_per_s) for one in taken]) for name, taken in samples.items()}
+    written = {name: [[level.heat_s, level.speed] for level in levels] for name, levels in curves.items()}
+    _keep(
+        file,
+        lambda tables: (
+            tables | {"device": [table | {"sustained": written[table["name"]]} for table in tables["device"]]}
+        ),
+    )
+    found = {"sustained": [{"device": name, "curve": written[name], "samples": samples[name]} for name in samples]}
+    if as_json:
+        return found
+    rows = []
+    for name, taken in samples.items():
+        first, last = taken[0], taken[-1]
+        throttled = next((f"{one.busy_s:.0f} s" for one in taken if one.is_throttled), "never")
+        heat = "-" if last.temperature_c is None else f"{first.temperature_c or 0:.0f} to {last.temperature_c:.0f}"
+        speeds = f"{first.flops_per_s / GIGA:.1f}", f"{last.flops_per_s / GIGA:.1f}"
+        rows.append((name, *speeds, heat, throttled, as_text(curves[name])))
+    columns = ("device", "GFLOP/s cold", "at the end", "°C", "says it throttles", "sustained")
+    print_table(f"Sustained speed of {cluster.name} over {minutes:g} minutes", columns, rows, right=(1, 2, 3))
     return found
 
 

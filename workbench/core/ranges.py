@@ -25,6 +25,7 @@ Latency = Annotated[float, Meta(ge=0, le=3600)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Interval = Annotated[float, Meta(ge=1e-3, le=1e9)]
 """Seconds between repeated events, or a timeout."""
+Minutes = Annotated[float, Meta(ge=0.001, le=600)]
 Watts = Annotated[float, Meta(ge=0, le=1e6)]
 WattHours = Annotated[float, Meta(ge=0, le=1e6)]
 JoulesPerByte = Annotated[float, Meta(ge=0, le=1)]

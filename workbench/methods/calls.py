@@ -27,6 +27,7 @@ CALLS = CallTable(
         "workbench.runtime.measuring:measure_rank_host": "",
         "workbench.runtime.measuring:measure_rank_links": "",
         "workbench.runtime.measuring:measure_rank_at_once": "",
+        "workbench.runtime.measuring:measure_rank_sustained": "",
         "workbench.runtime.torchrun:sees_file": "",
         "workbench.runtime.torchrun:remove_own_files": "",
         **_declared(),

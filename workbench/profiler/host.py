@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -181,6 +182,7 @@ class HostProfile:
 
     storage_bytes_per_s: rate of a sequential read.  storage_is_cold: False if the page cache could not be emptied
     first, so that the rate is the memory's.
+    memory_bytes: installed memory.  swap_bytes: what may be swapped to the disk.
     """
 
     gemm_flops_per_s: float
@@ -189,6 +191,8 @@ class HostProfile:
     storage_is_cold: bool
     cores: int
     processor: str
+    memory_bytes: int
+    swap_bytes: int
     processors: tuple[ProcessorRate, ...] = ()
 
 
@@ -207,6 +211,8 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
         storage_is_cold=cold,
         cores=os.cpu_count() or 1,
         processor=fingerprint["processor"],
+        memory_bytes=psutil.virtual_memory().total,
+        swap_bytes=psutil.swap_memory().total,
         processors=measure_processors(seconds=seconds / 4),
     )
 
@@ -245,6 +251,21 @@ def gemm_rate(
     call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
     taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
     return 2.0 * size**3 / taken_s
+
+
+def sustained_rates(seconds: float, *, samples: int = 120, size: int = GEMM_SIZE) -> Iterator[tuple[float, float]]:
+    """Compute square fp32 matrix products without a pause, and yield for each of `samples` equal periods the seconds of
+    computing before it and its FLOP/s.
+    """
+    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    torch.mm(left, right, out=out)  # the first one also loads the library
+    began_s = ended_s = time.perf_counter()
+    for number in range(samples):
+        period_s, count = ended_s, 0
+        while count == 0 or ended_s < began_s + (number + 1) * seconds / samples:
+            torch.mm(left, right, out=out)
+            count, ended_s = count + 1, time.perf_counter()
+        yield period_s - began_s, 2.0 * size**3 * count / (ended_s - period_s)
 
 
 def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:

@@ -18,7 +18,13 @@ from workbench.methods.devices import over_ssh
 from workbench.models.configuration import model_facts
 from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.measuring import measure_rank_at_once, measure_rank_host, measure_rank_links
+from workbench.runtime.measuring import (
+    HeatSample,
+    measure_rank_at_once,
+    measure_rank_host,
+    measure_rank_links,
+    measure_rank_sustained,
+)
 
 LONGEST_MESSAGE_S = 0.3
 """Messages that would take longer over a cluster's slowest link are not sent: a slow link can be measured without large
@@ -31,6 +37,8 @@ class DeviceRates:
 
     emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured
     there, or the catalogue's, without memory_bytes_per_s.
+    memory_bytes: what a plan may use.  installed_bytes, swap_bytes: a real device's memory, and what it may swap to its
+    disk.
     """
 
     name: str
@@ -40,6 +48,19 @@ class DeviceRates:
     storage_bytes_per_s: float
     memory_bytes: int
     processors: tuple[ProcessorRate, ...] = ()
+    installed_bytes: int | None = None
+    swap_bytes: int = 0
+
+    @property
+    def swaps(self) -> str:
+        """Return a warning if a plan may use more memory than the device has; '' if not."""
+        if self.installed_bytes is None or self.memory_bytes <= self.installed_bytes:
+            return ""
+        return (
+            f"{self.name} has {self.installed_bytes / 1e6:,.0f} MB of memory, and a plan may use "
+            f"{self.memory_bytes / 1e6:,.0f}: it would swap to a disk of {self.storage_bytes_per_s / 1e6:.0f} MB/s "
+            f"({self.swap_bytes / 1e6:,.0f} MB of swap), or be killed. Lower memory_mb in its cluster's file."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +140,20 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
         with over_ssh(cluster) as engines:
             measured = engines.run(measure_rank_host, [seconds] * cluster.world_size)
         return None, tuple(
-            _rates(device, own, 1.0, own.processors) for device, own in zip(cluster.devices, measured, strict=True)
+            replace(
+                _rates(device, own, 1.0, own.processors), installed_bytes=own.memory_bytes, swap_bytes=own.swap_bytes
+            )
+            for device, own in zip(cluster.devices, measured, strict=True)
         )
     host = measure_host(seconds=seconds)
     return host, tuple(_rates(device, host, device.host_share) for device in cluster.devices)
+
+
+def survey_sustained(cluster: Cluster, seconds: float) -> dict[str, tuple[HeatSample, ...]]:
+    """Return samples of each real device while all compute for so many seconds, by its name."""
+    with over_ssh(cluster) as engines:
+        found = engines.run(measure_rank_sustained, [seconds] * cluster.world_size)
+    return {device.name: samples for device, samples in zip(cluster.devices, found, strict=True)}
 
 
 def _rates(

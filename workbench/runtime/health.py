@@ -20,6 +20,9 @@ COUNTERS = {"class/powercap/intel-rapl:?/energy_uj": 1e-6, "class/power_supply/*
 in microwatt-hours."""
 
 
+ZONES = "class/thermal/thermal_zone*/temp"
+
+
 class Health:
     """Reads this machine's state.  meter: sums the power of sensors up, if the machine has no counter of energy."""
 
@@ -42,6 +45,11 @@ class Health:
         charge = None if battery is None or battery.power_plugged else battery.percent / 100
         state = number(SYSTEM / THROTTLED, 16) or 0
         return Pong(charge, bool(state & 0b1110), self._energy_j())
+
+    @property
+    def temperature_c(self) -> float | None:
+        """Return the temperature of this machine's hottest zone; None if it tells none."""
+        return max((value / 1000 for path in SYSTEM.glob(ZONES) if (value := number(path)) is not None), default=None)
 
     def _energy_j(self) -> float | None:
         for pattern, unit in COUNTERS.items():

@@ -5,10 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from workbench.profiler.host import HostProfile, LinkSample, measure_at_once, measure_host, measure_links
+from workbench.profiler.host import (
+    HostProfile,
+    LinkSample,
+    measure_at_once,
+    measure_host,
+    measure_links,
+    sustained_rates,
+)
 from workbench.runtime.context import RankContext
+from workbench.runtime.health import Health
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.process_group import group
 
@@ -53,6 +61,26 @@ class PacedGroup:
     def __getattr__(self, name: str) -> Any:
         """Return a method that no link delays: recv, barrier, size."""
         return getattr(self._group, name)
+
+
+class HeatSample(NamedTuple):
+    """A device after busy_s seconds of computing: its rate, its temperature, and whether it says that heat slows it
+    down.
+    """
+
+    busy_s: float
+    flops_per_s: float
+    temperature_c: float | None
+    is_throttled: bool
+
+
+def measure_rank_sustained(context: RankContext, seconds: float) -> tuple[HeatSample, ...]:
+    """Return samples of this device while it computes for so many seconds."""
+    health = Health()
+    return tuple(
+        HeatSample(busy_s, rate, health.temperature_c, health.read().is_throttled)
+        for busy_s, rate in sustained_rates(seconds)
+    )
 
 
 def measure_rank_host(context: RankContext, seconds: float) -> HostProfile:
