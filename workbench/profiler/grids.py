@@ -29,7 +29,7 @@ MOST_TOKENS = 1024
 """More tokens in a call take longer in proportion."""
 CLEARLY = 0.5
 """The share by which the residual with a cost by the sample must be smaller."""
-TOO_LONG_S = 0.5
+TOO_LONG_S = 0.2
 """After a call that takes so long, no larger one is timed."""
 
 
@@ -51,14 +51,16 @@ def time_grids(
     """
     like, clock = like or {}, clock or core_clock()
     calls: dict[tuple[str, Size], Call] = {}
+    first_s: dict[tuple[str, Size], float] = {}
     with torch_threads(measuring_threads()):
         for kind, maker in make_calls.items():
             sizes = _few_sizes(batch_sizes, lengths) if kind in like else sizes_to_time(batch_sizes, lengths)
             for size in sizes:
                 call = calls[kind, size] = maker(*size)
-                if timed_once(call, clock) > TOO_LONG_S and len(_of(kind, calls)) > 1:
+                first_s[kind, size] = timed_once(call, clock)
+                if first_s[kind, size] > TOO_LONG_S and len(_of(kind, calls)) > 1:
                     break
-    seconds = time_calls(calls, budget_s=budget_s, repeats=repeats, clock=clock)
+    seconds = time_calls(calls, budget_s=budget_s, repeats=repeats, clock=clock, first_s=first_s)
     fits: dict[str, Callable[[Size], float]] = {}
     for kind in sorted(make_calls, key=lambda kind: kind in like):
         timed = _of(kind, seconds)

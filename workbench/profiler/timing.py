@@ -88,12 +88,13 @@ def time_calls(
     repeats: int | None = None,
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
+    first_s: Mapping[K, float] | None = None,
 ) -> dict[K, float]:
     """Return the seconds of each call, all timed in turn: the lower quartile of the rounds.
 
     repeats: number of rounds.  None for up to 9, or 1 with the smallest settings (see tiny), in which a settled call
     takes no further part.  budget_s: no round begins after it, but one is always done.  A call shorter than
-    0.2 ms runs several times per round.
+    0.2 ms runs several times per round.  first_s: seconds of the first run of calls that are warm because of it.
     """
     may_end_early = repeats is None
     repeats = _num_rounds(repeats)
@@ -101,10 +102,11 @@ def time_calls(
         raise ConfigError(
             f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them."
         )
-    _expect(len(calls) * (1 + repeats))
+    first_s = first_s or {}
+    _expect(len(calls) * (1 + repeats) - len(first_s))
     began = clock()
     with torch_threads(measuring_threads()):
-        loops = {key: _warm_up(call, clock) for key, call in calls.items()}
+        loops = {key: _warm_up(call, clock, first_s.get(key)) for key, call in calls.items()}
         samples: dict[K, list[float]] = {key: [] for key in calls}
         for round_number in range(repeats):
             if round_number and clock() - began > budget_s:
@@ -173,9 +175,9 @@ def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
     return (clock() - began) / loops
 
 
-def _warm_up(call: Call, clock: Callable[[], float]) -> int:
-    """Run a call once, a short one twice, and return how often a round should run it."""
-    once = _counted(call, 1, clock)
+def _warm_up(call: Call, clock: Callable[[], float], first_s: float | None) -> int:
+    """Run a call once, a short one twice, and return how often a round should run it.  first_s: of its first run."""
+    once = _counted(call, 1, clock) if first_s is None else first_s
     if once < LONG_S:
         once = _measure(call, 1, clock)
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))
