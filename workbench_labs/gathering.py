@@ -20,9 +20,12 @@ from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
 from workbench.runs.made_up import Contents, ContentsOf, Outputs, execute_with
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import EngineCluster
 from workbench.simulator import simulate
 from workbench_labs.course.verdict import WrongAnswerError
+
+share_module(__name__)  # its functions run on devices
 
 Rounds = Sequence[Sequence[Sequence[int]]]
 """For each round its messages: [source, destination, share]; a share is named by the device that had it first."""

@@ -20,6 +20,7 @@ from workbench.core.schedule import Op
 from workbench.core.timeline import Timeline
 from workbench.runs.made_up import execute_program
 from workbench.runtime.context import RankContext
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
@@ -48,6 +49,8 @@ from workbench_labs.exercises.never_drain import (
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table
 from workbench_labs.planning import on_this_computer
 from workbench_labs.written import write_run
+
+share_module(__name__)  # its functions run on devices
 
 __all__ = [
     "HeadsLab",

@@ -18,9 +18,12 @@ from workbench.core.cluster import Cluster
 from workbench.core.job import Fidelity
 from workbench.profiler.host import HostProfile, measure_link
 from workbench.runtime.context import RankContext
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
 from workbench.runtime.measuring import paced_group
 from workbench.runtime.pacing import Pacer
+
+share_module(__name__)  # its functions run on devices
 
 Amounts = dict[str, float]
 """flops, memory_bytes, sent_bytes of an operation."""

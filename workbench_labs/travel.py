@@ -29,12 +29,15 @@ from workbench.models.tokenizer import TextTokenizer
 from workbench.plots import lines
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
 from workbench.runtime.executor import Handler
 from workbench.runtime.process_group import group
 from workbench.tasks.tokenize import TokenizedSplit, collate
 from workbench.widgets.tables import Table
 from workbench_labs.planning import on_this_computer
+
+share_module(__name__)  # its functions run on devices
 
 KINDS = {
     "emb": "embedded mini-batch",

@@ -31,7 +31,7 @@ def run(lab: str, folder: Path) -> dict[str, list[str]]:
     compared = {cell["id"] for cell in cells if "deterministic" in cell["metadata"].get("tags", ())}
     with contextlib.chdir(source_path(lab).parent):
         parameters = {"student": "anna", "output": str(folder), "fidelity": "paced"} | OTHERS.get(lab, {})
-        shown = run_cells(source_path(lab), parameters)
+        shown = run_cells(cells, parameters)
     return {name: _lines(value) for name, value in shown.items() if name in compared}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,14 +51,13 @@ def written(text: str, name: str) -> Callable[..., Any]:
     return scope[name]  # type: ignore[no-any-return]
 
 
-def run_cells(notebook: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+def run_cells(cells: Sequence[dict[str, Any]], parameters: dict[str, Any]) -> dict[str, Any]:
     """Run a notebook's cells in this process, where torch is loaded already, and fail with the first cell that does.
 
     Return the value that each cell shows, by the cell's id.  Parameters are set that the notebook has.
 
     Their functions are those of the main module, as in a kernel: devices get them by value.
     """
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     quiet = Config(HistoryManager={"enabled": False})
     main, shown = sys.modules["__main__"], dict[str, Any]()
     shell = InteractiveShell.instance(config=quiet, user_module=ModuleType("__main__"))

@@ -21,6 +21,7 @@ from workbench.models.lora import import_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.messages import CallTable
 
 LINK = Link(bytes_per_s=125e6)
 DEVICES = tuple(
@@ -36,6 +37,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are for
 def _without_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates are made again and again here, so they import no more than the engines themselves need."""
     monkeypatch.setattr(engine_starter, "_SHARED", ())
+    monkeypatch.setattr(engine_starter, "_shared", {})
+    monkeypatch.setattr(engine_starter, "calls_of_emulated", lambda: CallTable({}))
 
 
 def template() -> ProcessId:

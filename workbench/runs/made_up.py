@@ -20,11 +20,14 @@ from workbench.core.schedule import Value
 from workbench.core.timeline import Span, Timeline
 from workbench.methods.common.records import measured_timeline
 from workbench.runtime.context import RankContext
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler
 from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import group, require_one_program
 from workbench.runtime.transport import Transport, empty
+
+share_module(__name__)  # its functions run on devices
 
 
 class Contents(NamedTuple):

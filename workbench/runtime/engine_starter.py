@@ -20,10 +20,13 @@ from typing import IO
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.run_folder import ProcessId, child_environment, note_process
 from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
+from workbench.runtime.messages import calls_of_emulated
 
 _ENGINE_MODULE = "workbench.runtime.engine"
 _SHARED = ("transformers.modeling_utils", "peft")
 """Libraries that the template imports once this process has imported them, because jobs will then need them, too."""
+_shared = dict[str, None]()
+"""Modules whose functions run on devices (see share_module), in the order in which they were imported."""
 _CAN_FORK = sys.platform == "linux"
 _OF_A_RUN = ("PATH", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "WORKBENCH_CACHE", "WORKBENCH_DILATION")
 """Variables that change nothing in what libraries import.  A changed value of any other variable requires a new
@@ -54,6 +57,11 @@ def warm_up(*, with_models: bool = True) -> None:
     if _CAN_FORK:
         request = _request(engine_environment())
         _template().prepare(replace(request, modules=_SHARED[:1]) if with_models else request)
+
+
+def share_module(module: str) -> None:
+    """Let the template import a module whose functions run on devices.  Otherwise each new engine would import it."""
+    _shared[module] = None
 
 
 def settle(timeout_s: float = 60.0) -> None:
@@ -250,5 +258,5 @@ def _request(environment: dict[str, str], *, folder: str = "", rank: int = IMPOR
         working_folder=os.getcwd(),
         search_path=tuple(path for path in dict.fromkeys(sys.path) if path),
         environment=environment,
-        modules=tuple(name for name in _SHARED if name in sys.modules),
+        modules=tuple(name for name in (*_SHARED, *calls_of_emulated().modules, *_shared) if name in sys.modules),
     )

@@ -132,6 +132,11 @@ class CallTable:
         """Return a table with more functions."""
         return CallTable({**self._events, **events})
 
+    @property
+    def modules(self) -> frozenset[str]:
+        """Return the names of the modules that define the functions."""
+        return frozenset(name.partition(":")[0] for name in self._events)
+
     def knows(self, function: Callable[..., Any]) -> bool:
         """Return whether a function is in the table."""
         return name_of(function) in self._events

@@ -19,6 +19,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import sent_bytes
 from workbench.core.job import Fidelity
 from workbench.core.schedule import ALLGATHER, REDUCESCATTER
+from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
 from workbench.widgets.tables import Table
 from workbench_labs import gathering
@@ -33,6 +34,8 @@ from workbench_labs.course.verdict import (
 )
 from workbench_labs.gathering import Gathering, GatherRun
 from workbench_labs.planning import with_bandwidth
+
+share_module(__name__)  # its functions run on devices
 
 CASES = 20
 CLOSE = 1e-5

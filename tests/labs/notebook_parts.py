@@ -1,0 +1,63 @@
+"""Parts of a notebook: some cells, those that these need, and those that depend on them.
+
+Every lab runs whole once, with its solutions (test_course.py); what students get and a browser run parts.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_part(notebook: Path, shown: Collection[str], folder: Path) -> Path:
+    """Write a notebook with all its text, the cells with these ids and those that give them their names."""
+    whole = json.loads(notebook.read_text(encoding="utf-8"))
+    cells = whole["cells"]
+    chosen = {number for number, cell in enumerate(cells) if cell["id"] in shown}
+    assert len(chosen) == len(set(shown)), f"{notebook.name} has other cells than {shown}"
+    taken = needed(cells, chosen)
+    whole["cells"] = [cell for number, cell in enumerate(cells) if cell["cell_type"] != "code" or number in taken]
+    path = folder / notebook.name
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    return path
+
+
+def needed(cells: Sequence[dict[str, Any]], chosen: set[int]) -> set[int]:
+    """Return the numbers of the chosen cells, of the parameters, and of the cells that define what these read."""
+    [first] = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
+    wanted, taken = {first} | chosen, set[int]()
+    while left := wanted - taken:
+        number = max(left)
+        taken.add(number)
+        for name in _names(cells[number], ast.Load):
+            defining = [one for one in range(number) if name in _names(cells[one], ast.Store)]
+            wanted |= set(defining[-1:])
+    return taken
+
+
+def depending(cells: Sequence[dict[str, Any]], changed: set[int]) -> set[int]:
+    """Return the numbers of the changed cells and of the later ones that read what a changed one defines."""
+    names, found = set[str](), set[int]()
+    for number, cell in enumerate(cells):
+        if number in changed or _names(cell, ast.Load) & names:
+            found.add(number)
+            names |= _names(cell, ast.Store)
+        else:
+            names -= _names(cell, ast.Store)
+    return found
+
+
+def _names(cell: dict[str, Any], context: type[ast.expr_context]) -> set[str]:
+    """Return the names that a cell reads (ast.Load), or those that it assigns, defines or imports (ast.Store)."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code" or source.startswith("%"):
+        return set()
+    nodes = list(ast.walk(ast.parse(source)))
+    found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+    if context is ast.Store:
+        found |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        found |= {one.asname or one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    return found
