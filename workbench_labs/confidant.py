@@ -32,14 +32,12 @@ from workbench.methods.confidant.heads import (
 )
 from workbench.planners import Problem
 from workbench.planners.asynchronous import (
-    Equation3,
-    Partition,
     asynchronous_plan,
     even_partition,
-    pace_of,
     partition_in_any_order,
     partition_in_order,
 )
+from workbench.planners.equation3 import Equation3, Partition, pace_of
 from workbench.planners.memory import readable
 from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.core import Plan, Share, Stage
+from workbench.core import Cluster, Link, Plan, Share, Stage
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
@@ -31,9 +31,18 @@ def ring(*layers: int) -> Plan:
 
 
 def simulated(
-    plan: Plan, iterations: Sequence[Iteration], *, in_flight: int = 8, cached: Sequence[int] = ()
+    plan: Plan,
+    iterations: Sequence[Iteration],
+    *,
+    in_flight: int = 8,
+    cached: Sequence[int] = (),
+    cluster: Cluster | None = None,
+    message_bytes: int = 0,
 ) -> tuple[Schedule, Timeline]:
-    """Return a round whose mini-batches take one second for each layer and direction; everything else is free."""
+    """Return a round whose mini-batches take one second for each layer and direction; everything else is free.
+
+    cluster: whose links or air hidden states and gradients of message_bytes cross; None: free links.
+    """
     of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
 
     def seconds(rank: int, op: Op) -> float:
@@ -43,7 +52,10 @@ def simulated(
         return len(layers_of(plan, op, one.first_unfrozen)) / one.num_micro_batches
 
     schedule = ring_round(plan, iterations, seconds, in_flight=in_flight, cached=cached)
-    costs = TableCosts(seconds_by_kind=dict.fromkeys(KINDS, seconds))
+    nbytes = dict.fromkeys(("emb", "act", "grad"), message_bytes)
+    costs = TableCosts(seconds_by_kind=dict.fromkeys(KINDS, seconds), bytes_by_name=nbytes, cluster=cluster)
+    if cluster is not None:
+        return schedule, simulate(Program.on(cluster, schedule, costs), memory=False)
     program = Program(schedule=schedule, costs=costs, devices=tuple(map(str, range(len(plan.stages)))))
     return schedule, simulate(program, memory=False)
 
@@ -171,3 +183,27 @@ def test_what_plans_that_follow_the_unfreezing_save(
             )
         assert total_s / 700 == pytest.approx(expected, abs=0.01)
         assert one.total_s == pytest.approx(expected, rel=0.02)  # what the planner prices is what is simulated
+
+
+def test_on_slow_air_the_trained_layers_are_on_fewer_devices_and_the_cut_is_near_the_best_of_all() -> None:
+    """Three equal devices, six layers of which the upper four are trained: against every cut, simulated."""
+    profile, free = equal_blocks(6, 3)
+    rows = tuple(tuple(replace(one, output_bytes_per_sample=1000) for one in row) for row in profile.layers)
+    profile, nbytes = replace(profile, layers=rows), 1000 * SAMPLES // 4
+    trained_on = {}
+    for message_s in (0.001, 0.25, 0.5, 1.0):
+        link = Link(bytes_per_s=2 * nbytes / message_s)  # a message between two stations takes the air twice
+        devices = tuple(replace(one, link=link) for one in free.devices)
+        cluster = replace(free, medium="wifi", devices=devices)
+        found = {}
+        for blocks in ((a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)):
+            iterations = [Iteration(number % 3, 2, 4) for number in range(12)]
+            _, timeline = simulated(ring(*blocks), iterations, cluster=cluster, message_bytes=nbytes)
+            found[blocks] = timeline.makespan_s
+        problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=4, sequence_length=1)
+        plan = plan_ring(RingEstimate(problem, depths={4: 12}))
+        chosen = tuple(stage.num_layers for stage in plan.stages)
+        assert found[chosen] <= 1.07 * min(found.values()), (chosen, found)
+        trained_on[message_s] = sum(stage.stop > 2 for stage in plan.stages)
+    assert trained_on[1.0] == 1 and found[chosen] == min(found.values())
+    assert trained_on[0.001] == 3

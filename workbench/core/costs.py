@@ -213,6 +213,17 @@ def num_senders(kind: str, size: int) -> float:
     return (size - 1) / num_rounds(kind, size) if kind == BROADCAST else size
 
 
+def on_air_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
+    """Return the seconds for which messages (source, destination, bytes) occupy the air that all devices share, one
+    after another; 0 on a switch.
+
+    A closed form that prices each message alone adds this bound: no two messages pass the air at once.
+    """
+    if cluster.medium == "switch":
+        return 0.0
+    return sum(nbytes / cluster.link(source, destination).bytes_per_s for source, destination, nbytes in transfers)
+
+
 def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> float:
     """Return the seconds of simultaneous transfers (source, destination, bytes): those of the busiest end of a link,
     plus the longest latency.

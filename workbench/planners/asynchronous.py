@@ -4,6 +4,9 @@ Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace 
 slowest stage or slowest link, over which an activation goes one way and a gradient the other.  T_e is infinite if
 memory does not suffice.  We build the table from the last device on, because the stash of a stage depends on how many
 devices follow: N - i - 1 versions on device i of N.
+On shared air all links together are one more: no two messages pass it at once, so the pace is at least the sum over the
+cuts of the air's time.  The least sum for each pace of stages and links comes from the same recursion, and a bisection
+over these paces finds the best.
 Memory is the workbench's measured model.
 The order of the devices is given, as in the paper.  The same recursion also finds the best choice of devices in a given
 order, and the best of all orders of all sets of devices.
@@ -11,126 +14,28 @@ order, and the best of all orders of all sets of devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.plan import Activations, Plan, Share, Stage
-from workbench.core.profile import Profile
-from workbench.core.virtual_workers import VersionRule, delay_of
+from workbench.core.plan import Plan, Share, Stage
+from workbench.planners.equation3 import Equation3, Partition, air_of, pace_of
 from workbench.planners.memory import (
     ASYNCHRONOUS,
     Demand,
-    FootprintTable,
-    Need,
     check,
     named_layers,
-    rank_need,
     too_small,
 )
 from workbench.planners.orders import sorted_orders
-from workbench.planners.problem import Problem
 
 MOST_IN_EVERY_ORDER = 8
 """With more devices, only the cluster's order and those by speed and by memory are tried, each with every choice of
 devices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """pace_s: seconds per mini-batch in steady state.  order: ranks.  cuts: device order[i] has layers [cuts[i], cuts[i
-    + 1]).
-    """
-
-    pace_s: float
-    order: tuple[int, ...]
-    cuts: tuple[int, ...]
-
-
-class Equation3:
-    """The terms of Eq. 3 for a problem: seconds of layers on devices, whether they fit, and seconds between devices.
-
-    versions: of the weights, see delay_of.
-    """
-
-    def __init__(self, problem: Problem[Profile], *, versions: VersionRule = "stashing") -> None:
-        self.versions: VersionRule = versions
-        self.profile, self.cluster, self.batch_size = profile, cluster, batch_size = (
-            problem.profile,
-            problem.cluster,
-            problem.batch_size,
-        )
-        sequence_length, self.memory_length = problem.sequence_length, problem.longest
-        count, ranks = profile.num_layers, range(cluster.world_size)
-        starts, stops = self._ranges = np.triu_indices(count + 1, 1)
-        self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
-        for layers in profile.layers:
-            passes = [
-                one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length)
-                for one in layers
-            ]
-            each = [seconds + one.seconds("STEP", 1, 1) for seconds, one in zip(passes, layers, strict=True)]
-            total = np.concatenate([[0.0], np.cumsum(each)])
-            seconds = np.full((count + 1, count + 1), np.inf)
-            seconds[self._ranges] = total[stops] - total[starts]
-            self._seconds.append(seconds)
-        for rank in ranks:
-            no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
-            table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
-            self._footprints.append(table)
-        self._stages: dict[tuple[int, int, int], np.ndarray] = {}
-        sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
-        pairs = [(a, b) for a in ranks for b in ranks if a != b]
-        one_way = {(a, b): np.array([0.0, *map(cluster.link(a, b).transfer_s, sizes)]) for a, b in pairs}
-        self._between = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
-
-    @property
-    def most_stages(self) -> int:
-        """Return the most devices that can have a stage, of at least one layer."""
-        return min(self.cluster.world_size, self.profile.num_layers)
-
-    def between_s(self, rank: int, following: int) -> np.ndarray:
-        """Return 2 T_c by x: seconds of an activation after layer x - 1 and of its gradient, (layers + 1,)."""
-        return self._between[rank, following]
-
-    def need(
-        self, rank: int, behind: int, start: int, stop: int, *, num_stages: int, activations: Activations = "memory"
-    ) -> Need:
-        """Return the memory need of layers [start, stop) on a device with `behind` devices after it, by the measured
-        model.
-        """
-        return rank_need(
-            self.profile,
-            rank,
-            start,
-            stop,
-            samples=self.batch_size,
-            sequence_length=self.memory_length,
-            in_flight=behind + 1,
-            copies=delay_of(self.versions, behind, num_stages),
-            activations=activations,
-        )
-
-    def seconds(self, rank: int) -> np.ndarray:
-        """Return T_e of layers [x, y) on a device, whatever its memory, (layers + 1, layers + 1)."""
-        return self._seconds[rank]
-
-    def stage(self, rank: int, behind: int, num_stages: int) -> np.ndarray:
-        """Return T_e of layers [x, y) on a device with `behind` devices after it; infinite where its memory does not
-        suffice.
-        """
-        copies = delay_of(self.versions, behind, num_stages)
-        if (rank, behind, copies) not in self._stages:
-            held = self._footprints[rank].with_copies(self.batch_size, behind, copies)
-            fits = held <= self.cluster.devices[rank].memory_bytes
-            stage = self._seconds[rank].copy()
-            stage[self._ranges] = np.where(fits, stage[self._ranges], np.inf)
-            self._stages[rank, behind, copies] = stage
-        return self._stages[rank, behind, copies]
 
 
 class _State(NamedTuple):
@@ -157,19 +62,27 @@ def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
     """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices
     as an index.
     """
+    return _best_by_count(costs, *_some_of(costs, order))
+
+
+def _some_of(costs: Equation3, order: Sequence[int]) -> _Search:
     later = {rank: order[place + 1 :] for place, rank in enumerate(order)}
 
     def following(end: _State) -> list[_State]:
         return [_State(rank, end.behind - 1) for rank in later[end.rank] if len(later[rank]) >= end.behind - 1]
 
     ends = [_State(rank, behind) for behind in range(costs.most_stages) for rank in order if len(later[rank]) >= behind]
-    return _best_by_count(costs, ends, following)
+    return ends, following
 
 
 def partition_in_any_order(costs: Equation3) -> Partition:
     """Return the best cuts over all orders of all sets of devices: Eq. 3 with the set of following devices as an
     index.
     """
+    return _best_by_count(costs, *_any_order_of(costs))
+
+
+def _any_order_of(costs: Equation3) -> _Search:
     ranks = range(costs.cluster.world_size)
 
     def following(end: _State) -> list[_State]:
@@ -180,10 +93,12 @@ def partition_in_any_order(costs: Equation3) -> Partition:
     ends = [
         _State(rank, others.bit_count(), others) for rank, others in members if others.bit_count() < costs.most_stages
     ]
-    return _best_by_count(costs, ends, following)
+    return ends, following
 
 
 _Following = Callable[[_State], Sequence[_State]]
+_Search = tuple[Sequence[_State], _Following]
+"""The possible ends of pipelines, shorter ones first, and those that may follow a first device."""
 
 
 def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Following) -> Partition:
@@ -192,17 +107,21 @@ def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Followi
     """
     if costs.versions != "vertical_sync":
         return _best(costs, costs.most_stages, ends, following, only_whole=False)
+    return min(_best_of_each_count(costs, ends, following), key=lambda one: one.pace_s)
+
+
+def _best_of_each_count(costs: Equation3, ends: Sequence[_State], following: _Following) -> list[Partition]:
+    """Return the best pipeline of 1, 2, ... devices."""
     counts = range(1, costs.most_stages + 1)
-    found = [
+    return [
         _best(costs, count, [end for end in ends if end.behind < count], following, only_whole=True) for count in counts
     ]
-    return min(found, key=lambda one: one.pace_s)
 
 
 def _best(
     costs: Equation3,
     num_stages: int,
-    ends: Iterable[_State],
+    ends: Sequence[_State],
     following: _Following,
     *,
     only_whole: bool,
@@ -213,30 +132,83 @@ def _best(
     ends: the possible ends of pipelines, shorter ones first.  following: those that may follow a first device.
     only_whole: whether the pipeline must have num_stages devices.
     """
-    pace: dict[_State, np.ndarray] = {}  # of layers [x, all), by x
-    choices: dict[
-        _State, tuple[np.ndarray, list[_State]]
-    ] = {}  # by x: where the first device stops, and the end that follows
-    for end in ends:
-        stage = costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
-        if not end.behind:
-            pace[end] = stage[:, -1]
-            continue
-        later = following(end)
-        rest = np.array([np.maximum(costs.between_s(end.rank, one.rank), pace[one]) for one in later])
-        table = np.maximum(stage, rest.min(axis=0))
-        stops = table.argmin(axis=1)
-        pace[end] = table.min(axis=1)
-        choices[end] = stops, [later[place] for place in rest.argmin(axis=0)[stops]]
-    whole = [end for end in pace if end.behind == num_stages - 1 or not only_whole]
-    end = min(whole, key=lambda end: (pace[end][0], end.behind))
-    pace_s, order, cuts = float(pace[end][0]), [end.rank], [0]
-    while end in choices:
-        stops, nexts = choices[end]
-        end, stop = nexts[cuts[-1]], int(stops[cuts[-1]])
-        order.append(end.rank)
-        cuts.append(stop)
-    return Partition(pace_s=pace_s, order=tuple(order), cuts=(*cuts, costs.profile.num_layers))
+    whole = [end for end in ends if end.behind == num_stages - 1 or not only_whole]
+
+    def stage(end: _State) -> np.ndarray:
+        return costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
+
+    def best_within(limit_s: float | None) -> _Found:
+        """Return the best pace; with a limit of it, the least time on air."""
+        least: dict[_State, np.ndarray] = {}  # of layers [x, all), by x
+        choices: dict[
+            _State, tuple[np.ndarray, list[_State]]
+        ] = {}  # by x: where the first device stops, and the end that follows
+        for end in ends:
+            own = stage(end) if limit_s is None else np.where(stage(end) <= limit_s, 0.0, np.inf)
+            if not end.behind:
+                least[end] = own[:, -1]
+                continue
+            later = following(end)
+            rest = np.array([_after(costs, end.rank, one.rank, least[one], limit_s) for one in later])
+            table = np.maximum(own, rest.min(axis=0)) if limit_s is None else own + rest.min(axis=0)
+            stops = table.argmin(axis=1)
+            least[end] = table.min(axis=1)
+            choices[end] = stops, [later[place] for place in rest.argmin(axis=0)[stops]]
+        end = min(whole, key=lambda end: (least[end][0], end.behind))
+        value, order, cuts = float(least[end][0]), [end.rank], [0]
+        while end in choices:
+            stops, nexts = choices[end]
+            end, stop = nexts[cuts[-1]], int(stops[cuts[-1]])
+            order.append(end.rank)
+            cuts.append(stop)
+        return _Found(value, tuple(order), (*cuts, costs.profile.num_layers))
+
+    found = best_within(None)
+    if found.value < float("inf") and air_of(costs, found.order, found.cuts) > found.value:
+        found = _best_on_air(costs, found, best_within)
+    return Partition(pace_s=found.value, order=found.order, cuts=found.cuts)
+
+
+class _Found(NamedTuple):
+    """value: the pace, or the time on air."""
+
+    value: float
+    order: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+def _after(costs: Equation3, rank: int, following: int, least: np.ndarray, limit_s: float | None) -> np.ndarray:
+    """Return, by x, the pace of all that follows a device's layers [.., x), the link included; with a limit, its time
+    on air.
+    """
+    between_s = costs.between_s(rank, following)
+    if limit_s is None:
+        return np.maximum(between_s, least)
+    return np.where(between_s <= limit_s, costs.on_air_s(rank, following) + least, np.inf)
+
+
+def _best_on_air(costs: Equation3, fastest: _Found, best_within: Callable[[float | None], _Found]) -> _Found:
+    """Return the pipeline whose pace is the best with all its messages on shared air, by bisection over the seconds
+    that a stage or a link may take.
+
+    fastest: the pipeline of the best pace without that.
+    """
+    ranks = range(costs.cluster.world_size)
+    links = [costs.between_s(a, b) for a in ranks for b in ranks if a != b]
+    paces = np.unique(np.concatenate([*(costs.seconds(rank).ravel() for rank in ranks), *links]))
+    paces = paces[np.isfinite(paces) & (paces >= fastest.value)]
+    best = fastest._replace(value=air_of(costs, fastest.order, fastest.cuts))
+    low, high = 0, len(paces) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        tried = best_within(float(paces[middle]))
+        value = max(tried.value, pace_of(costs, tried.order, tried.cuts))
+        best = min(best, tried._replace(value=value), key=lambda one: (one.value, len(one.order)))
+        if tried.value <= paces[middle]:
+            high = middle - 1
+        else:
+            low = middle + 1
+    return best
 
 
 def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
@@ -246,15 +218,6 @@ def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
     layers, count = costs.profile.num_layers, len(order)
     cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
     return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
-
-
-def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
-    """Return Eq. 3's value of given cuts: the slowest stage or link, even if it does not fit."""
-    seconds = [float(costs.seconds(rank)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
-    links = [
-        float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))
-    ]
-    return max(*seconds, *links, 0.0)
 
 
 def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, check_memory: bool = True) -> Plan:
@@ -287,15 +250,25 @@ def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, ch
     return plan
 
 
-def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
+def plan_asynchronous(
+    costs: Equation3, *, searches: bool, method: str, simulated_s: Callable[[Plan], float] | None = None
+) -> Plan:
     """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their
     order.
 
     In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which
     the paper does not treat, the plan is the best over all choices of devices in this order.  With more than
-    MOST_IN_EVERY_ORDER devices `searches` tries every choice of devices in a few orders.  Raises PlanError if nothing
-    fits.
+    MOST_IN_EVERY_ORDER devices `searches` tries every choice of devices in a few orders.
+    simulated_s: the simulated pace of a plan.  On shared air messages wait for each other, which Eq. 3 does not see: if
+    `searches`, the best plans of 1, 2, ... devices are compared by it.
+    Raises PlanError if nothing fits.
     """
+    if searches and simulated_s is not None and costs.cluster.medium == "wifi":
+        found_plans = [
+            asynchronous_plan(costs, one, method=method) for one in _candidates(costs) if one.pace_s < float("inf")
+        ]
+        if found_plans:
+            return min(found_plans, key=simulated_s)
     world, layers = costs.cluster.world_size, costs.profile.num_layers
     everyone, notes = tuple(range(world)), tuple[str, ...]()
     if searches and world <= MOST_IN_EVERY_ORDER:
@@ -319,6 +292,16 @@ def plan_asynchronous(costs: Equation3, *, searches: bool, method: str) -> Plan:
         raise nothing_fits(costs, everyone[:layers])
     plan = asynchronous_plan(costs, found, method=method)
     return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _candidates(costs: Equation3) -> list[Partition]:
+    """Return the best pipelines of each number of devices, those of fewer devices first."""
+    if costs.cluster.world_size <= MOST_IN_EVERY_ORDER:
+        return _best_of_each_count(costs, *_any_order_of(costs))
+    everyone = tuple(range(costs.cluster.world_size))
+    orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
+    found = [one for order in orders for one in _best_of_each_count(costs, *_some_of(costs, order))]
+    return sorted(found, key=lambda one: len(one.order))
 
 
 def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:

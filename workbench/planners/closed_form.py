@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import busiest_s, collective_s
+from workbench.core.costs import busiest_s, collective_air_s, collective_s, on_air_s
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE
@@ -100,10 +100,26 @@ class ClosedForm:
             [reduce for _, _, reduce in alone],
             num_micro_batches,
         )
-        if self._cluster.medium == "switch":
-            return times
-        air_s = num_micro_batches * sum(map(sum, between)) + sum(reduce for _, _, reduce in alone)
-        return replace(times, bottleneck_s=max(times.bottleneck_s, air_s))
+        return replace(times, bottleneck_s=max(times.bottleneck_s, self._on_air_s(stages, num_micro_batches)))
+
+    def _on_air_s(self, stages: Sequence[Stage], num_micro_batches: int) -> float:
+        """Return the seconds for which all messages of a mini-batch occupy shared air; 0 on a switch."""
+        air = self._cluster.air
+        if air is None:
+            return 0.0
+        seconds = 0.0
+        for stage in stages:
+            if len(stage.shares) > 1:
+                nbytes = stage_trainable_bytes(self._profile, stage)
+                seconds += collective_air_s(air, ALLREDUCE, stage.ranks, nbytes)
+        for stage, following in itertools.pairwise(stages):
+            size = sum(share.samples for share in stage.shares)
+            layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
+            sent, returned = layer.output_bytes(1, self._length), layer.gradient_bytes(1, self._length)
+            there = _crossing(stage, following, sent, size)
+            back = _crossing(stage, following, returned, size, reverse=True)
+            seconds += num_micro_batches * on_air_s(self._cluster, [*there, *back])
+        return seconds
 
     def _stage(self, stage: Stage) -> tuple[float, float, float]:
         """Return e_f and e_b of the slowest rank, with each rank's share of samples, and AR."""
@@ -154,11 +170,18 @@ def boundary_s(
     """
     if nbytes_per_sample == 0:
         return 0.0
-    transfers = []
+    return busiest_s(cluster, _crossing(stage, following, nbytes_per_sample, size, reverse=reverse))
+
+
+def _crossing(
+    stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
+) -> list[tuple[int, int, float]]:
+    """Return a micro-batch's messages (source, destination, bytes) from one group to the next."""
+    transfers: list[tuple[int, int, float]] = []
     for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
         for taker, (low, high) in zip(following.shares, following.split(size), strict=True):
             samples = min(end, high) - max(first, low)
             if samples > 0:
                 ends = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)
                 transfers.append((*ends, samples * nbytes_per_sample))
-    return busiest_s(cluster, transfers)
+    return transfers

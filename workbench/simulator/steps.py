@@ -22,6 +22,8 @@ THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "ad
 SAMPLES = 32
 """Of a mini-batch of equal blocks; only the number of its parts matters."""
 FP32_BYTES = 4
+FULL_AFTER = 12
+"""Mini-batches after which an asynchronous pipeline counts as full."""
 
 
 def simulated_step(
@@ -72,6 +74,15 @@ def mini_batches(
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
     return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
+
+
+def pace_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int) -> float:
+    """Return the simulated seconds of one more mini-batch in an asynchronous pipeline that is full."""
+    short, long = (
+        mini_batches(profile, cluster, plan, tokens=tokens, count=count).makespan_s
+        for count in (FULL_AFTER, 2 * FULL_AFTER)
+    )
+    return (long - short) / FULL_AFTER
 
 
 def equal_blocks(

@@ -17,7 +17,8 @@ from workbench.core.catalogue import load_cluster
 from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, random_profile
 from workbench.planners import Problem
-from workbench.planners.asynchronous import Equation3, pace_of, partition_in_order
+from workbench.planners.asynchronous import partition_in_order
+from workbench.planners.equation3 import Equation3, pace_of
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import describe
 from workbench_labs.confidant import delayed_descent, stashed

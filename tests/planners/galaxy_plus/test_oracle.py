@@ -1,10 +1,12 @@
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from galaxy_plus_builders import check_inference, inference_needs, instance, sequence, shape, unequal
 
 from workbench.core.errors import ConfigError
+from workbench.core.medium import Medium
 from workbench.methods.galaxy_plus.planners import oracle, price_plan
 from workbench.methods.galaxy_plus.planners.pricing import Cut
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
@@ -30,9 +32,11 @@ def brute_force(profile, cluster, *, length):
     return min(found, default=None)
 
 
+@pytest.mark.parametrize("medium", get_args(Medium))
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_what_trying_everything_finds(seed):
+def test_it_is_what_trying_everything_finds(seed, medium):
     profile, cluster, _ = unequal(seed, world_size=2 + seed % 2, stack=TINY)
+    cluster = replace(cluster, medium=medium)
     profile, cluster = as_printed(profile, cluster)
     profile = replace(profile, full_everywhere=bool(seed % 3))
     found = oracle(sequence(profile, cluster, length=4))

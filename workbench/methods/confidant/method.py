@@ -26,18 +26,13 @@ from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
 from workbench.methods.confidant.prepare import prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
-from workbench.methods.fine_tuning.method import FineTuning, choose_activations, stage_costs
+from workbench.methods.fine_tuning.method import FineTuning, choose_activations, pace_of_job, stage_costs
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.fine_tuning.prepare import PreparedJob
 from workbench.models.sharding.trained import column_groups, require_divisible
-from workbench.planners.asynchronous import (
-    Equation3,
-    asynchronous_plan,
-    even_partition,
-    partition_in_order,
-    plan_asynchronous,
-)
+from workbench.planners.asynchronous import asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
+from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import readable
 from workbench.planners.recomputation import recomputing
 from workbench.profiler.descriptions import LayerShape
@@ -100,7 +95,9 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     def plan_with(profile: Profile) -> Plan:
         costs, partition = costs_of(prepared, profile, cluster), options.partition
         if partition in ("memory_aware", "any_order"):
-            return plan_asynchronous(costs, searches=partition == "any_order", method="confidant")
+            searches = partition == "any_order"
+            simulated_s = pace_of_job(prepared, costs)
+            return plan_asynchronous(costs, searches=searches, method="confidant", simulated_s=simulated_s)
         order = tuple(range(cluster.world_size))[: profile.num_layers]
         stages = (
             even_partition(costs, order) if partition == "even" else partition_in_order(costs, order, in_memory=False)

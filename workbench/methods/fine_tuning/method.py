@@ -27,11 +27,13 @@ from workbench.methods.training.trained import Trained
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
 from workbench.planners import PARADIGMS, asteroid, refine
-from workbench.planners.asynchronous import Equation3, plan_asynchronous
+from workbench.planners.asynchronous import plan_asynchronous
+from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import Need, plan_needs
 from workbench.planners.memory import check as check_memory
 from workbench.planners.recomputation import plan_within_memory
 from workbench.profiler.analytic import TechniqueSizes
+from workbench.simulator.steps import pace_s
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
@@ -54,6 +56,11 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
 def stage_costs(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equation3:
     """Return the costs for partitions of an asynchronous pipeline."""
     return Equation3(planning_problem(prepared, profile, cluster), versions=prepared.options.versions)
+
+
+def pace_of_job(prepared: PreparedJob, costs: Equation3) -> Callable[[Plan], float]:
+    """Return a function of a plan: the simulated seconds of a typical mini-batch in a full pipeline."""
+    return partial(pace_s, costs.profile, costs.cluster, tokens=prepared.typical_length)
 
 
 def choose_activations(
@@ -89,7 +96,9 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     """Return the plan with a profile, which says whether activations are recomputed (see plan_job)."""
     if prepared.is_asynchronous:
         searches = prepared.options.paradigm == "hybrid"
-        return plan_asynchronous(stage_costs(prepared, profile, cluster), searches=searches, method="asynchronous_1f1b")
+        costs = stage_costs(prepared, profile, cluster)
+        simulated_pace_s = pace_of_job(prepared, costs)
+        return plan_asynchronous(costs, searches=searches, method="asynchronous_1f1b", simulated_s=simulated_pace_s)
     problem, paradigm = planning_problem(prepared, profile, cluster), prepared.options.paradigm
     typical_step = cache(prepared.typical_step)
 

@@ -18,6 +18,7 @@ from itertools import accumulate, permutations
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import on_air_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
@@ -216,7 +217,7 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
         seconds = costs.group_s(passing)
         is_last = index + 1 == len(ranks)
         send_s = 0.0 if is_last else _crossing_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
-        air = air + send_s if problem.cluster.medium == "wifi" else 0.0
+        air += 0.0 if is_last else _on_air_s(problem, ranks[index], ranks[index + 1], costs.stop, passing)
         total, slowest = total + seconds + send_s, max(slowest, seconds, send_s, air)
         update = max(update, costs.noise_s(problem.queries))
     notice_s = sum(
@@ -226,10 +227,17 @@ def chain_s(problem: Problem[Profile], plan: Plan, passing: Passing) -> float:
     return total + (passing.groups(problem.queries) - 1) * slowest + notice_s + update
 
 
-def _crossing_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
+def _crossing_bytes(problem: Problem[Profile], source: int, stop: int, passing: Passing) -> int:
     rows = passing.query_parts * passing.queries * problem.batch_size
-    nbytes = problem.profile.layers[source][stop - 1].output_bytes(rows, problem.sequence_length)
-    return problem.cluster.link(source, target).transfer_s(nbytes)
+    return problem.profile.layers[source][stop - 1].output_bytes(rows, problem.sequence_length)
+
+
+def _crossing_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
+    return problem.cluster.link(source, target).transfer_s(_crossing_bytes(problem, source, stop, passing))
+
+
+def _on_air_s(problem: Problem[Profile], source: int, target: int, stop: int, passing: Passing) -> float:
+    return on_air_s(problem.cluster, [(source, target, _crossing_bytes(problem, source, stop, passing))])
 
 
 def _orders(cluster: Cluster) -> Iterable[tuple[int, ...]]:
@@ -251,13 +259,14 @@ def _ways(
 
     sum_s includes sending the losses.
     """
-    count, is_shared = problem.profile.num_layers, problem.cluster.medium == "wifi"
+    count = problem.profile.num_layers
     front: dict[int, list[_Way]] = {0: [_Way(0.0, 0.0, 0.0, ())]}
     for index, rank in enumerate(order):
         sums, updates, fits = tables[rank]
         reached: dict[int, list[_Way]] = {}
         for start, ways in front.items():
             send_s = _crossing_s(problem, order[index - 1], rank, start, passing) if index else 0.0
+            air_s = _on_air_s(problem, order[index - 1], rank, start, passing) if index else 0.0
             for stop in range(start + 1, count + 1):
                 if not fits[start][stop]:
                     break
@@ -265,10 +274,10 @@ def _ways(
                 reached.setdefault(stop, []).extend(
                     _Way(
                         way.sum_s + send_s + seconds,
-                        max(way.slowest_s, way.air_s + send_s, seconds),
+                        max(way.slowest_s, way.air_s + air_s, send_s, seconds),
                         max(way.update_s, update),
                         (*way.stops, stop),
-                        way.air_s + send_s if is_shared else 0.0,
+                        way.air_s + air_s,
                     )
                     for way in ways
                 )

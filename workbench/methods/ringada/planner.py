@@ -9,6 +9,7 @@ Without stale weights its first forward pass waits for the last update.  In that
 form a pipeline.
 A stage waits for the first micro-batch from below and passes all of them there and back.  It is idle while the first is
 above it, unless forward passes of the others fill that time.  Then the last micro-batch goes down.
+On shared air it also takes no less than all its messages, because no two of them pass at once.
 The search moves layers between the ring's devices and swaps devices as long as that helps, from several starts.
 Each device brings its own samples.  So as many devices as possible are on the ring, and of so many the fastest.
 """
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import on_air_s
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners.memory import Demand, named_layers, too_small
@@ -102,6 +104,10 @@ class RingEstimate:
         self._crossing = np.array(
             [[0.0 if a == b else cluster.link(a, b).transfer_s(nbytes) for b in world] for a in world]
         )
+        self._on_air = np.array(
+            [[0.0 if a == b else on_air_s(cluster, [(a, b, nbytes)]) for b in world] for a in world]
+        )
+        self._skips = is_cached & (not has_side)  # whether the frozen layers' hops fall away, by depth
         self._bytes = self._layer_bytes(size, problem.longest)
         self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
 
@@ -137,9 +143,24 @@ class RingEstimate:
         least = (below + count * unfrozen + np.maximum(0.0, above - (count - 1) * forward)).max(axis=1)
         most = passes.sum(axis=1) + (count - 1) * unfrozen.max(axis=1)
         once = 0.75 * least + 0.25 * most + step.max(axis=1)
-        seconds = np.maximum(busiest, once) @ self._weights
+        seconds = np.maximum.reduce([busiest, once, count * self._messages_s(orders, is_open)]) @ self._weights
         is_over = self._bytes[orders, stops] - self._bytes[orders, starts] > self._budgets[orders]
         return np.where(is_over.any(axis=1), np.inf, seconds)
+
+    def _messages_s(self, orders: np.ndarray, is_open: np.ndarray) -> np.ndarray:
+        """Return the seconds for which a micro-batch's messages occupy shared air, (rings, depths); 0 on a switch.
+
+        is_open: whether a stage has an unfrozen layer, (rings, devices, depths).
+        """
+        air = self._on_air
+        there, back = air[orders[:, :-1], orders[:, 1:]], air[orders[:, 1:], orders[:, :-1]]
+        to_first, from_last = air.mean(axis=0)[orders[:, 0]], air.mean(axis=1)[orders[:, -1]]
+        from_home = air.mean(axis=0)[orders[:, -1]]
+        passed = is_open[:, :-1]
+        forward = np.where(self._skips, passed, True) * there[:, :, None]
+        ends = (from_last + from_home)[:, None] + np.where(self._skips, 0.0, to_first[:, None])
+        hops: np.ndarray = (forward + passed * back[:, :, None]).sum(axis=1)
+        return hops + ends
 
     def _layer_bytes(self, size: int, length: int) -> np.ndarray:
         moments = 2 + self.profile.optimizer_bytes_per_trainable_byte
@@ -263,20 +284,21 @@ def change_s(
 
     Each device reads its new block, and its other weights (rest_bytes), from its own disk, which has the whole model.
     An adapter with both moments crosses a link, and so do the cached inputs of a layer (inputs: bytes by layer).  The
-    transfers that a device sends, or receives, are sequential.  Ending one group of processes and forming the next
-    takes _TURN_S.
+    transfers that a device sends, or receives, are sequential; on shared air all of them are.  Ending one group of
+    processes and forming the next takes _TURN_S.
     """
-    busy_s = np.zeros((2, cluster.world_size))
+    busy_s, moved = np.zeros((2, cluster.world_size)), list[tuple[int, int, float]]()
     for layer, (source, target) in enumerate(zip(ring_homes(former), ring_homes(stages), strict=True)):
         if source != target:
             nbytes = 3 * profile.layers[0][layer].trainable_bytes + (inputs or {}).get(layer, 0)
             busy_s[(0, 1), (source, target)] += cluster.link(source, target).transfer_s(nbytes)
+            moved.append((source, target, nbytes))
     loads_s = []
     for stage in stages:
         device = cluster.devices[stage.ranks[0]]
         block = sum(layer.frozen_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
         loads_s.append((block + rest_bytes) / device.storage_bytes_per_s)
-    return _TURN_S + max(loads_s) + float(busy_s.max())
+    return _TURN_S + max(loads_s) + max(float(busy_s.max()), on_air_s(cluster, moved))
 
 
 def ring_homes(stages: Stages) -> tuple[int, ...]:

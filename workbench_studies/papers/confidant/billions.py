@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster
 from workbench.planners import Problem
-from workbench.planners.asynchronous import Equation3, plan_asynchronous
+from workbench.planners.asynchronous import plan_asynchronous
+from workbench.planners.equation3 import Equation3
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile
 from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item

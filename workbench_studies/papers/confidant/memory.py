@@ -12,7 +12,8 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.methods.confidant.equations import printed_need
 from workbench.planners import Problem
-from workbench.planners.asynchronous import Equation3, plan_asynchronous
+from workbench.planners.asynchronous import plan_asynchronous
+from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import Need, rank_need
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES

@@ -12,7 +12,8 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
 from workbench.planners import Problem
-from workbench.planners.asynchronous import Equation3, asynchronous_plan, partition_in_order, plan_asynchronous
+from workbench.planners.asynchronous import asynchronous_plan, partition_in_order, plan_asynchronous
+from workbench.planners.equation3 import Equation3
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
 from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants

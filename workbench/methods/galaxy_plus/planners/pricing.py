@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import collective_s
+from workbench.core.costs import collective_s, on_air_s
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape, proportional_parts
 from workbench.core.schedule import ALLREDUCE, Ranks
@@ -155,7 +156,22 @@ def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], 
     link's latency and the time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal
     links and shares are included.
     """
-    return ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0)
+    return max(
+        ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0),
+        sum(map(mul, air_slopes(cluster, ranks, token_bytes, shift=0), tokens)),
+    )
+
+
+def air_slopes(cluster: Cluster, ranks: Sequence[int], token_bytes: int, *, shift: int) -> list[float]:
+    """Return, for each position, the seconds for which each of its tokens occupies shared air in a ring collective, all
+    hops together; 0 on a switch.  shift: see ring_s.
+    """
+    count = len(ranks)
+    if count < 2:
+        return [0.0]
+    hop_s = [on_air_s(cluster, [(rank, ranks[(at + 1) % count], token_bytes)]) for at, rank in enumerate(ranks)]
+    steps = range(shift, count - 1 + shift)
+    return [sum(hop_s[(owner + step) % count] for step in steps) for owner in range(count)]
 
 
 def hop_lines(
@@ -308,24 +324,29 @@ class Equation9:
         seconds = []
         for stack, length in enumerate(self.lengths):
             tokens = proportional_parts(length, shares)
-            sequence, con, hops, adding = self._ring_lines(ranks, stack)
+            sequence, con, hops, adding, airs = self._ring_lines(ranks, stack)
+            gather_s, scatter_s = (sum(map(mul, slopes, tokens)) for slopes in airs)
             seconds.append(
                 (
                     slowest_s(sequence, tokens),
                     slowest_s(con, tokens),
-                    ring_s(hops, tokens, 0),
-                    ring_s(adding, tokens, 1),
+                    max(ring_s(hops, tokens, 0), gather_s),
+                    max(ring_s(adding, tokens, 1), scatter_s),
                 )
             )
         return seconds
 
-    def _of_ring(self, ranks: Ranks, stack: int) -> tuple[list[Line], list[Line], list[Line], list[Line]]:
+    def _of_ring(
+        self, ranks: Ranks, stack: int
+    ) -> tuple[list[Line], list[Line], list[Line], list[Line], tuple[list[float], list[float]]]:
         """Return the lines over tokens of the network, the connections, the hops, and the hops with the receivers'
-        additions.
+        additions; and of both collectives the seconds of each token on shared air.
         """
         sequence, con, adds = (self._of(part, ranks, stack) for part in ("sequence", "con", "add"))
         nbytes = self.profile.stacks[stack].hidden_bytes
-        return sequence, con, hop_lines(self.cluster, ranks, nbytes), hop_lines(self.cluster, ranks, nbytes, adds)
+        gather, scatter = (air_slopes(self.cluster, ranks, nbytes, shift=shift) for shift in (0, 1))
+        hops, adding = (hop_lines(self.cluster, ranks, nbytes, added) for added in (None, adds))
+        return sequence, con, hops, adding, (gather, scatter)
 
 
 def _star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:

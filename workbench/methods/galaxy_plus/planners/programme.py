@@ -24,6 +24,7 @@ from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, roo
 from workbench.methods.galaxy_plus.planners.pricing import (
     Cut,
     Line,
+    air_slopes,
     block_lines,
     hop_lines,
     lengths_of,
@@ -108,6 +109,10 @@ class PlanLP:
                 if step == n - 2:
                     self.rows.append(({ends[i]: 1.0, last: -1.0}, 0.0))
             before = ends
+        slopes = air_slopes(self.cluster, self.ranks, self.profile.stacks[stack].hidden_bytes, shift=shift)
+        if any(slopes):
+            on_air = {2 * n + owner: slope * scale for owner, slope in enumerate(slopes)}
+            self.rows.append(({**on_air, last: -1.0}, 0.0))
         return last
 
     def solve(
