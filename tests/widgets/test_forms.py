@@ -11,6 +11,7 @@ from workbench.cli import app
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.heat import Level
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.methods.option_values import read_options
@@ -168,6 +169,7 @@ def test_fields_that_contradict_each_other_are_named_below_them() -> None:
         ("speed", "1.5", "at most 1"),
         ("memory", "0.5", "a whole number"),
         ("latency", "nan", "a number"),
+        ("sustained", "[[0, 1], 5]", "a list of pairs"),
     ],
 )
 def test_a_device_cannot_have_every_value(name: str, typed: str, said: str) -> None:
@@ -306,6 +308,20 @@ def test_a_rate_may_be_typed_that_the_scale_does_not_have() -> None:
     assert form.cluster.devices[1].link.bytes_per_s == 3.75e6
     [(share, _)] = [value for value in form.map.cards[1]["values"] if value[1] == "30 Mbit/s"]
     assert share_of(20, RATES) < share < share_of(50, RATES)
+
+
+def test_a_device_gets_hot_as_it_is_typed() -> None:
+    form = ClusterForm("laptop")
+    field = form.fields_of("beta")["sustained"]
+    assert field.control.value == "" and "hot" not in form.map.cards[1]["drawing"]
+    field.control.value = "[[0, 1], [60, 0.5]]"
+    assert form.cluster.devices[1].sustained == (Level(heat_s=0.0, speed=1.0), Level(heat_s=60.0, speed=0.5))
+    assert "hot: 50%" in form.map.cards[1]["drawing"]
+    for typed in ("[[0, 1], [60, 2]]", "hot"):
+        field.control.value = typed
+        assert "beta" in field.alert.value and not form.is_valid
+    field.control.value = ""
+    assert form.cluster == load_cluster("laptop")
 
 
 def test_choosing_another_cluster_shows_its_devices() -> None:

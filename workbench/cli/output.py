@@ -223,13 +223,14 @@ def show_cluster(cluster: Cluster) -> None:
     """Print a cluster's devices."""
     print_table(
         f"{cluster.name}: {cluster.description or cluster.size_words}",
-        ("rank", "device", "model", "GFLOP/s", "of a core", "MB", "Mbit/s", "ms", "watts"),
+        ("rank", "device", "model", "GFLOP/s", "when hot", "of a core", "MB", "Mbit/s", "ms", "watts"),
         (
             (
                 rank,
                 device.name,
                 device.model or "-",
                 f"{device.flops_per_s / 1e9:.1f}",
+                f"{device.sustained[-1].speed:.0%}" if device.sustained else "-",
                 "-" if device.host_share is None else f"{device.host_share:g}",
                 f"{device.memory_bytes / 1e6:.0f}",
                 f"{device.link.bytes_per_s * 8e-6:g}",
@@ -238,7 +239,7 @@ def show_cluster(cluster: Cluster) -> None:
             )
             for rank, device in enumerate(cluster.devices)
         ),
-        right=(0, 3, 4, 5, 6, 7),
+        right=(0, 3, 4, 5, 6, 7, 8),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.heat import Level, Levels
+from workbench.core.heat import Levels, read_curve
 from workbench.core.ranges import range_of, require_range
 from workbench.core.serial import LARGEST_TOML, read_text, read_toml, shown
 
@@ -206,16 +206,10 @@ class _Source:
 
     def curve(self, table: Mapping[str, Any], owner: str) -> Levels:
         """Return the levels of a device's speed as it gets hot; () if there are none."""
-        written = table.get("sustained", [])
-        if not isinstance(written, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in written):
-            request = f"{owner} asks for sustained = {shown(repr(written))}."
-            problem = "It is not a list of pairs: seconds of computing, and the speed from then on."
-            raise self.error(request, problem, "Write, for example, [[0, 1.0], [180, 0.8]].", line_of="sustained")
         try:
-            return tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in written)
+            return read_curve(table.get("sustained", []), owner)
         except ConfigError as error:
-            request = f"{owner}: {error.asked[:1].lower()}{error.asked[1:]}"
-            raise self.error(request, error.found, error.todo, line_of="sustained") from None
+            raise self.error(error.asked, error.found, error.todo, line_of="sustained") from None
 
     def table(self, value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):

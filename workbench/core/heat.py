@@ -14,6 +14,7 @@ from itertools import groupby, pairwise
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Seconds, Share, require_ranges
+from workbench.core.serial import shown
 
 MOST_LEVELS = 20
 
@@ -49,6 +50,20 @@ def require_curve(levels: Levels, owner: str) -> None:
         if after.speed > before.speed:
             problem = f"Its speed rises from {before.speed:g} to {after.speed:g} as it gets hotter."
             raise ConfigError(request, problem, "Give speeds that only fall.")
+
+
+def read_curve(written: object, owner: str) -> Levels:
+    """Return the levels of a curve as cluster files write it; () for an empty list.  Raises ConfigError."""
+    if not isinstance(written, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in written):
+        request = f"{owner} asks for sustained = {shown(repr(written))}."
+        problem = "It is not a list of pairs: seconds of computing, and the speed from then on."
+        raise ConfigError(request, problem, "Write, for example, [[0, 1.0], [180, 0.8]].")
+    try:
+        levels = tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in written)
+    except ConfigError as error:
+        raise ConfigError(f"{owner}: {error.asked[:1].lower()}{error.asked[1:]}", error.found, error.todo) from None
+    require_curve(levels, owner)
+    return levels
 
 
 def as_text(levels: Levels) -> str:

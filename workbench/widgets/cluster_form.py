@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from msgspec import Meta
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.heat import Levels, as_text, read_curve
 from workbench.core.medium import Medium
 from workbench.core.ranges import Share, require_range
 from workbench.core.serial import shown
@@ -44,7 +46,12 @@ LEADS: dict[Medium, str] = {
     "switch": "Each link leads to the same switch.",
     "wifi": "All links share the air (green bar): those that send at once divide it, and each message takes it twice.",
 }
-HEADS = {"memory": "memory, MB", "bandwidth": "link, Mbit/s", "latency": "link's delay one way, ms"}
+HEADS = {
+    "memory": "memory, MB",
+    "bandwidth": "link, Mbit/s",
+    "latency": "link's delay one way, ms",
+    "sustained": "when hot: [[s, speed], ...]",
+}
 SPEEDS = {True: "speed, share of a core", False: "speed, GFLOP/s"}
 
 
@@ -56,6 +63,7 @@ class _Row(NamedTuple):
     memory: Field
     bandwidth: Field
     latency: Field
+    sustained: Field
 
     def edited(self) -> Device:
         """Return the device with the fields' values; a value that was not changed stays exactly the same."""
@@ -75,6 +83,8 @@ class _Row(NamedTuple):
             link = replace(link, bytes_per_s=self.bandwidth.value * MEGABIT_BYTES)
         if self.latency.value != first["latency"]:
             link = Link(bytes_per_s=link.bytes_per_s, latency_s=self.latency.value / 1e3)
+        if self.sustained.value != _curve_text(device):
+            device = replace(device, sustained=_curve(self.sustained.value, device.name))
         return device if link == device.link else replace(device, link=link)
 
 
@@ -161,8 +171,8 @@ class ClusterForm(Form):
         return CAPTION.format(*self._words, "") + self.map.still
 
     def fields_of(self, device: str) -> dict[str, Field]:
-        """Return a device's fields by name: speed, memory, bandwidth, latency.  Raises ConfigError for an unknown
-        device.
+        """Return a device's fields by name: speed, memory, bandwidth, latency, sustained.  Raises ConfigError for an
+        unknown device.
         """
         for row in self._rows:
             if row.device.name == device:
@@ -278,8 +288,10 @@ class ClusterForm(Form):
                     stops=tuple((share_of(one, positions), f"{one:.6g} {unit}") for one in self._stops(row, what)),
                 )
             )
-        more = f"{row.edited().flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model
-        return MapDevice(device.name, more, dials)
+        words = [f"{row.edited().flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model]
+        if hot := row.edited().sustained[1:]:
+            words.append(f"hot: {hot[-1].speed:.0%}")
+        return MapDevice(device.name, ", ".join(filter(None, words)), dials)
 
 
 def _values(device: Device) -> dict[str, float]:
@@ -342,7 +354,27 @@ def _row(device: Device) -> _Row:
         check = partial(_check, kind=kind, device=device.name, what=what)
         made[what] = Field(typed, values[what], check, is_number=True)
         made[what].add_class(f"workbench-{what}")
+    typed = widgets.Text(
+        placeholder=f"{device.name}: it keeps its speed", continuous_update=False, layout=widgets.Layout(width="15em")
+    )
+    hint = "Seconds of computing, and the speed from then on: [[0, 1.0], [180, 0.8]]; empty: it keeps its speed"
+    typed.tooltip = f"{device.name} when it gets hot. {hint}"
+    made["sustained"] = Field(typed, _curve_text(device), partial(_curve, owner=device.name))
+    made["sustained"].add_class("workbench-sustained")
     return _Row(device=device, **made)
+
+
+def _curve_text(device: Device) -> str:
+    return as_text(device.sustained) if device.sustained else ""
+
+
+def _curve(text: str, owner: str) -> Levels:
+    """Return the levels that a text means.  Raises ConfigError."""
+    try:
+        written: object = json.loads(text or "[]")
+    except ValueError:
+        written = text
+    return read_curve(written, owner)
 
 
 def _any_medium(chosen: Medium) -> None:

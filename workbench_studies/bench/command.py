@@ -29,6 +29,7 @@ NAMES = [
     "advise",
     "memory",
     "classroom",
+    "heat",
     "kit",
 ]
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
@@ -44,6 +45,7 @@ CHOOSING = {
     "return",
     "advise": ", ".join(map(str, range(20))),
     "classroom": "1, 2, 3, 4",
+    "heat": "2, 4, 0.8, 0.5, 0.2",
     "kit": "reach, files, start, epochs, faults",
     "text": "devices, process",
 }

@@ -29,6 +29,7 @@ from workbench_studies.bench import (
     confidant,
     executor,
     galaxy_plus,
+    heat,
     inference_parts,
     live,
     memory,
@@ -252,3 +253,13 @@ def test_serve(monkeypatch: Patch) -> None:
     [point] = serve.bench(lambda line: None, soak=40)["rates of faults"]
     assert point["texts"] == 40 and 1 <= point["killed"] <= 4 and point["continued"]
     assert point["right texts per s"] > 0 and point["p95 s"] >= point["p50 s"] > 0
+
+
+def test_heat(monkeypatch: Patch) -> None:
+    """A device falls to half of its speed in two epochs; it stays, and it leaves."""
+    jobs = briefly(heat.jobs_of("heat"), epochs=2, train_samples=64)
+    monkeypatch.setattr(heat, "jobs_of", lambda name: {side: replace(job, batch_size=16) for side, job in jobs.items()})
+    monkeypatch.setattr(heat, "SHARE", 0.2)
+    [point] = heat.bench(lambda line: None, only=["2", "0.5"])["points"]
+    sides = [f"{side}, {mode}" for side in ("stays", "leaves") for mode in ("simulated", "emulated")]
+    assert all(0.9 < point[side] < 10 for side in sides), point
