@@ -71,11 +71,14 @@ def share_of(value: float, positions: Sequence[float]) -> float:
     return (at + (value - positions[at]) / (positions[at + 1] - positions[at])) / last
 
 
-def card(name: str, more: str, dials: Sequence[Dial], *, ticks: Sequence[float], is_shared: bool = False) -> str:
+def card(
+    name: str, more: str, dials: Sequence[Dial], *, ticks: Sequence[float], hot: str = "", is_shared: bool = False
+) -> str:
     """Return a device's card as SVG, as wide as its place.  more: what follows the speed, in words; '' for nothing.
 
-    dials: one for each of TRACKS.  ticks: of the link's rate, as shares of its scale.  is_shared: all links lead to one
-    shared medium, which has their colour.
+    dials: one for each of TRACKS.  hot: its speed when hot, in words; '' if it keeps its speed.
+    ticks: of the link's rate, as shares of its scale.  is_shared: all links lead to one shared medium, which has their
+    colour.
     """
     by_name = {one.what: one for one in dials}
     speed, memory = by_name["speed"], by_name["memory"]
@@ -84,14 +87,16 @@ def card(name: str, more: str, dials: Sequence[Dial], *, ticks: Sequence[float],
         _link(by_name["bandwidth"], by_name["latency"], ticks),
         svg.box("0%", BAR[0], "100%", BAR[1], style.GREEN if is_shared else svg.themed(style.MID_GREY)),
         svg.box("4%", top, "92%", height, svg.PAPER, rx=6, stroke=svg.INK, stroke_width=1.25),
-        svg.text("10%", top + 17, svg.shortened(name, 150), size=12.5, font_weight="bold"),
+        svg.text("10%", top + 17, svg.shortened(name, 90 if hot else 150), size=12.5, font_weight="bold"),
+        svg.text("90%", top + 17, hot, size=11, text_anchor="end"),
         svg.text("10%", top + 34, f"{speed.text}{f' ({more})' * bool(more)}", size=11),
         _gauge(speed, style.BLUE),
         svg.text("10%", top + 64, f"{memory.text} of memory", size=11),
         _gauge(memory, style.ORANGE),
     ]
     told = ", ".join(f"{one.label.removeprefix(f'{name}: ')} {one.text}" for one in dials)
-    return svg.drawing("".join(parts), label=f"{name}: {told}", height=HEIGHT)
+    label = f"{name}: {', '.join(filter(None, (told, hot)))}"
+    return svg.drawing("".join(parts), label=label, height=HEIGHT)
 
 
 def _link(rate: Dial, latency: Dial, ticks: Sequence[float]) -> str:

@@ -288,10 +288,10 @@ class ClusterForm(Form):
                     stops=tuple((share_of(one, positions), f"{one:.6g} {unit}") for one in self._stops(row, what)),
                 )
             )
-        words = [f"{row.edited().flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model]
-        if hot := row.edited().sustained[1:]:
-            words.append(f"hot: {hot[-1].speed:.0%}")
-        return MapDevice(device.name, ", ".join(filter(None, words)), dials)
+        edited = row.edited()
+        more = f"{edited.flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model
+        hot = f"hot: {edited.sustained[-1].speed:.0%}" if edited.sustained else ""
+        return MapDevice(device.name, more, dials, hot)
 
 
 def _values(device: Device) -> dict[str, float]:

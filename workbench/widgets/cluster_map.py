@@ -26,6 +26,7 @@ class MapDevice(NamedTuple):
     name: str
     more: str
     dials: Sequence[Dial]
+    hot: str = ""
 
 
 class ClusterMap(anywidget.AnyWidget):
@@ -50,7 +51,7 @@ class ClusterMap(anywidget.AnyWidget):
             self.cards = [
                 {
                     "name": one.name,
-                    "drawing": card(one.name, one.more, one.dials, ticks=ticks, is_shared=is_shared),
+                    "drawing": card(one.name, one.more, one.dials, hot=one.hot, ticks=ticks, is_shared=is_shared),
                     "values": [[dial.share, dial.text] for dial in one.dials],
                 }
                 for one in devices
