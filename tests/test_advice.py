@@ -159,3 +159,15 @@ def test_combinations_without_power_figures_have_no_place_in_the_picture() -> No
     assert [trace.name for trace in figure.data] == ["2: b", "3: c"]
     assert [trace.showlegend for trace in figure.data] == [True, False]
     assert draw([("a", 1.0, None, 5, False)], label="simulated").layout.annotations
+
+
+def test_the_reason_says_that_activations_are_computed_again() -> None:
+    """For the least memory LoRA that recomputes beats LoRA that keeps them, and the reason names the layers."""
+    ranked = on(load_cluster("laptop"), goal="memory")
+    places = {choice.name: place for place, choice in enumerate(ranked.choices)}
+    names = [name for name in places if name.endswith("LoRA, activations computed again")]
+    assert names and places[names[0]] < min(
+        place for name, place in places.items() if name.startswith("Fine-tuning: LoRA, ") and name not in names
+    )
+    first = replace(ranked, choices=ranked.choices[places[names[0]] :])
+    assert "The backward pass computes the activations of layers 0-" in first.reason

@@ -125,6 +125,12 @@ def test_what_jax_does_not_compute_is_refused(data: Path, method: str, model: st
         experiment.run(tiny_job(data, method=method, model=model, options=options), cluster, "simulate")
 
 
+def test_pac_plus_refuses_to_compute_activations_again(data: Path) -> None:
+    job = tiny_job(data, method="pac_plus", model="tiny-bert", options={"activations": "recompute"})
+    with pytest.raises(ConfigError, match=r"through the side network alone.*that PAC\+ saves"):
+        experiment.run(job, two_devices(), "simulate")
+
+
 def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match="'peft' is not installed"):

@@ -1,12 +1,14 @@
+import contextlib
 from dataclasses import replace
 
 import pytest
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.planners import Problem, fixed_plan, memory
-from workbench.planners.recomputation import plan_within_memory
+from workbench.planners.recomputation import plan_within_memory, recomputing
+from workbench.simulator.steps import step_s
 
 from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of
 
@@ -64,12 +66,45 @@ def test_the_planner_recomputes_only_where_activations_do_not_fit():
         cluster = Cluster(
             name="two", devices=tuple(device(name, memory_bytes=int(1e6 * megabytes)) for name in ("one", "two"))
         )
-        plan = plan_within_memory("auto", profile, cluster, plan_with, needs)
+        plan = plan_within_memory("auto", profile, cluster, plan_with, needs, lambda plan: 1.0)
         assert [stage.activations for stage in plan.stages] == expected
         assert all(need.total_bytes <= 1e6 * megabytes for need in needs(plan).values())
         assert bool(plan.notes) == ("recompute" in expected)
     with pytest.raises(PlanError, match=r"has 5\.0 kB"):
-        plan_within_memory("memory", profile, cluster, plan_with, needs)
+        plan_within_memory("memory", profile, cluster, plan_with, needs, lambda plan: 1.0)
+
+
+@pytest.mark.parametrize(("transfer_s", "expected"), [(0.1, ["memory", "memory"]), (50.0, ["recompute"])])
+def test_a_faster_plan_that_recomputes_is_chosen_before_a_slower_one_that_fits(transfer_s, expected):
+    """Only two devices together have memory for all activations, and one for the inputs; the link decides."""
+    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes_per_token=0, context_bytes_per_token=1000)] * 4
+    layers = [replace(one, times=one.times | {"B": one.times["SB"]}) for one in layers]
+    profile = replace(profile_of([layers, layers]), method="full")
+    need = memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=SEQUENCE_LENGTH, in_flight=1).total_bytes
+    link = Link(bytes_per_s=2 * layers[0].output_bytes(2, SEQUENCE_LENGTH) / transfer_s)
+    devices = tuple(replace(device(name, memory_bytes=need - 1), link=link) for name in ("one", "two"))
+    cluster = Cluster(name="two", devices=devices)
+
+    def problem(profile):
+        return Problem(profile, cluster, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
+
+    def plan_with(profile):
+        plans = []
+        for groups in (((0,),), ((0,), (1,))):
+            with contextlib.suppress(PlanError):
+                plans.append(fixed_plan(problem(profile), layers=(4 // len(groups),) * len(groups), groups=groups))
+        return min(plans, key=lambda plan: step_s(problem(profile), plan))
+
+    def needs(plan):
+        return memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH)
+
+    def seconds(plan):
+        again = plan.stages[0].activations == "recompute"
+        return step_s(problem(recomputing(profile) if again else profile), plan)
+
+    plan = plan_within_memory("auto", profile, cluster, plan_with, needs, seconds)
+    assert [stage.activations for stage in plan.stages] == expected
+    assert [note[:12] for note in plan.notes] == (["The activati", "A step takes"] if expected == ["recompute"] else [])
 
 
 def test_earlier_stages_hold_more_contexts_but_never_more_than_there_are_micro_batches():

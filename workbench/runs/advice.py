@@ -19,6 +19,7 @@ from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.core.once import shared_results
+from workbench.core.plan import RECOMPUTE
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
 from workbench.core.summary import energy_j
@@ -97,6 +98,13 @@ class Advice:
     @property
     def reason(self) -> str:
         """Return why the first combination is first, in a sentence or two."""
+        best = self.choices[0]
+        layers = " and ".join(one.layers_in_words for one in best.report.plan.stages if one.activations == RECOMPUTE)
+        again = f" The backward pass computes the activations of {layers} again, to save memory." if layers else ""
+        return self._why_first + again
+
+    @property
+    def _why_first(self) -> str:
         best = self.choices[0]
         alone = next((one for one in self.choices if len(one.devices) == 1), None)
         several = next((one for one in self.choices if len(one.devices) > 1), None)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
@@ -63,6 +64,17 @@ def pace_of_job(prepared: PreparedJob, costs: Equation3) -> Callable[[Plan], flo
     return partial(pace_s, costs.profile, costs.cluster, tokens=prepared.typical_length)
 
 
+def step_of_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Callable[[Plan], float]:
+    """Return a function of a plan: the simulated seconds of a typical step."""
+    typical_step = cache(prepared.typical_step)
+
+    def seconds(plan: Plan) -> float:
+        run, step = rank_job(prepared, profile, cluster, plan), typical_step(plan.num_micro_batches)
+        return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
+
+    return seconds
+
+
 def choose_activations(
     prepared: PreparedJob, profile: Profile, cluster: Cluster, plan_with: Callable[[Profile], Plan]
 ) -> Plan:
@@ -79,7 +91,9 @@ def choose_activations(
         )
 
     choice = options.activations if can_recompute(prepared, cluster) else "memory"
-    return plan_within_memory(choice, profile, cluster, plan_with, needs)
+    # An asynchronous plan has its pace, by which its planner has chosen it.
+    seconds = attrgetter("total_s") if prepared.is_asynchronous else step_of_job(prepared, profile, cluster)
+    return plan_within_memory(choice, profile, cluster, plan_with, needs, seconds)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -100,12 +114,7 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
         simulated_pace_s = pace_of_job(prepared, costs)
         return plan_asynchronous(costs, searches=searches, method="asynchronous_1f1b", simulated_s=simulated_pace_s)
     problem, paradigm = planning_problem(prepared, profile, cluster), prepared.options.paradigm
-    typical_step = cache(prepared.typical_step)
-
-    def simulated_s(plan: Plan) -> float:
-        run, step = rank_job(prepared, profile, cluster, plan), typical_step(plan.num_micro_batches)
-        return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
-
+    simulated_s = step_of_job(prepared, profile, cluster)
     if paradigm != "hybrid":
         return PARADIGMS[paradigm](problem)
     plans = [refine([asteroid(problem)], problem, simulated_s, max_prices=MAX_SIMULATIONS)]

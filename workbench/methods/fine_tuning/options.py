@@ -95,6 +95,7 @@ DECLARATION = Declaration(
     runs_jax=True,
     alternatives=in_every_paradigm("LoRA", technique="lora")
     | {
+        "LoRA, activations computed again": {"technique": "lora", "activations": "recompute"},
         "LoRA, int8 backbone": {"technique": "lora", "backbone_dtype": "int8"},
         "adapters in the layers": {"technique": "adapters"},
         "all weights": {"technique": "full"},

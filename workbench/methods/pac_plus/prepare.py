@@ -119,6 +119,13 @@ def require_known(job: Job) -> PacPlusOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model, before anything large is
     loaded.
     """
+    if "activations" in job.options:
+        raise ConfigError(
+            f"The option activations = {job.options['activations']!r} of pac_plus was asked for.",
+            "Its backward pass runs through the side network alone. What that keeps is mostly the outputs of the "
+            "model's layers, and to compute those again takes the pass through the model that PAC+ saves.",
+            "Leave it out, or use --method fine_tuning --option technique=lora.",
+        )
     options = _options(job)
     require_task_and_model(job)
     return options
