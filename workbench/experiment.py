@@ -196,11 +196,14 @@ def run(
             return _report(job, cluster, decided, prediction, None, _spent(began), parts, notes=notes)
         from workbench.methods.calibration import Calibration
         from workbench.methods.common.result_file import write_result
+        from workbench.methods.common.room import require_running_room
         from workbench.runtime.engines import default_pool
 
         with reporting_full_disk(folder):
             calibration, dilation, running = None, 1.0, engines
             if running is None:
+                if declaration_of(job.method).trains:
+                    require_running_room(job.model, layers, decided, cluster)
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
                 told = counting(notify, "devices that are ready")
                 running = emulated = default_pool().acquire(cluster, fidelity, told=told)

@@ -29,10 +29,10 @@ from workbench.runtime.work_folder import own_folder
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_device_without_the_memory_is_refused_with_the_numbers(job: Job, tmp_path: Path) -> None:
     small = replace(
-        two_devices(), devices=tuple(replace(device, memory_bytes=200_000) for device in two_devices().devices)
+        two_devices(), devices=tuple(replace(device, memory_bytes=250_000) for device in two_devices().devices)
     )
     with pytest.raises(
-        PlanError, match=r"Device '\w+' has 200 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"
+        PlanError, match=r"Device '\w+' has 250 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"
     ):
         experiment.run(job, small, workdir=tmp_path)
 

@@ -5,7 +5,13 @@ from dataclasses import fields
 
 import pytest
 
+from workbench import experiment
+from workbench.core import Cluster, Device, Job, Link, Plan, Share, Stage
+from workbench.core.errors import ConfigError, PlanError
+from workbench.methods.common import measured_stack as module
+from workbench.methods.common import room
 from workbench.methods.common.measured_stack import measured_stack
+from workbench.methods.common.scaling import describe_facts
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.pac_plus.measure import measure_layers as measure_pac_layers
 from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
@@ -16,6 +22,7 @@ from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stored_tensors import StoredTensor
 from workbench.models.techniques import TechniqueConfig
+from workbench.profiler.analytic import layer_costs
 
 NAME = "random:deep"
 STORED = {"float32": None, "nf4": QuantizationConfig(storage="nf4")}
@@ -31,6 +38,10 @@ def measured(stack, technique):
         return measure_pac_layers(stack, config, dtype="float32", **sizes)
     measure = measure_ring_layers if technique == "serial" else measure_layers
     return measure(stack, TechniqueConfig(technique=technique, **about), **sizes)
+
+
+def costs_of(model):
+    return layer_costs(describe_facts(model_facts(model)), "full", batch=1, sequence_length=1)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +70,7 @@ def test_only_measured_layers_are_read(tmp_path, monkeypatch, family, technique,
 
     with monkeypatch.context() as patch:
         patch.setattr(StoredTensor, "read", noted)
-        stack = measured_stack(NAME, model_facts(NAME), STORED[storage])
+        stack = measured_stack(NAME, model_facts(NAME), costs_of(NAME), STORED[storage])
     numbers = {int(match[1]) for name in read if (match := re.search(r"\.(\d+)\.", name))}
     assert numbers == ({0, 1, 5} if stack.num_encoder_layers else {0, 1, 11})
     assert max(map(read.count, read)) <= 2  # a word embedding that is the head, too
@@ -70,3 +81,34 @@ def test_only_measured_layers_are_read(tmp_path, monkeypatch, family, technique,
         [getattr(layer, name) for name in names] for layer in theirs
     ]
     assert [set(layer.times) for layer in ours] == [set(layer.times) for layer in theirs]
+
+
+def cluster_of(memory_bytes, count=2):
+    device = {"flops_per_s": 1e9, "memory_bytes": memory_bytes, "host_share": 0.5, "link": Link(bytes_per_s=1e8)}
+    return Cluster(name="small", devices=tuple(Device(name=name, **device) for name in "abcd"[:count]))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fine_tuning", {"technique": "full"}), ("confidant", {"technique": "full"}), ("pac_plus", {}), ("ringada", {})],
+)
+def test_what_the_devices_cannot_hold_is_refused_before_anything_is_read(monkeypatch, method, options):
+    monkeypatch.setattr(module, "load_sample", lambda *place, **settings: pytest.fail("read"))
+    job = Job(method=method, model="tiny-llama", task="sentiment", options=options, max_length=16)
+    with pytest.raises(PlanError, match=rf"A plan of {method} .* on cluster 'small' .* 2 devices have 20\.0 kB\."):
+        experiment.plan(job, cluster_of(10_000))
+
+
+def test_what_this_machine_cannot_hold_is_refused_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr(module, "load_sample", lambda *place, **settings: pytest.fail("read"))
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: type("memory", (), {"available": 1000}))
+    costs = costs_of("tiny-llama")
+    with pytest.raises(ConfigError, match=r"The 3 that stand for all take .*; 1\.0 kB are free\. Close other programs"):
+        measured_stack("tiny-llama", model_facts("tiny-llama"), costs)
+    whole = Stage(start=0, stop=6, shares=tuple(Share(rank=rank, samples=1) for rank in (0, 1)))
+    plan = Plan(method="fine_tuning", stages=(whole,), micro_batch_size=2, num_micro_batches=1)
+    weights = sum(cost.trainable_bytes for cost in costs)
+    with pytest.raises(
+        ConfigError, match=rf"weights take {2 * weights / 1e3:.0f} kB, .* together {3 * weights / 1e6:.1f} MB"
+    ):
+        room.require_running_room("tiny-llama", costs, plan, cluster_of(10_000))

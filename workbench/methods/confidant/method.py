@@ -263,7 +263,7 @@ class Confidant(FineTuning):
 
         def measure() -> Profile:
             times = measure_parts(
-                measured_stack(model, prepared.facts),
+                measured_stack(model, prepared.facts, self.layer_costs(prepared, batch=1, sequence_length=1)),
                 prepared.config,
                 max_length=prepared.profiled_length,
                 device=device,

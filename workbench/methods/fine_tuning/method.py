@@ -124,9 +124,10 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     return min(plans, key=simulated_s)
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
+def begin(prepared: PreparedJob, stack: LayerStack | None, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
     """Convert the backbone to the form with which the run computes."""
-    quantize(stack, prepared.quantization)
+    if stack is not None:
+        quantize(stack, prepared.quantization)
 
 
 class FineTuning(TrainingMethod[PreparedJob]):
@@ -152,7 +153,11 @@ class FineTuning(TrainingMethod[PreparedJob]):
 
         def measure(max_length: int) -> Layers:
             backbone = measured_stack(
-                prepared.job.model, prepared.facts, quantization, with_head=prepared.predicts_words
+                prepared.job.model,
+                prepared.facts,
+                self.layer_costs(prepared, batch=1, sequence_length=1),
+                quantization,
+                with_head=prepared.predicts_words,
             )
             return measure_layers(backbone, prepared.config, max_length=max_length)
 

@@ -22,7 +22,7 @@ from workbench.methods.p_rge.worker import load_model, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.configuration import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
-from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.analytic import NumberFormat, analytic_profile
 from workbench.profiler.layers import BUDGET_S, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker
 from workbench.tasks.prompts import PromptBatch
@@ -156,17 +156,22 @@ def _noise(models: list[CausalModel]) -> Maker:
     return make_step
 
 
+def numbers_of(prepared: PreparedJob) -> NumberFormat:
+    """Return the number format of the job's weights and activations."""
+    precision = prepared.options.precision
+    compute = activation_type(precision, prepared.options.compute_dtype)
+    return number_format(prepared.facts, compute, stored_as(precision, compute))
+
+
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
     """Return a profile computed from sizes and each device's flops_per_s: a forward pass's FLOPs, and noise for every
     trained value.
     """
-    precision = prepared.options.precision
     lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
-    compute = activation_type(precision, prepared.options.compute_dtype)
-    numbers = number_format(prepared.facts, compute, stored_as(precision, compute))
+    compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
     described = describe_facts(prepared.facts)
     analytic = analytic_profile(
-        described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers
+        described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers_of(prepared)
     )
     values = trained_values(prepared)
     rows = tuple(

@@ -28,9 +28,10 @@ from workbench.methods.common.records import (
     sweep_point,
 )
 from workbench.methods.common.result import model_encoder
+from workbench.methods.common.scaling import describe_facts
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
-from workbench.methods.p_rge.measure import catalogue_profile, measure_layers
+from workbench.methods.p_rge.measure import catalogue_profile, measure_layers, numbers_of
 from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.policy import History, QueryPolicy, changed_notes, fitted_setting, notes_of
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
@@ -43,6 +44,7 @@ from workbench.methods.training.faults import predict
 from workbench.methods.training.method import LayerMethod, Measurement, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
+from workbench.profiler.analytic import LayerCost, layer_costs
 from workbench.runtime.engine_service import Engines
 from workbench.tasks.prompts import evaluate
 from workbench.tasks.prompts.scoring import PromptBatch
@@ -58,6 +60,16 @@ class PRGE(LayerMethod[PreparedJob], Plans):
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
         return catalogue_profile(prepared, cluster)
+
+    def layer_costs(self, prepared: PreparedJob, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
+        """Return every layer's analytic FLOPs and bytes (see Method)."""
+        return layer_costs(
+            describe_facts(prepared.facts),
+            "frozen",
+            batch=batch,
+            sequence_length=sequence_length,
+            numbers=numbers_of(prepared),
+        )
 
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""

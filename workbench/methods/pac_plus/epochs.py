@@ -306,9 +306,15 @@ CALIBRATION_SAMPLES = 256
 DISTILLATION_BATCH = 32
 
 
-def begin(prepared: PreparedJob, stack: LayerStack, rank_job: PacPlusRankJob, is_new: bool, notify: Notify) -> None:
-    """Quantize the backbone, and write the initial adapter of a new run into its folder."""
-    if is_new:
+def begin(
+    prepared: PreparedJob, stack: LayerStack | None, rank_job: PacPlusRankJob, is_new: bool, notify: Notify
+) -> None:
+    """Quantize the backbone, and write the initial adapter of a new run into its folder (see TrainingMethod)."""
+    if stack is None:
+        adapter = ParallelAdapter(prepared.adapter)
+        initialize(adapter, "fan_in")
+        save_initial(adapter, rank_job.folder, rank_job.fingerprint)
+    elif is_new:
         save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
     else:
         quantize(stack, prepared.quantization)

@@ -149,7 +149,11 @@ class PacPlus(TrainingMethod[PreparedJob]):
 
         def measure(max_length: int) -> Layers:
             backbone = measured_stack(
-                prepared.job.model, prepared.facts, prepared.quantization, with_head=prepared.predicts_words
+                prepared.job.model,
+                prepared.facts,
+                self.layer_costs(prepared, batch=1, sequence_length=1),
+                prepared.quantization,
+                with_head=prepared.predicts_words,
             )
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 

@@ -223,7 +223,10 @@ class RingAda(TrainingMethod[PreparedJob]):
         }
         key |= {"cache": True} if caches else {}
         return key, lambda max_length: measure_layers(
-            measured_stack(prepared.job.model, prepared.facts), config, max_length=max_length, caches=caches
+            measured_stack(prepared.job.model, prepared.facts, self.layer_costs(prepared, batch=1, sequence_length=1)),
+            config,
+            max_length=max_length,
+            caches=caches,
         )
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:

@@ -25,6 +25,7 @@ from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, 
 from workbench.methods.common import records
 from workbench.methods.common.device_counts import of_slowest, publishing
 from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
+from workbench.methods.common.room import require_places
 from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept, scale_to_cluster
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
@@ -258,14 +259,14 @@ class TrainingMethod(LayerMethod[P], Plans):
     devices call, built from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial
-    state of a new run.
+    state of a new run.  Without a backbone any state serves: its steps are only timed.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
     phases_on: PhasesOn[Any]
     serve_rank: Callable[[RankContext, None], None]
     trained: Callable[[P, LayerStack, Any], Trained]
-    begin: Callable[[P, LayerStack, Any, bool, Notify], object]
+    begin: Callable[[P, LayerStack | None, Any, bool, Notify], object]
 
     def __init_subclass__(cls) -> None:
         """Add the function that devices call to serve a coordinator."""
@@ -280,6 +281,13 @@ class TrainingMethod(LayerMethod[P], Plans):
     @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
+
+    def scaled(self, prepared: P, cluster: Cluster, notify: Notify, *, refresh: bool) -> Profile:
+        """Return every layer's cost on every device (see ProfiledMethod).  Raises PlanError if the model fits on no
+        plan's devices, before it is measured.
+        """
+        require_places(prepared.job, self.layer_costs(prepared, batch=1, sequence_length=1), cluster)
+        return super().scaled(prepared, cluster, notify, refresh=refresh)
 
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
@@ -419,9 +427,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)
-            self.begin(
-                prepared, load_stack(prepared.job.model, with_head=prepared.predicts_words), message, True, ignore
-            )
+            self.begin(prepared, None, message, True, ignore)
             message = replace(message, sweep=steps)
             policy = OncePolicy(message, message.plan, Timetable(message), notify)
             with engines.service(self.serve_rank) as devices:

@@ -1,0 +1,76 @@
+"""Refuse, from a model's sizes, what has too little memory, before anything of its weights is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError, PlanError
+from workbench.core.job import Job
+from workbench.core.plan import Plan
+from workbench.planners.memory import readable
+from workbench.profiler.analytic import LayerCost
+from workbench.profiler.layers import Stacks
+
+FLOAT32_BYTES = 4
+COPIES = 2
+"""A profile measures copies of the layers, because a technique changes them."""
+TRAINED_COPIES = 4
+"""Trained values, gradients and two moments."""
+
+
+def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> None:
+    """Raise PlanError if all devices together have less memory than one copy of the model, with gradients and moments
+    of what is trained.
+    """
+    frozen = sum(cost.frozen_bytes for cost in costs)
+    trained = TRAINED_COPIES * sum(cost.trainable_bytes for cost in costs)
+    found = sum(device.memory_bytes for device in cluster.devices)
+    if frozen + trained > found:
+        raise PlanError(
+            f"A plan of {job.method} for '{job.model}' on cluster '{cluster.name}' was asked for.",
+            f"By the model's sizes it needs {readable(frozen + trained)} (frozen weights {readable(frozen)}; trained "
+            f"weights, gradients and optimizer {readable(trained)}); {cluster.size_words} have {readable(found)}.",
+            "Add a device, raise its memory, train fewer weights or store them in fewer bits.",
+        )
+
+
+def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_layers: int | None) -> None:
+    """Raise ConfigError if this machine has too little free memory to measure a model's layers (see measured_stack),
+    with gradients and moments of what is trained.
+    """
+    measured = [costs[span.start] for span in Stacks(len(costs), num_encoder_layers).spans]
+    values = sum(cost.frozen_params + cost.trainable_params for cost in measured)
+    state = (TRAINED_COPIES - 1) * sum(cost.trainable_bytes for cost in measured)
+    _require_free(
+        f"The layers of '{model}' were to be measured on this machine.",
+        COPIES * FLOAT32_BYTES * values + state,
+        f"The {len(measured)} that stand for all take",
+        "Close other programs, train fewer weights, or choose a smaller model.",
+    )
+
+
+def require_running_room(model: str, costs: Sequence[LayerCost], plan: Plan, cluster: Cluster) -> None:
+    """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and the whole
+    model, which it scores.
+    """
+    whole = sum(FLOAT32_BYTES * (cost.frozen_params + cost.trainable_params) for cost in costs)
+    places = sum(
+        len(stage.ranks) * sum(cost.frozen_bytes + cost.trainable_bytes for cost in costs[stage.start : stage.stop])
+        for stage in plan.stages
+    )
+    _require_free(
+        f"A run of '{model}' on {cluster.size_words}, which this machine emulates, was asked for.",
+        whole + places,
+        f"The devices' weights take {readable(places)}, and the whole model, which this machine scores,"
+        f" {readable(whole)}: together",
+        "Close other programs, choose a smaller model, train fewer weights, or simulate.",
+    )
+
+
+def _require_free(what: str, nbytes: int, words: str, todo: str) -> None:
+    free = psutil.virtual_memory().available
+    if nbytes > free:
+        raise ConfigError(what, f"{words} {readable(nbytes)}; {readable(free)} are free.", todo)
