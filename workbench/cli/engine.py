@@ -50,6 +50,9 @@ def export(
     rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
+    estimator: Annotated[
+        str, typer.Option(help="How losses become a gradient: two_point, one_sided (FZOO) or low_rank (LOZO).")
+    ] = "two_point",
     noise: Annotated[str, typer.Option(help="input: from the host's seeds; drawn: by the program itself.")] = "input",
     prompts: Annotated[Path | None, typer.Option(help="Write a task's training prompts, tokenized, here too.")] = None,
     task: TaskName = DEFAULTS.task,
@@ -77,6 +80,7 @@ def export(
         epsilon=epsilon,
         backend=backend,  # type: ignore[arg-type]
         noise=noise,  # type: ignore[arg-type]
+        estimator=estimator,  # type: ignore[arg-type]
     )
     from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
     from workbench.models.configuration import model_facts, require_known

@@ -19,6 +19,7 @@ from workbench.core.errors import ConfigError, DivergedError
 from workbench.methods.p_rge.inference_engine import (
     EngineConfig,
     EngineTrainer,
+    direction,
     export_program,
     philox_noise,
     replayed,
@@ -111,6 +112,49 @@ def program(tmp_path_factory):
 
 
 @needs_executorch
+@pytest.mark.parametrize("estimator", ["one_sided", "low_rank"])
+def test_other_estimators_train_as_their_formulas_say(estimator: str, program, tmp_path) -> None:
+    """With directions from the same stream and losses from PyTorch; a training goes on from its log."""
+    config = replace(CONFIG, queries=3, estimator=estimator, subspace_steps=2)
+    result = export_program(program[1], tmp_path / "other.pte", config, name="tiny-llama-1")
+    trainer, model = EngineTrainer(result.path), load_causal_model("tiny-llama-1", TrainableConfig(rank=4))
+    model.packs, theta, logs = False, np.zeros(model.trainables.num_values, dtype=np.float32), []
+    slots = trainer.description.slots
+    for number in range(4):
+        made = trainer.step(batch(number), RATE)
+        logs.append(made.log)
+        rows = [direction(seed, made.log.directions, slots) for seed in made.log.seeds]
+        places = [0 * rows[0], *rows] if estimator == "one_sided" else [sign * z for z in rows for sign in (1, -1)]
+        model.trainables.bind(torch.from_numpy(theta + np.float32(config.epsilon) * np.stack(places)))
+        with torch.no_grad():
+            expected = model.part_losses(batch(number), len(places)).numpy()
+        np.testing.assert_allclose(made.losses, expected, rtol=1e-4)
+        losses = np.asarray(made.losses, dtype=np.float64)
+        if estimator == "one_sided":
+            assert set(np.unique(rows)) == {-1, 1}
+            factors = (losses[1:] - losses[0]) / losses[1:].std()
+        else:
+            matrix = np.concatenate([row[: slots[0].size].reshape(slots[0].shape) for row in rows])
+            assert np.linalg.matrix_rank(matrix) == 2
+            factors = (losses[0::2] - losses[1::2]) / (2 * config.epsilon) / 2
+        np.testing.assert_allclose(made.gradients, factors, rtol=1e-4)
+        theta -= np.float32(RATE / 3) * (factors @ np.stack(rows)).astype(np.float32)
+        np.testing.assert_allclose(trainer.theta(), theta, atol=1e-4)
+    assert logs[0].directions == logs[1].directions
+    assert (logs[1].directions == logs[2].directions) == (estimator == "one_sided")
+    again = EngineTrainer(result.path)
+    again.resume(logs[:3])
+    np.testing.assert_allclose(again.step(batch(3), RATE).losses, made.losses, rtol=1e-4)
+
+
+def test_an_estimator_that_the_engine_cannot_make_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"compute no derivatives. Choose two_point, one_sided, low_rank"):
+        replace(CONFIG, estimator="jvp")
+    with pytest.raises(ConfigError, match=r"has normal directions. Use noise = input"):
+        replace(CONFIG, estimator="low_rank", noise="drawn")
+
+
+@needs_executorch
 def test_a_loss_among_some_tokens(program, tmp_path) -> None:
     """What the program makes of the tokens' rows of the head, PyTorch makes of all logits; and the file is without the
     others."""
@@ -149,7 +193,7 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
     theta = trainer.theta()
     assert np.abs(theta).max() > 0.01
     np.testing.assert_allclose(theta, eager.theta.numpy(), atol=1e-4)
-    np.testing.assert_allclose(theta, replayed(np.zeros(size), logs), atol=1e-4)
+    np.testing.assert_allclose(theta, replayed(np.zeros(size), logs, trainer.description.slots), atol=1e-4)
     # Back in PyTorch: the values by name, and the losses of the program's own perturbed copies.
     model.trainables.load_state({name: torch.from_numpy(values.copy()) for name, values in trainer.named().items()})
     given = batch(1000)
@@ -270,7 +314,7 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     assert description == TrainedDescription(config=TrainableConfig(rank=2, alpha=6, seed=7), model="tiny-opt-1")
     again = load_causal_model("tiny-opt-1", description.config)
     _, steps = read_log(tmp_path / "log.jsonl")
-    replayed_values = replayed(np.zeros(again.trainables.num_values), steps)
+    replayed_values = replayed(np.zeros(again.trainables.num_values), steps, again.trainables.slots)
     again.trainables.flat.copy_(torch.from_numpy(replayed_values))
     given = SimpleNamespace(**vars(batch(1, length=40)))
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)

@@ -4,6 +4,7 @@ from workbench.methods.p_rge.inference_engine.config import EngineBackend, Engin
 from workbench.methods.p_rge.inference_engine.trainer import (
     EngineStep,
     EngineTrainer,
+    direction,
     export_program,
     philox_noise,
     replayed,

@@ -22,7 +22,10 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
-from workbench.core.ranges import Count, Positive, require_ranges
+from workbench.core.ranges import Count, Positive, Width, require_ranges
+from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule
+from workbench.methods.p_rge.options import EstimatorName
+from workbench.methods.p_rge.zeroth_order.step_log import ZerothOrderConfig
 from workbench.methods.p_rge.zeroth_order.trainables import Slot, TrainableConfig
 
 EngineBackend = Literal["xnnpack", "portable"]
@@ -39,6 +42,8 @@ class EngineConfig:
     backend: the kernels for matmuls: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
     noise: whether the host passes the noise in, so that a step can be repeated, or the program draws it from a
     generator without a seed.
+    estimator, direction_rank, subspace_steps: as in PRGEOptions; the engine computes no derivatives ('jvp'), and draws
+    normal noise only.
     choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole
     vocabulary.
     """
@@ -50,10 +55,20 @@ class EngineConfig:
     epsilon: Positive = 1e-2
     backend: EngineBackend = "xnnpack"
     noise: EngineNoise = "input"
+    estimator: EstimatorName = "two_point"
+    direction_rank: Width = 2
+    subspace_steps: Count = 50
     choices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_ranges(self, "A program of the inference engine")
+        asked = f"A program with the estimator '{self.estimator}' was asked for."
+        if self.rule.tangent:
+            todo = f"Choose {', '.join(name for name, rule in ESTIMATORS.items() if not rule.tangent)}."
+            raise ConfigError(asked, "The engine's kernels compute no derivatives.", todo)
+        if self.noise == "drawn" and self.estimator != "two_point":
+            raise ConfigError(asked, "A program that draws its own noise has normal directions.", "Use noise = input.")
+        self.estimate(0, 1.0)
         if self.choices and (
             len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0
         ):
@@ -62,6 +77,28 @@ class EngineConfig:
                 "There must be at least two, all different, none below 0.",
                 "Give the label words' tokens, or none for the whole vocabulary.",
             )
+
+    @property
+    def rule(self) -> EstimatorRule:
+        """Return the entry of the estimator table."""
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def num_copies(self) -> int:
+        """Return P, the number of copies of theta, one for each loss."""
+        return self.rule.num_passes(self.queries)
+
+    def estimate(self, seed: int, learning_rate: float) -> ZerothOrderConfig:
+        """Return how a step of the program estimates its gradient."""
+        return ZerothOrderConfig(
+            queries=self.queries,
+            epsilon=self.epsilon,
+            learning_rate=learning_rate,
+            seed=seed,
+            estimator=self.estimator,
+            direction_rank=self.direction_rank,
+            subspace_steps=self.subspace_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

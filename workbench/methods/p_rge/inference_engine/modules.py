@@ -1,8 +1,9 @@
 """The dual-forwarding model in an exported program: 2q copies of theta in one buffer (P-RGE, section 3.3, Algorithm 2).
 
 Each call recovers the last noise from the copies, applies the last step with its scalars, perturbs again and computes
-all 2q losses.
-Copies and losses are ordered by sign, [+1 ... +q, -1 ... -q], so that the buffer is split only once.
+all losses.
+Copies and losses are ordered by sign, [+1 ... +q, -1 ... -q], so that the buffer is split only once.  One-sided, theta
+itself is first: [0, +1 ... +q].
 
 The backbone is written in operations that XNNPACK supports, so that all layers form one XNNPACK part instead of dozens.
 Norms: XNNPACK has no mean over the last dimension, but a product with a vector of 1/d computes it.  Attention: XNNPACK
@@ -149,7 +150,7 @@ No argument's name may contain it: such an argument would start with its exporte
 
 
 class TrainStep(nn.Module):
-    """One training step.  model: a model rewritten for export.  copies: (2q, D) float32."""
+    """One training step.  model: a model rewritten for export.  copies: (P, D) float32, 2q or q + 1 of theta."""
 
     copies: Tensor
     shares: Tensor
@@ -183,7 +184,7 @@ class TrainStep(nn.Module):
         learning_rate: Tensor,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Apply the last step and return the losses (2q,) float32 of the new copies.
+        """Apply the last step and return the losses (P,) float32 of the new copies.
 
         input_ids: (E, t) int64.  targets, positions: (E, k) int64; a target is a token, or its index among the choices
         if there are any.
@@ -192,16 +193,19 @@ class TrainStep(nn.Module):
         here.
         """
         config, queries = self.config, self.config.queries
-        plus, minus = self.copies[:queries], self.copies[queries:]
-        perturbation = (plus - minus) * 0.5
+        has_base = config.rule.has_base
+        if has_base:
+            perturbation, middle = self.copies[1:] - self.copies[:1], self.copies[None, :1]
+        else:
+            perturbation = (self.copies[:queries] - self.copies[queries:]) * 0.5
+            # The mean over all copies, so that rounding does not make their centres drift apart.
+            middle = torch.bmm(self.shares, self.copies[None])
         scale = (gradients * learning_rate * (1 / (config.epsilon * queries))).view(1, 1, queries)
-        # The mean over all copies, so that rounding does not make their centres drift apart.
-        theta = torch.bmm(self.shares, self.copies[None]) - torch.bmm(scale, perturbation[None])
-        theta = theta.view(1, -1)
+        theta = (middle - torch.bmm(scale, perturbation[None])).view(1, -1)
         if noise is None:
             noise = torch.randn((queries, perturbation.shape[1]))
         fresh = noise * config.epsilon
-        copies = torch.cat([theta + fresh, theta - fresh])
+        copies = torch.cat([theta, theta + fresh] if has_base else [theta + fresh, theta - fresh])
         self.copies.copy_(copies)
         return self.losses(copies, input_ids, targets, positions, target_weights)
 
@@ -235,7 +239,7 @@ class ReadState(_State):
     """Returns the copies."""
 
     def forward(self) -> Tensor:
-        """Return (2q, D)."""
+        """Return (P, D)."""
         return self.copies.clone()
 
 
@@ -243,6 +247,6 @@ class WriteState(_State):
     """Sets the copies."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Set the buffer to (2q, D).  Returns its first value, because a method must return something."""
+        """Set the buffer to (P, D).  Returns its first value, because a method must return something."""
         self.copies.copy_(values)
         return values[0, :1].clone()

@@ -40,9 +40,10 @@ from workbench.methods.p_rge.inference_engine.modules import (
     engine_attention,
     exportable,
 )
-from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
-from workbench.methods.p_rge.zeroth_order.step_log import StepLog
+from workbench.methods.p_rge.zeroth_order.directions import Directions
+from workbench.methods.p_rge.zeroth_order.step_log import StepLog, make_log
+from workbench.methods.p_rge.zeroth_order.trainables import Slot
 
 NoiseOf = Callable[[int, int], Any]
 """(seed, D) -> standard normals (D,) float32, the same in every call."""
@@ -53,18 +54,44 @@ def philox_noise(seed: int, size: int) -> Any:
     return np.random.Generator(np.random.Philox(seed)).standard_normal(size, dtype=np.float32)
 
 
-def replayed(theta: Any, logs: Sequence[StepLog], noise_of: NoiseOf = philox_noise) -> Any:
+def direction(seed: int, directions: Directions, slots: Sequence[Slot], noise_of: NoiseOf = philox_noise) -> Any:
+    """Return a query's direction (D,) float32, made from the stream's normals: they themselves, their signs, or U V^T.
+
+    A slot's U and V take the next values of the query's stream and of the subspace's; a vector takes the former.
+    """
+    if directions.kind != "low_rank":
+        drawn = noise_of(seed, sum(slot.size for slot in slots))
+        return np.where(drawn < 0, np.float32(-1), np.float32(1)) if directions.kind == "rademacher" else drawn
+    rank = directions.rank
+    own = [slot.size if len(slot.shape) != 2 else slot.shape[0] * rank for slot in slots]
+    shared = [0 if len(slot.shape) != 2 else slot.shape[1] * rank for slot in slots]
+    us, vs = (
+        np.split(noise_of(number, sum(sizes)), np.cumsum(sizes)[:-1])
+        for number, sizes in ((seed, own), (directions.subspace, shared))
+    )
+    parts = [
+        u if len(slot.shape) != 2 else (u.reshape(-1, rank) @ v.reshape(-1, rank).T).ravel()
+        for slot, u, v in zip(slots, us, vs, strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+def replayed(theta: Any, logs: Sequence[StepLog], slots: Sequence[Slot], noise_of: NoiseOf = philox_noise) -> Any:
     """Return a new array with theta (D,) float32 after the logged steps (Algorithm 1, line 14)."""
     moved = np.array(theta, dtype=np.float32)
     for log in logs:
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
-            moved -= np.float32(log.learning_rate * gradient / len(log.seeds)) * noise_of(seed, len(moved))
+            scale = np.float32(log.learning_rate * gradient / len(log.seeds))
+            moved -= scale * direction(seed, log.directions, slots, noise_of)
     return moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStep:
-    """Result of a step.  losses: (2q,) in the order +1 -1 +2 -2 ....  log: None if the program draws its own noise."""
+    """Result of a step.
+
+    losses: (P,) in the order +1 -1 +2 -2 ..., or 0 +1 +2 ....  log: None if the program draws its own noise.
+    """
 
     step: int
     losses: tuple[float, ...]
@@ -113,40 +140,50 @@ class EngineTrainer:
                 f"A learning rate of {learning_rate} was asked for.", "It must be above 0.", "Give such a rate."
             )
         self._fill(batch)
-        seeds = self._seeds(self.step_number)
+        estimate = self.config.estimate(self.seed, learning_rate)
         if self.config.noise == "input":
-            for row, seed in zip(self._arrays[6], seeds, strict=True):
-                row[:] = self.noise_of(seed, len(row))
+            drawn, slots = estimate.directions(self.step_number), self.description.slots
+            for row, seed in zip(self._arrays[6], self._seeds(self.step_number), strict=True):
+                row[:] = direction(seed, drawn, slots, self.noise_of)
         [out] = self._methods["train_step"].call(self._inputs, True)
-        # The program orders by sign, the log by query.
-        losses = out.numpy().reshape(2, -1).T
-        gradients = ((losses[:, 0].astype(np.float64) - losses[:, 1]) / (2 * self.config.epsilon)).astype(np.float32)
+        losses = self._by_query(out.numpy()).ravel()
         if not np.isfinite(losses).all():
             raise DivergedError(
                 f"Step {self.step_number} of a program was asked for.",
-                f"Its losses are {', '.join(f'{loss:.4g}' for loss in losses.ravel())}.",
+                f"Its losses are {', '.join(f'{loss:.4g}' for loss in losses)}.",
                 "Lower the learning rate.",
             )
-        self._arrays[4][:], self._arrays[5][:] = gradients, learning_rate
-        scalars = tuple(gradients.tolist())
-        log = None
-        if self.config.noise == "input":
-            log = StepLog(step=self.step_number, seeds=seeds, gradients=scalars, learning_rate=learning_rate)
+        log = make_log(estimate, self.step_number, losses.tolist())
+        self._arrays[4][:], self._arrays[5][:] = log.gradients, learning_rate
         self.step_number += 1
-        return EngineStep(step=self.step_number - 1, losses=tuple(losses.ravel().tolist()), gradients=scalars, log=log)
+        return EngineStep(
+            step=log.step,
+            losses=tuple(losses.tolist()),
+            gradients=log.gradients,
+            log=log if self.config.noise == "input" else None,
+        )
+
+    def _by_query(self, rows: Any) -> Any:
+        """Return the program's rows (P, ...), which it orders by sign, in the log's order, by query."""
+        if self.config.rule.has_base:
+            return rows
+        pairs = rows.reshape(2, self.config.queries, -1).swapaxes(0, 1)
+        return np.ascontiguousarray(pairs).reshape(rows.shape)
 
     def copies(self) -> Any:
-        """Return the program's 2q perturbed copies of theta, (2q, D) float32 in the order +1 -1 +2 -2 ...."""
+        """Return the program's copies of theta, (P, D) float32 in the order +1 -1 +2 -2 ..., or 0 +1 +2 ...."""
         [state] = self._methods["read_state"].call((), True)
-        return np.ascontiguousarray(state.numpy().reshape(2, self.config.queries, -1).swapaxes(0, 1)).reshape(
-            state.shape
-        )
+        return self._by_query(np.array(state.numpy()))
 
     def theta(self) -> Any:
         """Return the trained values (D,) float32, including the last step."""
-        pairs = self.copies().reshape(self.config.queries, 2, -1)
-        scale = self._arrays[4] * self._arrays[5] * np.float32(1 / (2 * self.config.epsilon * len(pairs)))
-        return pairs.mean(axis=(0, 1)) - scale @ (pairs[:, 0] - pairs[:, 1])
+        copies, config = self.copies(), self.config
+        if config.rule.has_base:
+            middle, moved = copies[0], copies[1:] - copies[0]
+        else:
+            middle, moved = copies.mean(axis=0), (copies[0::2] - copies[1::2]) / 2
+        scale = self._arrays[4] * self._arrays[5] * np.float32(1 / (config.epsilon * config.queries))
+        return middle - scale @ moved
 
     def set_theta(self, theta: Any) -> None:
         """Set the trained values (D,), from which the program continues.  Raises ConfigError if their number
@@ -159,7 +196,7 @@ class EngineTrainer:
                 f"The program has {size}.",
                 "Give those of its model.",
             )
-        copies = np.tile(np.asarray(theta, np.float32), (2 * self.config.queries, 1))
+        copies = np.tile(np.asarray(theta, np.float32), (self.config.num_copies, 1))
         self._methods["write_state"].call((torch.from_numpy(copies),), True)
         self._arrays[4][:] = 0
 
@@ -180,7 +217,7 @@ class EngineTrainer:
                     f"Step {number} of its log has other seeds.",
                     "Give the seed and number of queries it began with.",
                 )
-        self.set_theta(replayed(self._initial, logs, self.noise_of))
+        self.set_theta(replayed(self._initial, logs, self.description.slots, self.noise_of))
         self.step_number = len(logs)
 
     def named(self) -> dict[str, Any]:
@@ -190,7 +227,8 @@ class EngineTrainer:
         return {slot.name: part.reshape(slot.shape) for slot, part in zip(self.description.slots, parts, strict=True)}
 
     def _seeds(self, step: int) -> tuple[int, ...]:
-        return tuple(query_seed(self.seed, step, query) for query in range(self.config.queries))
+        first = int(self.config.rule.has_base)
+        return self.config.estimate(self.seed, 1.0).seeds(step, range(first, first + self.config.queries))
 
     def _fill(self, batch: Any) -> None:
         ids, targets, places = (np.asarray(getattr(batch, name)) for name in ("input_ids", "targets", "positions"))
@@ -298,7 +336,7 @@ def export_program(model: CausalModel, path: Path, config: EngineConfig, *, name
         executorch=version("executorch"),
     )
     assert model.trainables.flat is not None
-    copies = model.trainables.flat.detach().expand(2 * config.queries, -1).clone()
+    copies = model.trainables.flat.detach().expand(config.num_copies, -1).clone()
     step = TrainStep(written, config, copies)
     with torch.no_grad(), quiet(), engine_attention(written):
         programs = {

@@ -1,0 +1,295 @@
+"""Forward-only estimators next to LoRA with recomputation: accuracy over passes, processor seconds, joules and memory.
+
+A small encoder learns the embedded sentences in this process, with one thread.  Recomputation: only the layers' inputs
+are kept for the backward pass (see models.recomputation).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from plotly.subplots import make_subplots
+
+from workbench import experiment
+from workbench.cli.output import print_json
+from workbench.core.catalogue import load_device
+from workbench.core.cluster import Cluster
+from workbench.core.job import Job
+from workbench.core.summary import energy_j
+from workbench.methods.common.result import model_encoder
+from workbench.methods.p_rge.estimator_table import ESTIMATORS
+from workbench.methods.p_rge.zeroth_order import (
+    CausalModel,
+    FirstOrder,
+    Prge,
+    TrainableConfig,
+    ZerothOrderConfig,
+    load_causal_model,
+)
+from workbench.models.recomputation import recomputed
+from workbench.plots.export import Captioned
+from workbench.plots.style import CYCLE, GREY, SYMBOLS, finish
+from workbench.tasks import load_task
+from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
+from workbench.tasks.task import Task
+from workbench.trainings.kept import kept_or_made
+from workbench_studies.bench.frame import child_peak_bytes, peak_bytes
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings, Table, spread
+
+MODEL, TASK, BOARD = "all-MiniLM-L6-v2", "sentiment", "rpi-5"
+MAX_LENGTH, SAMPLES, QUERIES = 64, (1000, 200, 1), 4
+BACKWARD = 2
+"""A backward pass counts as so many forward passes."""
+MEMORY_STEPS = 3
+COLUMNS = ("way", "steps", "passes", "processor seconds", "joules, modelled", "peak MB", "accuracy, %")
+AXES = COLUMNS[2:6]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A training.  estimator: its name, or '' for LoRA with recomputation.  batch_size: E, or the samples of a step."""
+
+    estimator: str = ""
+    learning_rate: float
+    batch_size: int = 4
+    steps: int = 60
+    model: str = MODEL
+
+    @property
+    def step_passes(self) -> int:
+        """Return the forward passes of single samples in a step."""
+        if not self.estimator:
+            return (1 + 1 + BACKWARD) * self.batch_size  # forward, again, backward
+        return ESTIMATORS[self.estimator].num_passes(QUERIES) * self.batch_size
+
+
+WAYS = {
+    "P-RGE, two points": Way(estimator="two_point", learning_rate=1.6e-2),
+    "FZOO, one-sided": Way(estimator="one_sided", learning_rate=4e-3),
+    "LOZO, low-rank": Way(estimator="low_rank", learning_rate=1.6e-2),
+    "forward gradient, jvp": Way(estimator="jvp", learning_rate=1.6e-2),
+    "LoRA + recomputation": Way(learning_rate=2e-3, batch_size=8, steps=30),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What a training gave.  scores: (step, accuracy in %).  seconds: of the processor, of all steps."""
+
+    way: Way
+    seed: int
+    scores: tuple[tuple[int, float], ...]
+    seconds: float
+
+
+def estimators(item: Item, settings: Settings) -> Result:
+    """Train every way with every seed, measure its memory, and model its energy."""
+    torch.set_num_threads(1)
+    ways = {name: replace(way, model="tiny-bert", steps=4) for name, way in WAYS.items()} if settings.quick else WAYS
+    folder = None if settings.workdir is None else settings.workdir / "estimators"
+    made: dict[str, list[Training]] = {name: [] for name in ways}
+    for seed in settings.seeds:
+        for name, way in ways.items():
+            path = None if folder is None else folder / f"{way.estimator or 'lora'}-{way.steps}-{seed}.json"
+            made[name].append(kept_or_made(path, Training, partial(trained, way, seed)))
+            settings.progress(f"{name}, seed {seed}: {made[name][-1].scores[-1][1]:.1f} %")
+    peaks = {name: child_peak_bytes(__name__, name, way.model) / 1e6 for name, way in ways.items()}
+    joules = {name: step_j(way) for name, way in ways.items()}
+    rows = [row for name in ways for row in _rows(name, made[name], joules[name], peaks[name])]
+    ends = {row[0]: row for row in rows}  # the last of each way
+    forward = [name for name, way in ways.items() if way.estimator]
+    best = max(forward, key=lambda name: ends[name][-1])
+    lora = next(name for name, way in ways.items() if not way.estimator)
+    seeds = [
+        (name, each.seed, ", ".join(f"{score:.1f}" for _, score in each.scores), each.seconds)
+        for name, trainings in made.items()
+        for each in trainings
+    ]
+    lasts = {name: [each.scores[-1][1] for each in trainings] for name, trainings in made.items()}
+    return item.result(
+        [],
+        tables={"points": rows, "seeds": seeds},
+        best=best,
+        best_score=ends[best][-1],
+        deviation=spread(lasts[best]) or 0.0,
+        lora_score=ends[lora][-1],
+        seconds_ratio=ends["FZOO, one-sided"][3] / ends["P-RGE, two points"][3],
+        jvp_ratio=ends["forward gradient, jvp"][3] / ends["P-RGE, two points"][3],
+        memory=", ".join(f"{name} {peaks[name]:.0f}" for name in ways),
+    )
+
+
+def _rows(name: str, trainings: Sequence[Training], joules: float, peak_mb: float) -> list[tuple[Any, ...]]:
+    way = trainings[0].way
+    seconds = fmean(each.seconds for each in trainings) / way.steps
+    return [
+        (
+            name,
+            step,
+            step * way.step_passes,
+            step * seconds,
+            step * joules,
+            peak_mb,
+            fmean(each.scores[place][1] for each in trainings),
+        )
+        for place, (step, _) in enumerate(trainings[0].scores)
+    ]
+
+
+def _data(model: str) -> tuple[Task, EncodedPrompts]:
+    counts: Any = dict(zip(("train_samples", "validation_samples", "test_samples"), SAMPLES, strict=True))
+    task = load_task(TASK, prompted=True, **counts)
+    return task, model_encoder(task.template, model, MAX_LENGTH).split(task.train.prompts)
+
+
+def loaded(way: Way, seed: int) -> tuple[CausalModel, Prge | FirstOrder]:
+    """Return a model and what makes its steps."""
+    technique: Any = "lora_fa" if way.estimator else "lora"
+    model = load_causal_model(way.model, TrainableConfig(technique=technique, num_outputs=2, seed=seed))
+    if not way.estimator:
+        for layer in model.backbone.layers.values():
+            layer.forward = recomputed(layer.forward)
+        return model, FirstOrder(model, "adam", way.learning_rate)
+    config = ZerothOrderConfig(
+        queries=QUERIES,
+        estimator=way.estimator,  # type: ignore[arg-type]
+        learning_rate=way.learning_rate,
+        seed=seed,
+    )
+    return model, Prge(model, config)
+
+
+def trained(way: Way, seed: int) -> Training:
+    """Train, and score the sentences held out at half the steps and at the end."""
+    task, train = _data(way.model)
+    model, estimator = loaded(way, seed)
+    encoder = model_encoder(task.template, way.model, MAX_LENGTH)
+
+    def score() -> float:
+        return 100 * evaluate(model.logits_at, task.validation.prompts, encoder).value
+
+    scores: list[tuple[int, float]] = []
+    seconds = 0.0
+    for step in range(way.steps):
+        batch, begin = training_batch(train, way.batch_size, seed, step), time.process_time()
+        estimator.step(batch, step)
+        seconds += time.process_time() - begin
+        if step + 1 in (way.steps // 2, way.steps):
+            scores.append((step + 1, score()))
+    return Training(way=way, seed=seed, scores=tuple(scores), seconds=seconds)
+
+
+def step_j(way: Way) -> float:
+    """Return a step's joules on a board, simulated with costs from sizes and the catalogue's watts."""
+    cluster = Cluster(name=BOARD, devices=(load_device(BOARD),))
+    steps = 2
+    job = Job(
+        model=way.model,
+        task=TASK,
+        batch_size=way.batch_size,
+        micro_batches=1,
+        epochs=1,
+        max_length=MAX_LENGTH,
+        train_samples=steps * way.batch_size,
+        validation_samples=1,
+        test_samples=1,
+        method="fine_tuning",
+        options={"technique": "lora", "paradigm": "standalone", "activations": "recompute"},
+    )
+    if way.estimator:
+        options = {"estimator": way.estimator, "queries": QUERIES, "steps": steps}
+        job = replace(job, method="p_rge", options=options)
+    return sum(energy_j(experiment.run(job, cluster, "simulate")).values()) / steps
+
+
+def draw_estimators(item: Item, result: Result) -> list[Captioned]:
+    """Return the figure."""
+    [table] = [one for one in result.tables if one.columns == COLUMNS]
+    return [Captioned("estimators", item.title, figure(table))]
+
+
+def figure(table: Table) -> go.Figure:
+    """Return a panel for each cost, with accuracy upwards; a grey line joins the points that nothing beats in both."""
+    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    drawn = make_subplots(rows=2, cols=2, shared_yaxes=True, horizontal_spacing=0.06, vertical_spacing=0.2)
+    for number, axis in enumerate(AXES):
+        place: Any = {"row": number // 2 + 1, "col": number % 2 + 1}
+        front = pareto((row[axis], row["accuracy, %"]) for row in rows)
+        drawn.add_trace(
+            go.Scatter(
+                x=[cost for cost, _ in front],
+                y=[score for _, score in front],
+                mode="lines",
+                line={"color": GREY, "width": 5},
+                opacity=0.5,
+                name="Pareto front",
+                legendgroup="front",
+                showlegend=number == 0,
+                hoverinfo="skip",
+            ),
+            **place,
+        )
+        for index, name in enumerate(dict.fromkeys(row["way"] for row in rows)):
+            own = [row for row in rows if row["way"] == name]
+            drawn.add_trace(
+                go.Scatter(
+                    x=[row[axis] for row in own],
+                    y=[row["accuracy, %"] for row in own],
+                    mode="lines+markers",
+                    line={"color": CYCLE[index], "width": 1.5},
+                    marker={"symbol": SYMBOLS[index], "size": 10},
+                    name=name,
+                    legendgroup=name,
+                    showlegend=number == 0,
+                    hovertext=[f"{name}, {row['steps']:.0f} steps: {row[axis]:.3g}" for row in own],
+                ),
+                **place,
+            )
+        is_log = axis != "peak MB"
+        drawn.update_xaxes(title_text=axis, type="log" if is_log else "linear", dtick="D2" if is_log else None, **place)
+    drawn.update_xaxes(rangemode="tozero", row=2, col=2)
+    drawn.update_yaxes(title_text="accuracy, %", col=1)
+    return finish(
+        drawn,
+        title="What does a point of accuracy cost without a backward pass?",
+        label="executed; joules modelled",
+        subtitle="Mean of the seeds, at half the steps and at the end. Passes: of single samples.",
+        height=640,
+        margin={"l": 20, "r": 20, "t": 110, "b": 120},
+    )
+
+
+def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (cost, score) for which no other costs as little and scores as much, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or score > front[-1][1]:
+            front.append((cost, score))
+    return front
+
+
+def _peak(name: str, model: str) -> int:
+    """Return the peak bytes of some steps of a way, the model's weights included."""
+    torch.set_num_threads(1)
+    way = replace(WAYS[name], model=model)
+    _, train = _data(model)
+    batches: list[PromptBatch] = [training_batch(train, way.batch_size, 0, step) for step in range(MEMORY_STEPS)]
+
+    def run(made: tuple[CausalModel, Prge | FirstOrder]) -> None:
+        for step, batch in enumerate(batches):
+            made[1].step(batch, step)
+
+    return peak_bytes(partial(loaded, way, 0), run)
+
+
+if __name__ == "__main__":
+    print_json(_peak(*sys.argv[1:]))
