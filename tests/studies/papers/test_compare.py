@@ -6,12 +6,12 @@ import pytest
 
 from workbench.core.job import Job
 from workbench_studies.papers import COMPARE, find_item
-from workbench_studies.papers.compare import air
+from workbench_studies.papers.compare import air, estimators
 from workbench_studies.papers.compare.boards import point
 from workbench_studies.papers.compare.methods import compared
 from workbench_studies.papers.compare.picture import COLUMNS
 from workbench_studies.papers.compare.runs import SAME_LEARNING, SERVING, TRAININGS, Run, simulated, training
-from workbench_studies.papers.result import shipped_result
+from workbench_studies.papers.result import Settings, shipped_result
 
 
 def test_a_fast_link_helps_and_slow_wifi_does_not():
@@ -119,3 +119,26 @@ def test_the_picture_of_shared_air_has_every_point():
     [points] = [table for table in shipped_result(COMPARE, "air").tables if table.columns == air.COLUMNS]
     assert sum(len(trace.x) for trace in drawn.figure.data) == len(points.rows)
     assert [line.x0 for line in drawn.figure.layout.shapes] == [1] * len(air.MODELS) * len(air.COUNTS)
+
+
+def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained with a tiny model; the memory's processes are left out."""
+    monkeypatch.setattr(estimators, "child_peak_bytes", lambda module, name, model: 1_000_000 * len(name))
+    item = find_item(COMPARE, "estimators")
+    result = item.run(Settings(quick=True, seeds=(0,)))
+    rows = {(row[0], row[1]): row for row in result.tables[0].rows}
+    assert {name for name, _ in rows} == set(estimators.WAYS) and len(rows) == 2 * len(estimators.WAYS)
+    passes = {name: rows[name, 4][2] / 4 / way.batch_size for name, way in estimators.WAYS.items()}
+    assert list(passes.values()) == [8, 5, 8, 8, 4]  # q = 4: 2q, q + 1, 2q, q with derivatives; LoRA's 1 + 1 + 2
+    for row in rows.values():
+        assert 0 <= row[6] <= 100 and min(row[3:6]) > 0
+    joules = [rows[name, 4][4] for name in estimators.WAYS]
+    assert joules[1] < joules[0] == pytest.approx(joules[2])
+    assert joules[3] > 1.5 * joules[0]
+    [captioned] = item.draw(result)
+    assert {trace.name for trace in captioned.figure.data} == {*estimators.WAYS, "Pareto front"}
+
+
+def test_nothing_beats_a_point_of_the_front() -> None:
+    points = [(3.0, 60.0), (1.0, 50.0), (2.0, 70.0), (2.0, 65.0), (4.0, 70.0), (5.0, 71.0)]
+    assert estimators.pareto(points) == [(1.0, 50.0), (2.0, 70.0), (5.0, 71.0)]

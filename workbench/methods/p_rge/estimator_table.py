@@ -37,6 +37,8 @@ class EstimatorRule:
     direction: how a direction is drawn from its seed.  executions: the ways in which a device can compute the parts.
     min_directions: the fewest directions from which a step can be made.  slopes: (results, epsilon) -> the factor of
     each direction in the update, by query; empty if the results do not suffice.
+    pass_cost: the time of a pass over that of one of as many parts without derivatives (measured for 'jvp':
+    all-MiniLM-L6-v2, q = 4, E = 4, .68 against .32 s of one core).
     cost: the passes of a step, in words.  kept: what is kept from step to step besides theta, in words.
     """
 
@@ -49,6 +51,7 @@ class EstimatorRule:
     has_base: bool = False
     tangent: bool = False
     min_directions: int = 1
+    pass_cost: float = 1.0
     cost: str
     kept: str
 
@@ -141,6 +144,7 @@ ESTIMATORS: Mapping[str, EstimatorRule] = MappingProxyType(
             slopes=tangent_slopes,
             executions=("both", "inner"),
             tangent=True,
+            pass_cost=2.1,
             cost="q passes that carry derivatives",
             kept="nothing",
         ),

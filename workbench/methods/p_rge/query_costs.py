@@ -100,7 +100,8 @@ class RankCosts:
         """
         queries = passing.queries if queries is None else queries
         count, parts = passing.passes(queries)
-        return count * self.pass_s(parts) + self.noise_s(queries)
+        pass_s = ESTIMATORS[self.problem.estimator].pass_cost * self.pass_s(parts)
+        return count * pass_s + self.noise_s(queries)
 
     @property
     def resident_bytes(self) -> int:

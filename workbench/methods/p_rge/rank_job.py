@@ -18,6 +18,7 @@ from workbench.core.program import Program
 from workbench.core.schedule import STEP, Schedule, Value
 from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
+from workbench.methods.p_rge.estimator_table import ESTIMATORS
 from workbench.methods.p_rge.packing import pack_length, packs_of
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import chosen_passings
@@ -115,20 +116,22 @@ class QueryStep:
     """A step under a plan.
 
     groups: groups of parts, computed one after the other on each device.  passings: how each rank computes its queries.
-    query_parts: parts of a query.
+    estimator: its entry in the estimator table.
     """
 
     plan: Plan
     passings: Mapping[int, Passing]
     groups: tuple[Group, ...]
-    query_parts: int
+    estimator: str
     schedule: Schedule
 
     @classmethod
-    def build(cls, plan: Plan, passings: Mapping[int, Passing], world_size: int) -> QueryStep:
+    def build(
+        cls, plan: Plan, passings: Mapping[int, Passing], world_size: int, estimator: str = "two_point"
+    ) -> QueryStep:
         """Return the step with its transfers; ranks that the plan leaves idle do nothing."""
         groups: list[Group] = []
-        first, query_parts = 0, next(iter(passings.values())).query_parts
+        first, query_parts = 0, ESTIMATORS[estimator].query_parts
         for share in plan.stages[-1].shares:
             groups += query_groups(first, share.queries, passings[share.rank].queries, query_parts)
             first += share.queries
@@ -137,9 +140,14 @@ class QueryStep:
             plan=plan,
             passings=passings,
             groups=tuple(groups),
-            query_parts=query_parts,
+            estimator=estimator,
             schedule=insert_transfers(step),
         )
+
+    @property
+    def query_parts(self) -> int:
+        """Return the parts of a query."""
+        return ESTIMATORS[self.estimator].query_parts
 
     def queries(self, part: int) -> range:
         """Return the queries of the group whose first part is `part`."""
@@ -150,7 +158,14 @@ class QueryStep:
         """Return the step's program.  crossing: the hidden states sent from stage to stage."""
         assert isinstance(shape, QueryShape)
         queries, length = sum(share.queries for share in self.plan.stages[0].shares), shape.lengths[0]
-        problem = Problem(profile, cluster, queries=queries, batch_size=shape.samples, sequence_length=length)
+        problem = Problem(
+            profile,
+            cluster,
+            queries=queries,
+            batch_size=shape.samples,
+            sequence_length=length,
+            estimator=self.estimator,
+        )
         ranks = stage_costs(problem, self.plan)
         sized = replace(crossing, target_length=shape.target_length)
 
@@ -213,7 +228,7 @@ class PRGERankJob(PhasedJob):
 
     def query_step(self) -> QueryStep:
         """Return the layout of every step on all devices."""
-        return QueryStep.build(self.plan, self.passings, self.cluster.world_size)
+        return QueryStep.build(self.plan, self.passings, self.cluster.world_size, self.prepared.options.estimator)
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see PhasedJob)."""
