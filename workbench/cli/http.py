@@ -12,12 +12,12 @@ from workbench.core.job import Fidelity
 
 LOOPBACK = "127.0.0.1"
 OF_BOTH = {"model", "cluster", "fidelity"}
-OF_HTTP = {*OF_BOTH, "http", "host", "port", "token", "system"}
+OF_HTTP = {*OF_BOTH, "http", "host", "port", "token", "system", "draft"}
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve_http(
-    model: str, cluster: str | None, fidelity: Fidelity, *, system: Any, host: str, port: int, token: str
+    model: str, cluster: str | None, fidelity: Fidelity, *, system: Any, draft: str, host: str, port: int, token: str
 ) -> None:
     """Serve until Ctrl-C or a signal to end.  cluster: the devices that compute; None: this process."""
     described = None if cluster is None else load_cluster(cluster)
@@ -27,7 +27,8 @@ def serve_http(
     if host not in _LOCAL and not token:
         token = secrets.token_urlsafe(16)
     with listening(host, port) as socket, ExitStack() as stack:
-        offer: Any = stack.enter_context(offered(model, described, fidelity, token=token, say=say, system=system))
+        settings = {"token": token, "say": say, "system": system, "draft": draft}
+        offer: Any = stack.enter_context(offered(model, described, fidelity, **settings))
         hosts = [*_LOCAL, "[::1]"] if host in _LOCAL else ["*"]
         name = f"http://{host if ':' not in host else f'[{host}]'}:{socket.getsockname()[1]}"
         say(f"Serving {offer.name} at {name}/v1 and a chat page at {name}/ until Ctrl-C")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from workbench.cli.chat import DraftName
 from workbench.cli.http import LOOPBACK, OF_BOTH, OF_HTTP, serve_http
 from workbench.cli.job import CLUSTER, ClusterName, is_given, parse_options
 from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, print_text, say
@@ -59,6 +60,7 @@ def serve(
         Literal["galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local"],
         typer.Option(help="Of --http on a --cluster: whose planner divides the model. Galaxy+ may choose one device."),
     ] = "galaxy_plus",
+    draft: DraftName = "",
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
     rate: Annotated[float, typer.Option(help="Of arrival per second (Poisson); 0: back to back.")] = 0.0,
@@ -98,6 +100,7 @@ def serve(
             cluster if is_given(context, "cluster") else None,
             fidelity,
             system=system,
+            draft=draft,
             host=host,
             port=port,
             token=token,

@@ -19,6 +19,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import shown
 from workbench.models.configuration import model_config, require_generating
 from workbench.models.loading import load_tokenizer
+from workbench.models.sharding import ModelLayout, model_layout
 from workbench.models.sharding.whole import WholeModel
 from workbench.models.text_batch import BatchModel, GrowingText, Passes
 
@@ -64,6 +65,11 @@ class DraftChoice:
         _require_same_tokens(text, model)
         return cls(model=text)
 
+    def layout(self, name: str) -> ModelLayout:
+        """Return the draft's layout.  name: of the model that it is made of.  Raises as ModelLayout.first_layers."""
+        layout = model_layout(name)
+        return layout.first_layers(self.layers) if self.layers else layout
+
 
 def _require_same_tokens(draft: str, model: str) -> None:
     request = f"'{shown(draft, 200)}' as a draft of '{shown(model, 200)}' was asked for."
@@ -93,7 +99,7 @@ class Draft:
 
     def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> Drafted:
         """Read a text (see BatchModel.start)."""
-        state, _ = self._model.start(ids, decoder_ids, text.num_tokens)
+        state, _ = self._model.start(ids, decoder_ids, text.num_tokens - text.num_new)
         return Drafted(text, state, list(decoder_ids or ids))
 
     def guess(self, drafted: Sequence[Drafted]) -> list[list[int]]:

@@ -87,9 +87,9 @@ class Passes:
         """Return the tokens of a pass, 0 before the first."""
         return self.tokens / max(1, self.count)
 
-    def add(self, tokens: int) -> None:
-        """Note a pass."""
-        self.count, self.tokens = self.count + 1, self.tokens + tokens
+    def add(self, tokens: int, *, is_new: bool = True) -> None:
+        """Note tokens of a new pass, or of the last one."""
+        self.count, self.tokens = self.count + is_new, self.tokens + tokens
 
 
 class Guesser(Protocol):

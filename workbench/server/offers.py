@@ -34,10 +34,12 @@ def offered(
     token: str,
     say: Callable[[str], None],
     system: System = "galaxy_plus",
+    draft: str = "",
 ) -> Iterator[Offer]:
     """Load a model, or start the devices of a cluster with it, and end them afterwards.
 
-    place: a model's name or a run's folder.  system: whose planner divides the model over devices.
+    place: a model's name or a run's folder.  system: whose planner divides the model over devices.  draft: see
+    DraftChoice.read.
     Raises ConfigError for a model that can neither write nor embed texts, and as the loaders and the planner do.
     """
     limits = Limits()
@@ -47,16 +49,18 @@ def offered(
         require_known(place)
         facts = model_facts(place)
         if not facts.is_causal and facts.num_encoder_layers is None:
+            if draft:
+                raise ConfigError("A draft was asked for.", f"'{place}' writes no texts.", "Leave --draft out.")
             yield _embedding(place, token, limits)
             return
     model: TextModel
     with ExitStack() as stack:
         if cluster is None:
             say(f"Loading {place}")
-            model = load_text_model(place)
+            model = load_text_model(place, draft)
         else:
             model, panel = stack.enter_context(
-                _on_devices(place, cluster, fidelity, is_result=is_result, say=say, system=system)
+                _on_devices(place, cluster, fidelity, is_result=is_result, say=say, system=system, draft=draft)
             )
         desk = stack.enter_context(Desk(model, limits, Metrics()))
         yield Offer(
@@ -71,7 +75,14 @@ def offered(
 
 @contextmanager
 def _on_devices(
-    place: str, cluster: Cluster, fidelity: Fidelity, *, is_result: bool, say: Callable[[str], None], system: System
+    place: str,
+    cluster: Cluster,
+    fidelity: Fidelity,
+    *,
+    is_result: bool,
+    say: Callable[[str], None],
+    system: System,
+    draft: str,
 ) -> Iterator[tuple[TextModel, Panel]]:
     from workbench.methods.galaxy_plus.serving.text_service import text_service
 
@@ -83,8 +94,11 @@ def _on_devices(
             name = export_merged(place, folder, "float16").path
         end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words
         ends = [] if end_id is None else [end_id]
-        service = stack.enter_context(text_service(name, cluster, fidelity, ends=ends, say=say, system=system))
-        yield TextModel(name, service.writer, service.writer.ends), DevicePanel(service)
+        service = stack.enter_context(
+            text_service(name, cluster, fidelity, ends=ends, say=say, system=system, draft=draft)
+        )
+        passes = service.policy.passes if draft else None
+        yield TextModel(name, service.writer, service.writer.ends, passes), DevicePanel(service)
 
 
 def _embedding(name: str, token: str, limits: Limits) -> Offer:

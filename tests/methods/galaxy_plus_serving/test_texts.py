@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -11,16 +12,17 @@ from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import plans_for
 from tests.waiting import wait_for
 from workbench.core.errors import ConfigError
+from workbench.core.inference import InferencePlan
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.prepare import random_requests
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
-from workbench.methods.galaxy_plus.serving.texts import MOST_ROWS
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model
 from workbench.models.sharding import model_layout
+from workbench.models.speculation import MOST_ROWS
 from workbench.models.text import CachedModel, LocalWriter, Writer
 from workbench.runtime.engines import EngineCluster
 from workbench.server.panel import DevicePanel
@@ -34,6 +36,47 @@ def written_together(writer: Writer, wanted: Sequence[tuple[list[int], int, Samp
     """Return texts that are asked for at the same time."""
     with ThreadPoolExecutor(len(wanted)) as threads:
         return list(threads.map(lambda one: list(writer.write(*one)), wanted))
+
+
+@pytest.mark.parametrize(("draft", "ranks"), [("layers:1", (1, 2, 3)), ("int4", (0, 1, 2, 3))])
+def test_a_draft_on_one_device_changes_no_text(
+    draft: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It guesses on the fastest device that the plan leaves out, or on the plan's first; also after a loss."""
+    model, said = "tiny-llama-4", list[str]()
+    monkeypatch.setattr(text_service, "host_profile", lambda asked, told: made_up_host(asked.model, SOAK_FLOPS_PER_S))
+    local = load_text_model(model)
+    wanted = [(local.tokenizer.prompt(text), 16, way) for text in PROMPTS for way in SAMPLINGS]
+    wanted += wanted[:2]  # of more than eight texts nothing is guessed
+    expected = written_together(local.writer, wanted)
+    lasting = (local.tokenizer.prompt("one"), 60, SAMPLINGS[1])
+    expected_last = list(local.writer.write(*lasting))
+    layout = model_layout(model)
+    plan = InferencePlan(
+        method="galaxy_plus",
+        paradigm="hybrid",
+        ranks=ranks,
+        shares=(1.0,) * len(ranks),
+        schemes=(1,) * layout.num_layers,
+        units=(1,) * len(ranks),
+        columns=(layout.stacks[0].columns // len(ranks),) * len(ranks),
+    )
+    cluster = four_devices()
+    slow_first = replace(cluster.devices[1], host_share=0.4)  # of the first plan, so that another device guesses
+    cluster = replace(cluster, devices=(cluster.devices[0], slow_first, *cluster.devices[2:]))
+    with text_service.text_service(
+        model, cluster, "paced", ends=[], say=said.append, first_plan=plan, draft=draft
+    ) as service:
+        assert list(service.writer.write(*lasting)) == expected_last
+        assert service.policy.passes.mean > 1
+        assert written_together(service.writer, wanted) == expected
+        text = service.writer.write(*lasting)
+        found = [next(text)]
+        running = service.policy._running
+        assert running is not None and running.job.draft_rank == 0
+        DevicePanel(service).act(service.cluster.devices[running.job.draft_rank].name, "kill")
+        assert found + list(text) == expected_last
+    assert any("guesses tokens: a round of 4 takes" in line for line in said)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-t5-4"])

@@ -39,6 +39,7 @@ from workbench.models.sharding import (
     shard_spec,
 )
 from workbench.models.sharding.held import What
+from workbench.models.speculation import MOST_ROWS, DraftChoice
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.pacing import Pacer
@@ -50,6 +51,8 @@ class SessionSetup:
 
     host: the profile of one unslowed core, for pacing; None (always for real devices): run at full speed.  costs: of
     real devices, by which a service of texts finds slow ones.
+
+    draft: which model guesses tokens of texts, if any, and draft_costs its costs on the devices.
 
     report_every_s: seconds between two reports of a device to its coordinator.  is_run: whether it is a run, in which
     memory budgets are enforced and an error of one device ends the run; a service continues without a device that
@@ -63,6 +66,8 @@ class SessionSetup:
     timeout_s: float = 20.0
     report_every_s: float = math.inf
     is_run: bool = False
+    draft: DraftChoice | None = None
+    draft_costs: InferenceProfile | None = None
 
     def paced_by(self, context: RankContext) -> InferenceProfile | None:
         """Return the device costs used for pacing; None if devices are not slowed down."""
@@ -71,10 +76,11 @@ class SessionSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A rank's weights for a plan.  shard: None on a device outside the plan."""
+    """A rank's weights for a plan.  shard: None on a device outside the plan.  programs: a draft's own."""
 
     plan: InferencePlan
     shard: ModelShard | None
+    programs: Programs | None = None
 
 
 class Slices:
@@ -166,7 +172,8 @@ class InferenceSession(DeviceSession):
             now = self.context.now_s()
             return Answer(None, now, now)
         check_request(request, self.layout)
-        prepared = self.prepare(holding.plan, request, 0 if cache is None else cache.capacity)
+        programs = holding.programs or self.programs
+        prepared = programs.sequence(holding.plan, request.lengths, room=0 if cache is None else cache.capacity)
         with torch.inference_mode():
             run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
             handlers = InferenceHandlers(shard, prepared.layout, run, output=request.what)
@@ -241,7 +248,7 @@ class InferenceSession(DeviceSession):
         )
 
 
-MESSAGE_NUMBERS = 18
+MESSAGE_NUMBERS = 2 + 2 * MOST_ROWS
 """Of a message between two devices."""
 _TAG = 1 << 30
 """Above the numbers of a Transport's messages."""

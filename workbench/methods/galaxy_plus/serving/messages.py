@@ -31,7 +31,8 @@ class ServiceJob:
     shown: number of the request whose spans are stored, together with those of its second new token if there is one.
     kept: number of answers, from the first request on, that the plan's first device returns; None: all.
     writes_texts: whether the requests only warm the devices up, and texts are ordered while the job is under way.
-    texts: those that were ordered before.
+    texts: those that were ordered before.  draft_rank: the device that guesses their tokens: the plan's first, or one
+    that it leaves out; None if none does.
     """
 
     index: int
@@ -50,6 +51,7 @@ class ServiceJob:
     kept: int | None = None
     writes_texts: bool = False
     texts: tuple[TextOrder, ...] = ()
+    draft_rank: int | None = None
 
 
 class Loaded(NamedTuple):

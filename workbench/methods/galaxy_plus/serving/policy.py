@@ -181,7 +181,8 @@ class ServingPolicy:
         plan = self.log.plans[index] if index >= 0 else None
         if plan is None or not set(plan.ranks) <= set(ready):
             raise PlanError("A plan for the present devices was asked for.", "None fits.", "Bring a device back.")
-        members = tuple(sorted(plan.ranks))
+        draft_rank = self.draft_rank(plan, ready)
+        members = tuple(sorted({*plan.ranks, *([] if draft_rank is None else [draft_rank])}))
         job = ServiceJob(
             index=index,
             plan=plan,
@@ -194,12 +195,17 @@ class ServingPolicy:
             begin_s=self._begin_s,
             cluster=self.cluster,
             timeout_s=self.settings.request_timeout_s,
+            draft_rank=draft_rank,
         )
         stages = as_plan(replace(plan, ranks=tuple(map(members.index, plan.ranks))), self.stacks)
         predictor = RequestTimes(plan.predicted_s, self.num_steps)
         return Generation(
             number, members, stages, job, predictor, job.timeout_s, prepares=() if self._is_tight(plan) else members
         )
+
+    def draft_rank(self, plan: InferencePlan, ready: Ranks) -> int | None:
+        """Return the device that guesses tokens: the plan's first, or one that it leaves out; None if none does."""
+        return None
 
     def _specs(self, plan: InferencePlan) -> dict[int, ShardSpec]:
         specs = [self._held.get(rank) for rank in plan.ranks]

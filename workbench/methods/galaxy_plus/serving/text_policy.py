@@ -5,7 +5,7 @@ its next token.
 from __future__ import annotations
 
 import queue
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from workbench.methods.galaxy_plus.serving.texts import TextOrder, TextToken
 from workbench.models.generation import GenerationRules, Sampling
 from workbench.models.sharding import ModelLayout
 from workbench.models.text import require_room
+from workbench.models.text_batch import Passes
 from workbench.runtime.commands import Generation, Order, Parts, StepDone
 
 MOST_TEXTS = 10**9 - 1
@@ -103,11 +104,16 @@ class DeviceWriter:
 class TextPolicy(ServingPolicy):
     """A ServingPolicy whose steps are texts that arrive while it runs.
 
+    place_draft: returns the device that guesses tokens, of the plan's first and the others that may.
+    passes: those that checked guesses.
+
     inbox: texts that wait.  actions: (rank, what happens to it), from the page.  has_ended: whether the
     service is over.  num_again: texts that were continued after a loss.
     """
 
     inbox: queue.Queue[Text]
+    place_draft: Callable[[InferencePlan, Ranks], int | None] = lambda plan, others: None
+    passes: Passes = field(default_factory=Passes)
     actions: queue.Queue[tuple[int, Action]] = field(default_factory=queue.Queue)
     num_again: int = 0
     has_ended: bool = False
@@ -126,6 +132,12 @@ class TextPolicy(ServingPolicy):
         made = super().generation(number, ready, factors)
         orders = tuple(text.order(number) for number, text in self._texts.items() if not text.is_whole)
         return made._replace(job=replace(made.job, generate=2, writes_texts=True, texts=orders))
+
+    def draft_rank(self, plan: InferencePlan, ready: Ranks) -> int | None:
+        """See ServingPolicy."""
+        candidates = self.rescheduler.candidates
+        others = tuple(rank for rank in ready if rank not in plan.ranks and candidates[rank].is_in)
+        return self.place_draft(plan, others)
 
     def begun(self, generation: Generation) -> Generation:
         """Note that orders go to these devices."""
@@ -154,7 +166,7 @@ class TextPolicy(ServingPolicy):
     def _order(self, order: TextOrder) -> None:
         running = self._running
         if running is not None:  # otherwise the next generation's job has it
-            self.fleet.command(running.job.plan.ranks, Order(running.number, order))
+            self.fleet.command(running.members, Order(running.number, order))
 
     def _finish(self, number: int) -> None:
         self._texts.pop(number).out.put(None)
@@ -167,6 +179,8 @@ class TextPolicy(ServingPolicy):
         text = self._texts.get(event.number)
         if text is not None and event.place == len(text.tokens):
             text.tokens.append(event.token)
+            if event.place:
+                self.passes.add(1, is_new=event.begins_pass)
             text.out.put(event.token)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:

@@ -6,16 +6,18 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import FaultSchedule
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
+from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
 from workbench.methods.devices import over_ssh, require_emulated
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -25,17 +27,18 @@ from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
+from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, draft_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import WHOLE
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
-from workbench.methods.galaxy_plus.serving.texts import MOST_ROWS
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.configuration import require_generating
 from workbench.models.sharding import ModelLayout, model_layout
+from workbench.models.speculation import MOST_ROWS, DraftChoice
 from workbench.models.text import MAX_TOKENS
 from workbench.planners.problem import Problem
 from workbench.runtime.engines import default_pool
@@ -50,13 +53,14 @@ END_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class TextService:
-    """A running service.  fidelity: how the devices' links are."""
+    """A running service.  fidelity: how the devices' links are.  drafts: the prices of a draft, if there is one."""
 
     writer: DeviceWriter
     policy: TextPolicy
     cluster: Cluster
     fidelity: str
     programs: Programs
+    drafts: DraftPrices | None = None
 
     def token_timeline(self, plan: InferencePlan) -> Timeline:
         """Return the simulation of one more token under a plan."""
@@ -75,15 +79,20 @@ def text_service(
     say: Callable[[str], None],
     system: System = "galaxy_plus",
     first_plan: InferencePlan | None = None,
+    draft: str = "",
 ) -> Iterator[TextService]:
     """Start a cluster's devices with a model, and end them afterwards.
 
     ends: tokens that end a text, besides the model's own.  say: receives what happens.  system: whose planner divides
-    the model.  first_plan: of all devices, instead of that planner's.
+    the model.  first_plan: of all devices, instead of that planner's.  draft: which model guesses tokens (see
+    DraftChoice.read); '' for none.
     Raises ConfigError for a model that cannot be divided, PlanError if it fits on no devices, RuntimeSetupError.
     """
     require_generating(model, f"Texts of '{model}' were asked for.")
     layout = model_layout(model)
+    choice = DraftChoice.read(draft, model) if draft else None
+    if choice is not None:
+        choice.layout(choice.model or model)  # it is refused before anything starts
     longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
     question = HostQuestion(model=model, longest=longest, what="last")
     settings = ReschedulingSettings(request_timeout_s=60.0)
@@ -92,12 +101,25 @@ def text_service(
         host: InferenceProfile | None = None
         if cluster.is_real:
             engines = stack.enter_context(over_ssh(cluster))
-            engines.bring_model(model)
             say(f"Profiling {cluster.size_words}")
-            profile = of_devices(engines.run(measure_rank, [(question, False)] * cluster.world_size))
+
+            def profile_of(name: str) -> InferenceProfile:
+                engines.bring_model(name)
+                asked = replace(question, model=name), False
+                return of_devices(engines.run(measure_rank, [asked] * cluster.world_size))
+
+            profile = profile_of(model)
         else:
             require_emulated(cluster)
-            host = host_profile(question, lambda event: say(event.message) if event.kind == "phase" else None)
+
+            def measured(name: str) -> InferenceProfile:
+                asked = replace(question, model=name)
+                return host_profile(asked, lambda event: say(event.message) if event.kind == "phase" else None)
+
+            def profile_of(name: str) -> InferenceProfile:
+                return scaled_to(measured(name), cluster)
+
+            host = measured(model)
             profile = scaled_to(host, cluster)
             say(f"Starting {cluster.size_words}")
             engines = default_pool().acquire(cluster, fidelity)
@@ -116,6 +138,10 @@ def text_service(
             lambda plan, slow_downs: BlockTimes(plan.predicted_s, {rank: {WHOLE: 1.0} for rank in plan.ranks}),
             log,
         )
+        programs, drafts = Programs(cluster, layout.stacks, profile), None
+        if choice is not None:
+            costs = draft_profile(choice, profile_of(choice.model) if choice.model else profile)
+            drafts = DraftPrices(programs, costs, profile, lengths, KEPT_TOKENS)
         setup = SessionSetup(
             model=model,
             cluster=cluster,
@@ -123,6 +149,8 @@ def text_service(
             costs=profile if cluster.is_real else None,
             timeout_s=settings.request_timeout_s,
             report_every_s=settings.report_every_s,
+            draft=choice,
+            draft_costs=None if choice is None else costs,
         )
         service = stack.enter_context(engines.service(serve_worker, [setup] * cluster.world_size))
         inbox: queue.Queue[Text] = queue.Queue()
@@ -139,6 +167,7 @@ def text_service(
             requests=(_warm_up(layout),),
             is_over=lambda now_s: is_over.is_set(),
             inbox=inbox,
+            place_draft=_placing(drafts, cluster, say),
         )
         thread = threading.Thread(target=_work, args=(policy, is_over), name="coordinator", daemon=True)
         thread.start()
@@ -148,11 +177,32 @@ def text_service(
                 policy=policy,
                 cluster=cluster,
                 fidelity=engines.fidelity,
-                programs=Programs(cluster, layout.stacks, profile),
+                programs=programs,
+                drafts=drafts,
             )
         finally:
             is_over.set()
             thread.join(END_S)
+
+
+def _placing(
+    drafts: DraftPrices | None, cluster: Cluster, say: Callable[[str], None]
+) -> Callable[[InferencePlan, Ranks], int | None]:
+    """Return how the device that guesses is chosen; it says which one guesses, and when that pays."""
+
+    @cache
+    def place(plan: InferencePlan, others: Ranks) -> int | None:
+        if drafts is None:
+            return None
+        try:
+            best = drafts.best(plan, others)
+        except PlanError as error:
+            say(f"Nothing guesses tokens: {error}")
+            return None
+        say(f"{cluster.devices[best.rank].name} guesses tokens: {best.verdict}")
+        return best.rank
+
+    return place
 
 
 def _work(policy: TextPolicy, is_over: threading.Event) -> None:

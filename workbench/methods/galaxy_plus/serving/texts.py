@@ -1,7 +1,8 @@
 """The devices' side of texts that are ordered while a service runs: a batch that texts join and leave between two
 tokens.
 
-The plan's first device chooses the tokens.  Before each step it announces to the others which texts take part.
+The plan's first device chooses the tokens.  Before each step it announces to the others which tokens of which texts are
+computed: one of each, and those that a draft has guessed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -18,21 +20,29 @@ from msgspec import Meta
 from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Prepared
-from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS, Holding, InferenceSession
+from workbench.methods.galaxy_plus.serving.guessing import (
+    GIVES_UP,
+    PAUSES,
+    STEPS,
+    WAITS,
+    FarGuesses,
+    Guesses,
+    OwnGuesses,
+    Pair,
+    guess_for,
+    message,
+    planned_past,
+    read_message,
+)
+from workbench.methods.galaxy_plus.session import Holding, InferenceSession
 from workbench.models.generation import Sampling
 from workbench.models.sharding import KeyValueCache, Row
+from workbench.models.speculation import MOST_ROWS
 from workbench.models.text_batch import GrowingText
 from workbench.runtime.commands import End
 from workbench.runtime.device_server import Controls
 
-WAITS, PAUSES, GIVES_UP = -1, -2, -3
-"""Codes that the plan's first device sends instead of a request's number."""
 WORD_EVERY_S = 1.0
-MOST_ROWS = MESSAGE_NUMBERS - 2
-"""Texts in the batch; further ones wait."""
-_STEPS = -4  # announces one more token of every text in the batch; a text's number: it joins
-_PAST_ROUND = 16
-"""Steps are planned for a mean number of earlier tokens that is rounded up to this, so that programs are used again."""
 _POLL_S = 0.02
 
 TokenId = Annotated[int, Meta(ge=0, le=10**9)]
@@ -55,11 +65,12 @@ class TextOrder(NamedTuple):
 
 
 class TextToken(NamedTuple):
-    """A token of a text.  place: how many came before it."""
+    """A token of a text.  place: how many came before it.  begins_pass: whether it is the first that a pass gave."""
 
     number: Annotated[int, Meta(ge=0, le=10**9)]
     place: Annotated[int, Meta(ge=0, le=10**9)]
     token: TokenId
+    begins_pass: bool = True
 
 
 @dataclass(slots=True)
@@ -81,15 +92,37 @@ def write_texts(
     done: Callable[[int], None],
     report: Callable[[float], None],
     timeout_s: float,
+    draft: Holding | int | None = None,
 ) -> End:
     """Write texts as they are ordered, until the devices pause or one is lost.
 
+    draft: on the device that guesses: its draft; on the plan's first device otherwise: the rank of that device.
     first: texts that were ordered before.  tell: publishes the tokens, and done a text's end, on the plan's first
     device.  report: publishes how long the steps of a period took, in seconds per expected second.  timeout_s: of a
     message from another device.
     """
-    batch = _Batch(session, holding, _Orders(controls, first), tell, done, report, timeout_s)
-    word = batch.lead(controls) if session.rank == holding.plan.ranks[0] else batch.follow()
+    orders, leader = _Orders(controls, first), holding.plan.ranks[0]
+    if holding.shard is None:
+        assert isinstance(draft, Holding), "a device outside the plan guesses"
+
+        def text_of(number: int) -> tuple[GrowingText, Request]:
+            order = orders.numbered(number, timeout_s)
+            return _growing(order, session), _request(order)
+
+        word = guess_for(session, draft, leader, text_of=text_of, timeout_s=timeout_s)
+        return "paused" if word == PAUSES else "lost"
+    guesses: Guesses | None = None
+    if session.rank == leader and draft is not None:
+        guesses = FarGuesses(session, draft, timeout_s) if isinstance(draft, int) else OwnGuesses(session, draft)
+    batch = _Batch(session, holding, orders, tell, done, report, timeout_s, guesses)
+    try:
+        word = batch.lead(controls) if session.rank == leader else batch.follow()
+    except (DeviceLostError, RuntimeError):
+        if isinstance(draft, int) and session.rank == leader:  # who has not met the lost device listens to this one
+            for rank in (*holding.plan.ranks, draft):
+                with suppress(DeviceLostError):
+                    session.control.tell((rank,), message(GIVES_UP, []))
+        raise
     return "paused" if word == PAUSES else "lost"
 
 
@@ -140,6 +173,7 @@ class _Batch:
         done: Callable[[int], None],
         report: Callable[[float], None],
         timeout_s: float,
+        guesses: Guesses | None,
     ) -> None:
         assert holding.shard is not None, "a device of the plan"
         self._session, self._holding, self._shard, self._orders = session, holding, holding.shard, orders
@@ -147,6 +181,7 @@ class _Batch:
         self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
         self._expected: dict[tuple[int, int, int], float] = {}
         self._members: dict[int, _Member] = {}
+        self._guesses = guesses
         self._leads = session.rank == holding.plan.ranks[0]
 
     # Which texts take part.
@@ -168,72 +203,75 @@ class _Batch:
             elif orders.waiting and len(members) < MOST_ROWS:
                 word = min(orders.waiting)
             elif members:
-                word = _STEPS
+                word = STEPS
+            guesses: list[list[int]] = [[] for _ in members]
+            if word == STEPS and self._guesses is not None:
+                guesses = self._guesses.guess([*members])
+            rows = [
+                (number, len(member.growing.tokens) - 1 + more)
+                for (number, member), guessed in zip(members.items(), guesses, strict=True)
+                for more in range(1 + len(guessed))
+            ]
             if word != WAITS or time.monotonic() - told_s > WORD_EVERY_S:
-                self._session.control.tell(self._holding.plan.ranks, _announcement(word, members))
+                self._session.control.tell(self._holding.plan.ranks, message(word, rows))
+                if self._guesses is not None and word < 0 and word != STEPS:
+                    self._guesses.tell(word)
                 told_s = time.monotonic()
             if word in (PAUSES, GIVES_UP):
                 return word
             if word != WAITS:
-                self._compute(word)
+                self._compute(word, rows, guesses)
 
     def follow(self) -> int:
         """Compute what the first device announces, until it sends a code, and return this code."""
         control, first = self._session.control, self._holding.plan.ranks[0]
         while True:
-            word, count, *numbers = control.listen(first, self._timeout_s)
-            for number in self._members.keys() - set(numbers[:count]):
+            word, rows = read_message(control.listen(first, self._timeout_s))
+            for number in self._members.keys() - {number for number, _ in rows}:
                 del self._members[number]
             if word in (PAUSES, GIVES_UP):
                 return word
             if word != WAITS:
-                self._compute(word)
+                self._compute(word, rows, [])
 
     # What they compute.
 
-    def _compute(self, word: int) -> None:
-        if word == _STEPS:
-            self._step()
+    def _compute(self, word: int, rows: list[Pair], guesses: list[list[int]]) -> None:
+        if word == STEPS:
+            self._step(rows, guesses)
         else:
             self._join(self._orders.numbered(word, self._timeout_s))
 
     def _join(self, order: TextOrder) -> None:
         """Read a text, with what was written of it before, and choose its next token."""
-        targets = torch.tensor([order.decoder_ids]) if order.decoder_ids else None
-        request = Request(len(order.ids), torch.tensor([order.ids]), len(order.decoder_ids), targets, "last")
-        tokens = list(order.decoder_ids or order.ids)
-        growing = GrowingText(
-            tokens=tokens,
-            prompt=order.prompt,
-            num_tokens=order.num_tokens,
-            ends=order.ends,
-            sampling=order.sampling,
-            rules=self._session.text_rules.rules(order.prompt, order.num_tokens) if self._leads else None,
-        )
+        request, growing = _request(order), _growing(order, self._session if self._leads else None)
         cache = self._shard.new_cache(order.prompt + order.num_tokens)
         self._members[order.number] = _Member(growing, cache, len(order.ids) if order.decoder_ids else 0)
+        if self._guesses is not None:
+            self._guesses.join(order.number, growing, request)
         answer = self._session.answer(self._holding, request, cache=cache)
         if self._leads:
             assert answer.output is not None
-            self._take(order.number, answer.output)
+            self._take(order.number, [], answer.output)
 
-    def _step(self) -> None:
-        """Compute one more token of every text."""
-        members, count = list(self._members.items()), len(self._members)
-        past = sum(member.cache.length for _, member in members) // count
-        memory_length = sum(member.memory_length for _, member in members) // count
+    def _step(self, numbered: list[Pair], guesses: list[list[int]]) -> None:
+        """Compute tokens of every text: the last one, and those that were guessed."""
+        members = list(self._members.items())
+        memory_length = sum(member.memory_length for _, member in members) // len(members)
+        rows = [Row(self._members[number].cache, past) for number, past in numbered]
         prepared = self._session.programs.token(
-            self._holding.plan, past=past + -past % _PAST_ROUND, memory_length=memory_length, rows=count
+            self._holding.plan, past=planned_past(rows), memory_length=memory_length, rows=len(rows)
         )
-        rows = [Row(member.cache, member.cache.length) for _, member in members]
-        answer = self._session.rows(prepared, self._shard, rows, [member.growing.tokens[-1] for _, member in members])
+        tokens = [
+            [member.growing.tokens[-1], *guessed] for (_, member), guessed in zip(members, guesses, strict=self._leads)
+        ]
+        answer = self._session.rows(prepared, self._shard, rows, [token for new in tokens for token in new])
         self._measure(prepared, answer)
-        for _, member in members:
-            member.cache.length += 1
         if self._leads:
             assert answer.output is not None
-            for (number, _), logits in zip(members, answer.output[0].split(1), strict=True):
-                self._take(number, logits)
+            logits = answer.output[0].split(list(map(len, tokens)))
+            for (number, _), guessed, chosen in zip(members, guesses, logits, strict=True):
+                self._take(number, guessed, chosen)
 
     def _measure(self, prepared: Prepared, answer: Answer) -> None:
         """Report the time of the last steps if a report is due."""
@@ -250,10 +288,13 @@ class _Batch:
             self._report(self._measured_s / self._expected_s)
             self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
 
-    def _take(self, number: int, logits: torch.Tensor) -> None:
+    def _take(self, number: int, guessed: list[int], logits: torch.Tensor) -> None:
         growing = self._members[number].growing
         place = growing.num_new
-        self._tell(TextToken(number, place, growing.take(require_numbers(logits, "Tokens"))))
+        for more, token in enumerate(growing.check(guessed, require_numbers(logits, "Tokens"))):
+            self._tell(TextToken(number, place + more, token, more == 0))
+            if self._guesses is not None:
+                self._guesses.took(number, token)
         if growing.is_whole:
             self._end(number)
 
@@ -262,6 +303,19 @@ class _Batch:
         self._done(number)
 
 
-def _announcement(word: int, members: dict[int, _Member]) -> list[int]:
-    """Return a message: a word, the number of texts that stay, and their numbers."""
-    return [word, len(members), *members]
+def _request(order: TextOrder) -> Request:
+    """Return the request for what a text begins with, and what was written of it before."""
+    targets = torch.tensor([order.decoder_ids]) if order.decoder_ids else None
+    return Request(len(order.ids), torch.tensor([order.ids]), len(order.decoder_ids), targets, "last")
+
+
+def _growing(order: TextOrder, session: InferenceSession | None) -> GrowingText:
+    """Return a text as it is before its next token.  session: of a device that chooses or guesses tokens."""
+    return GrowingText(
+        tokens=list(order.decoder_ids or order.ids),
+        prompt=order.prompt,
+        num_tokens=order.num_tokens,
+        ends=order.ends,
+        sampling=order.sampling,
+        rules=None if session is None else session.text_rules.rules(order.prompt, order.num_tokens),
+    )

@@ -30,6 +30,8 @@ from workbench.methods.common.session import (
 )
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
+from workbench.methods.galaxy_plus.serving.drafts import draft_plan
+from workbench.methods.galaxy_plus.serving.guessing import GIVES_UP, PAUSES, WAITS
 from workbench.methods.galaxy_plus.serving.messages import (
     WHOLE,
     BlockReport,
@@ -40,11 +42,11 @@ from workbench.methods.galaxy_plus.serving.messages import (
     ServiceJob,
     UnderWay,
 )
-from workbench.methods.galaxy_plus.serving.texts import GIVES_UP, PAUSES, WAITS, WORD_EVERY_S, write_texts
+from workbench.methods.galaxy_plus.serving.texts import WORD_EVERY_S, write_texts
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
 from workbench.models.configuration import import_family
-from workbench.models.sharding import ModelShard, model_layout
+from workbench.models.sharding import ModelShard, model_layout, shard_spec
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
@@ -131,6 +133,7 @@ class ServingWorker(DeviceWorker[Any]):
         self._is_serving = False
         self._programs = Programs(setup.cluster, self._layout.stacks, setup.paced_by(context) or setup.costs)
         self._fastest_probe_s: float | None = None
+        self._draft: Holding | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
         self._pacer = ReportingPacer(
             float(self._is_paced), every_s=setup.report_every_s, tell=self._report, dilation=context.dilation
@@ -182,6 +185,20 @@ class ServingWorker(DeviceWorker[Any]):
             self._context.publish(Loaded(job.index, now_s() - begin_s, read_bytes))
             return holding
 
+    def _load_draft(self) -> Holding:
+        """Return the draft that this device guesses with, read if necessary."""
+        choice, costs = self._setup.draft, self._setup.draft_costs
+        assert choice is not None and costs is not None, "a service with a draft"
+        if self._draft is None:
+            model = choice.model or self._setup.model
+            layout = choice.layout(model)
+            plan, slices = draft_plan(self._context.rank, layout.stacks), Slices(model, layout)
+            shard, _ = slices.read(shard_spec(plan, 0, layout.stacks), None)
+            slices.close()
+            programs = Programs(self._setup.cluster, layout.stacks, costs)
+            self._draft = Holding(plan=plan, shard=shard.in_int4() if choice.is_int4 else shard, programs=programs)
+        return self._draft
+
     # Requests.
 
     def train(
@@ -226,6 +243,9 @@ class ServingWorker(DeviceWorker[Any]):
         holding = self._load(job)
         if holding is None:
             return "lost"
+        draft: Holding | int | None = job.draft_rank
+        if draft == self._context.rank:
+            draft = self._load_draft()
         result.spent_s["loading"] = self._context.now_s() - begin
         self._is_serving = True
         self._holdings = {job.index: holding}
@@ -248,8 +268,8 @@ class ServingWorker(DeviceWorker[Any]):
         self._reporter.phase(IDLE if holding.shard is None else SERVING)
         end: End = "finished"
         numbers = range(job.first_step, job.last_step) if holding.shard is not None else ()
-        if job.writes_texts and holding.shard is not None:
-            end = self._write_texts(session, holding, job, controls)
+        if job.writes_texts:
+            end = self._write_texts(session, holding, job, controls, draft)
             numbers = ()
             if end == "lost":
                 return end
@@ -269,7 +289,14 @@ class ServingWorker(DeviceWorker[Any]):
         self._reporter.phase(DONE)
         return end
 
-    def _write_texts(self, session: InferenceSession, holding: Holding, job: ServiceJob, controls: Controls) -> End:
+    def _write_texts(
+        self,
+        session: InferenceSession,
+        holding: Holding,
+        job: ServiceJob,
+        controls: Controls,
+        draft: Holding | int | None,
+    ) -> End:
         def done(number: int) -> None:
             now_s = self._now_s()
             self._context.publish(StepDone(number, 0.0, Served(None, now_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)))
@@ -286,6 +313,7 @@ class ServingWorker(DeviceWorker[Any]):
             done=done,
             report=report,
             timeout_s=job.timeout_s * self._context.dilation,
+            draft=draft,
         )
 
     def _respond(
