@@ -212,9 +212,9 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
 def test_memory_does_not_grow_with_steps(program) -> None:
     result, _ = program
     trainer, given = EngineTrainer(result.path, threads=1), batch(0)
-    for _ in range(100):
+    for _ in range(20):
         trainer.step(given, 1e-6)
-    assert least_growth(lambda: trainer.step(given, 1e-6)) < 1 << 18  # a kilobyte a step
+    assert least_growth(lambda: trainer.step(given, 1e-6)) < 512
 
 
 @needs_executorch

@@ -166,8 +166,8 @@ def test_memory_does_not_grow_with_steps(made):
         return len(tensors), sum(tensor.nbytes for tensor in tensors)
 
     numbers = itertools.count()
-    for _ in range(100):
+    for _ in range(20):
         estimator.step(batch, next(numbers))
     before = held()
-    assert least_growth(lambda: estimator.step(batch, next(numbers))) < 1 << 18  # a kilobyte a step
+    assert least_growth(lambda: estimator.step(batch, next(numbers))) < 512
     assert held() == before
