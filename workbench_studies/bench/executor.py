@@ -127,16 +127,22 @@ def cases(size: int, medium: Medium = "switch") -> dict[str, Case]:
 
 
 def bench(
-    progress: Progress = print, only: Sequence[str] = (), *, sizes: Sequence[int] = (), rounds: int = ROUNDS
+    progress: Progress = print,
+    only: Sequence[str] = (),
+    *,
+    sizes: Sequence[int] = (),
+    rounds: int = ROUNDS,
+    dilation: float | None = None,
 ) -> dict[str, Any]:
     """Return measured over simulated time of every program by medium and size, and the executor's own overhead.
 
-    only: some of WORDS, the media.  WORKBENCH_DILATION slows devices and links down on a busy machine.
+    only: some of WORDS, the media.  dilation: how much slower devices and links are emulated, for a busy machine; None:
+    WORKBENCH_DILATION.
     Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
     own: list[float] = []
-    dilation = asked_dilation() or 1.0
+    dilation = dilation or asked_dilation() or 1.0
     require_words(only, WORDS)
     media = [one for one in get_args(Medium) if not only or one in only]
     for medium, size in ((one, size) for one in media for size in sizes or SIZES[one]):
