@@ -1,6 +1,7 @@
 """Random weights of a published shape: written once, shard by shard, the same every time, and read in slices."""
 
 import shutil
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -49,6 +50,22 @@ def test_a_written_model_loads_whole_and_in_stages(small, family):
             ["A film."], max_length=8
         )
     assert write_random(NAME, lines.append) == folder and "present" in lines[-1]
+
+
+def test_a_layer_is_freed_once_it_is_stored_otherwise(small):
+    small("llama")
+    write_random(NAME, lambda line: None)
+    alive = list[weakref.ref]()
+
+    def store(layer):
+        assert not any(weight() is not None for weight in alive)
+        for module in layer.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                alive.append(weakref.ref(weight))
+                module.register_parameter(name, None)
+
+    load_stage(NAME, 0, 4, after_layer=store)
+    assert len(alive) == 4 * 9
 
 
 def test_what_cannot_be_written_or_read_is_refused_before_it_is_drawn(small, monkeypatch):

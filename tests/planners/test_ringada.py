@@ -218,7 +218,7 @@ def test_a_device_without_room_for_a_block_stays_out() -> None:
 
 
 def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"'d0' has 500 bytes; layer 0 .* No assignment of 4 blocks"):
+    with pytest.raises(PlanError, match=r"'d1' has 500 bytes; layers 0-3 .* No assignment of 4 blocks"):
         plan_ring(problem([1.0] * 2, 4, memory=[500, 500]))
 
 

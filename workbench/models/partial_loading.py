@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,7 +117,17 @@ def read_stage(
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
-    loaded: dict[tuple[nn.Parameter, StoredTensor], nn.Parameter] = {}  # a shared weight is read once and stays shared
+    uses = Counter(module._parameters[parameter_name] for module, parameter_name in missing)
+    shared: dict[tuple[nn.Parameter, StoredTensor], nn.Parameter] = {}  # read once, and still shared afterwards
+
+    def read(parameter: nn.Parameter, stored: StoredTensor) -> nn.Parameter:
+        if (parameter, stored) in shared:
+            return shared[parameter, stored]
+        weight = nn.Parameter(stored.read(dtype), requires_grad=False)
+        if uses[parameter] > 1:  # no other is held here, because `after_layer` may free it
+            shared[parameter, stored] = weight
+        return weight
+
     for part in dict.fromkeys((*stage.layers.values(), stage)):  # one layer may stand for several
         for module in part.modules():
             for parameter_name, parameter in list(module.named_parameters(recurse=False)):
@@ -126,9 +136,7 @@ def read_stage(
                 stored = stored_as(module, parameter_name)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
-                if (weight := loaded.get((parameter, stored))) is None:
-                    weight = loaded[parameter, stored] = nn.Parameter(stored.read(dtype), requires_grad=False)
-                module.register_parameter(parameter_name, weight)
+                module.register_parameter(parameter_name, read(parameter, stored))
         if after_layer is not None and part is not stage:
             after_layer(part)
     return stage.eval()

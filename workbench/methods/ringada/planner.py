@@ -174,6 +174,17 @@ class RingEstimate:
         return np.array(found)
 
 
+def _lacking(pricer: RingEstimate) -> Demand:
+    """Return what the roomiest device would need: the layers behind as many as fit on the others."""
+    *others, roomiest = sorted(
+        range(pricer.cluster.world_size), key=lambda rank: pricer.cluster.devices[rank].memory_bytes
+    )
+    start, num_layers = 0, pricer.profile.num_layers
+    for rank in others:
+        start = max([start, *np.flatnonzero(pricer.fits(rank)[start]).tolist()])
+    return pricer.demand(roomiest, min(start, num_layers - 1), num_layers)
+
+
 def plan_ring(pricer: RingEstimate) -> Plan:
     """Return the blocks and the ring order of as many devices as have room for a block.
 
@@ -184,10 +195,7 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     found = (_search(pricer, count) for count in range(most, 0, -1))
     order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
-        rank = min(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
-        raise too_small(
-            cluster, pricer.demand(rank, 0, 1), f" No assignment of {num_layers} blocks to any devices fits."
-        )
+        raise too_small(cluster, _lacking(pricer), f" No assignment of {num_layers} blocks to any devices fits.")
     why = (
         f"it has {num_layers} blocks, one or more for each device"
         if len(order) == num_layers
