@@ -23,6 +23,7 @@ from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
 
 pytestmark = [
     pytest.mark.browser,
@@ -381,6 +382,28 @@ def in_cut(notebook: Notebook) -> None:
     try_split_editor(notebook)
 
 
+def menu_of(notebook: Notebook, label: str) -> Select:
+    """Return the menu with this label; ipywidgets shows no tooltip of a menu that has one."""
+    menu = notebook.driver.find_element(By.XPATH, f"//label[text()='{label}']/following-sibling::select")
+    notebook.js("arguments[0].scrollIntoView({block: 'center'})", menu)
+    return Select(menu)
+
+
+def try_adviser(notebook: Notebook) -> None:
+    """Another goal ranks anew; another combination is explained, and its command copied."""
+    wait_until(lambda: "Best for time" in notebook.text_of(".widget-html"), "the advice that the cell asked for")
+    notebook.shoot("adviser")
+    menu_of(notebook, "What counts").select_by_visible_text("memory")
+    notebook.press("Advise")
+    wait_until(lambda: "Best for memory" in notebook.text_of(".widget-html"), "advice on memory")
+    combinations = menu_of(notebook, "Combination")
+    names = [option.text for option in combinations.options]
+    combinations.select_by_index(next(number for number, name in enumerate(names) if "Confidant" in name))
+    notebook.press("Copy as command")
+    wait_until(lambda: "--method confidant" in notebook.text_of(".workbench-copied"), "its command")
+    notebook.shoot("adviser-memory")
+
+
 def in_index(notebook: Notebook) -> None:
     links = "return [...document.querySelectorAll('.jp-MarkdownOutput a')].map(one => one.textContent)"
     assert {"00 Ten minutes", "10 Never drain", "real devices"} <= set(notebook.js(links))
@@ -399,6 +422,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "08_break_it": in_break_it,
     "09_data_that_stay": in_ringada,
     "10_never_drain": in_confidant,
+    "comparison": try_adviser,
 }
 SHOWN = {
     "01_devices": ("01-cluster-form", "01-training-bandwidth"),
@@ -409,6 +433,7 @@ SHOWN = {
     "08_break_it": ("broken-16-f86f62",),
     "09_data_that_stay": ("ring-17-ae99e6", "ring-22-986b2f"),
     "10_never_drain": ("drain-11-a73bd0", "drain-20-fa8531", "drain-29-e7d22e", "drain-37-17b7c1"),
+    "comparison": ("advise",),
 }
 """The cells that show a widget or a chart, of notebooks that do not run whole."""
 

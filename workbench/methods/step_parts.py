@@ -38,8 +38,9 @@ def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = Tru
     without_latency = planned.cluster.with_links(lambda link: replace(link, latency_s=0.0))
     without_links = without_latency.with_links(lambda link: replace(link, bytes_per_s=FREE_BYTES_PER_S))
     # A schedule may take longer where something is faster (Graham's anomalies); no part is below 0.
-    prompt_s = min(step_s, seconds(without_latency))
-    free_s = min(prompt_s, seconds(without_links))
+    sends = any(span.op.is_communication for span in timeline.spans)
+    prompt_s = min(step_s, seconds(without_latency)) if sends else step_s
+    free_s = min(prompt_s, seconds(without_links)) if sends else step_s
     busy_s = [timeline.busy_s(rank) for rank in range(timeline.world_size)]
     busiest = max(range(timeline.world_size), key=busy_s.__getitem__)
     compute_s = min(free_s, step_s * busy_s[busiest] / timeline.makespan_s)

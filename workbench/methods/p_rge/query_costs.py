@@ -132,6 +132,15 @@ class RankCosts:
         """Return the seconds and the way of the fastest computation of `queries` queries that fits; infinity and None
         if none does.
         """
+        if queries not in self._best:  # a search over sets of devices asks for the same again and again
+            self._best[queries] = self._find_best(queries)
+        return self._best[queries]
+
+    @cached_property
+    def _best(self) -> dict[int, tuple[float, Passing | None]]:
+        return {}
+
+    def _find_best(self, queries: int) -> tuple[float, Passing | None]:
         fastest: tuple[float, Passing | None] = (math.inf, None)
         for passing in passings(self.problem, queries):
             if self.fits(passing.parts):

@@ -5,7 +5,7 @@ epochs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
-from workbench.core.once import once
+from workbench.core.once import once, once_for
 from workbench.core.plan import Plan, Stage, homes_of
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.run_files import INITIAL
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
+from workbench.core.serial import to_json
 from workbench.methods.pac_plus.prepare import PreparedJob, StageTaps, crossing_of, rank_taps, record_layout, whole_taps
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob
@@ -270,6 +271,14 @@ class PacPlusRankJob(RankJob):
         return moves(wanted, held, specs, self.cluster)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
+        """Return the moves between the first and the second epoch: the same for every number format of a backbone."""
+        devices = tuple(replace(device, memory_bytes=1) for device in self.cluster.devices)
+        plan = replace(self.plan, predicted_s={}, notes=())
+        where = to_json((replace(self.cluster, devices=devices), plan), indent=0)
+        key = ("moves", self.adapter, self.cache_dtype, self.split.lengths, self.job.batch_size, self.job.seed, where)
+        return once_for(key, self._find_moves)
+
+    def _find_moves(self) -> Mapping[str, Iterable[Program]]:
         adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))
         return {
             "sharing the adapter": [one.program for one in adapter],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
-from workbench.methods.ringada.rank_job import RingRankJob, beside_bytes
+from workbench.methods.ringada.rank_job import RingRankJob, Round, beside_bytes
 from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.state_costs import planning_problem
@@ -143,10 +145,12 @@ def with_in_flight(run: RingRankJob) -> Plan:
     """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest
     time.
 
-    Time and memory are simulated for the first, the middle and the last round.
+    Time and memory are simulated for the first, the middle and the last round.  The search ends where twice as many in
+    flight save less than 1 %.
     """
     found: dict[int, float] = {}
     chosen = 0
+    former_s = math.inf
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         seconds, busy_s, peaks = once_for_plan(planned, "three rounds", partial(_three_rounds, planned))
@@ -156,22 +160,33 @@ def with_in_flight(run: RingRankJob) -> Plan:
             found[count] = seconds
         chosen = min(count for count, seconds in found.items() if seconds <= 1.01 * min(found.values()))
         # No round is shorter than the work of its busiest device, and none has more mini-batches to let in.
-        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round:
+        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round or seconds > former_s / 1.01:
             break
+        former_s = seconds
     return replace(run.plan, in_flight=chosen)
 
 
 def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
     """Return the simulated seconds of the first, the middle and the last round, those in which their busiest devices
     compute, and the largest bytes of each device.
+
+    Of rounds that differ in their samples alone, the one with the most tokens stands for the others.
     """
     predictor = Predictor(run.phases()[0])
-    timelines = [
-        predictor.timeline(run.round(number)) for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1})
-    ]
+    alike: dict[object, list[Round]] = {}
+    for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1}):
+        one = run.round(number)
+        alike.setdefault((one.shape.iterations, one.shape.cached, one.shape.since), []).append(one)
+    counts = [len(rounds) for rounds in alike.values()]
+    timelines = [predictor.timeline(max(rounds, key=_tokens)) for rounds in alike.values()]
     peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
-    busy_s = sum(max(map(busy_of, timeline.by_rank())) for timeline in timelines)
-    return sum(timeline.makespan_s for timeline in timelines), busy_s, peaks
+    busy_s = [max(map(busy_of, timeline.by_rank())) for timeline in timelines]
+    seconds = [timeline.makespan_s for timeline in timelines]
+    return sum(map(mul, counts, seconds)), sum(map(mul, counts, busy_s)), peaks
+
+
+def _tokens(one: Round) -> int:
+    return sum(map(mul, one.shape.sizes, one.shape.lengths))
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:

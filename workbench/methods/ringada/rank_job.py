@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Self
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TableCosts
+from workbench.core.once import once
 from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
@@ -25,7 +26,7 @@ from workbench.methods.ringada.planner import change_s, ring_homes
 from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
 from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
-from workbench.methods.training.phases import Phase, RankJob
+from workbench.methods.training.phases import Phase, RankJob, once_for_plan
 from workbench.models.configuration import ModelFacts
 from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.costs import Crossing
@@ -262,8 +263,8 @@ class RingRankJob(RankJob):
 
     def _pass(self, rank: int, number: int) -> list[list[int]]:
         if (rank, number) not in self._passes:
-            lengths = [self.lengths[sample] for sample in self.owned[self.cluster.devices[rank].name]]
-            self._passes[rank, number] = epoch_batches(lengths, self.job.batch_size, self.job.seed, number)
+            lengths = tuple(self.lengths[sample] for sample in self.owned[self.cluster.devices[rank].name])
+            self._passes[rank, number] = _batches(lengths, self.job.batch_size, self.job.seed, number)
         return self._passes[rank, number]
 
     def phases(self) -> tuple[Phase, ...]:
@@ -274,22 +275,24 @@ class RingRankJob(RankJob):
         """Return a round."""
         assert isinstance(shape, RoundShape)
         key = (shape.sizes, shape.iterations, shape.cached, shape.since)
-        plan = self.plan.at(shape.since)
         if key not in self._schedules:
-            typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
-            in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
-            fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
-            if self.options.federated:
-                made = federated_round(plan, shape.iterations, typical.seconds, **fixed)
-            else:
-                of_ring = {
-                    "is_noted": self.policy.is_adaptive,
-                    "cached": shape.cached,
-                    "has_side": self.config.side_width > 0,
-                }
-                made = ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
-            self._schedules[key] = made
+            self._schedules[key] = once_for_plan(self, f"round {key}", partial(self._schedule, shape))
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
+
+    def _schedule(self, shape: RoundShape) -> Schedule:
+        """Return a round's operations, in the order that suits micro-batches of typical length."""
+        plan = self.plan.at(shape.since)
+        typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
+        in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
+        fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
+        if self.options.federated:
+            return federated_round(plan, shape.iterations, typical.seconds, **fixed)
+        of_ring = {
+            "is_noted": self.policy.is_adaptive,
+            "cached": shape.cached,
+            "has_side": self.config.side_width > 0,
+        }
+        return ring_round(plan, shape.iterations, typical.seconds, **fixed, **of_ring)  # type: ignore[arg-type]
 
     def layout(self, shape: RoundShape) -> RingLayout:
         """Return a round under the plan that holds when it begins."""
@@ -348,3 +351,9 @@ def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
     labels = tuple(label if sample in mine else type(label)() for sample, label in enumerate(split.labels))
     windows = tuple(window if row in mine else window.hidden() for row, window in enumerate(split.windows))
     return replace(split, ids=ids, labels=labels, windows=windows)
+
+
+@once
+def _batches(lengths: tuple[int, ...], batch_size: int, seed: int, number: int) -> list[list[int]]:
+    """Return a device's mini-batches in one pass over its samples (see epoch_batches)."""
+    return epoch_batches(lengths, batch_size, seed, number)

@@ -123,7 +123,7 @@ class PromptEncoder:
         ends = (ids[len(self.lead) :][::-1] for ids in (empty, letter))
         self.trail = _common_prefix(*ends)[::-1]
         """Special tokens after every text."""
-        self._encoded: tuple[list[str], list[list[int]]] | None = None
+        self._encoded: dict[str, list[int]] = {}
         self.label_ids: tuple[int, ...] = ()
         self.dropped = 0
         """Number of tokens at a causal prompt's end that are replaced once the answer follows."""
@@ -178,11 +178,14 @@ class PromptEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of whole texts, including the model's special ones.  An empty text has only those."""
-        if self._encoded is None or self._encoded[0] != texts:
-            rows = self.encoder.encode(list(texts), max_length=UNCUT)
-            whole = [ids if text else [*self.lead, *self.trail] for text, ids in zip(texts, rows, strict=True)]
-            self._encoded = list(texts), whole  # a split is encoded to see what fits, and then for its rows
-        return [list(ids) for ids in self._encoded[1]]
+        known = self._encoded
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        rows = self.encoder.encode(missing, max_length=UNCUT) if missing else []
+        found = {text: ids if text else [*self.lead, *self.trail] for text, ids in zip(missing, rows, strict=True)}
+        # A split is encoded to see what fits, then text by text where one is too long, and then for its rows.
+        merged = known | found
+        self._encoded = {text: merged[text] for text in texts} if len(texts) > 1 else merged
+        return [list(merged[text]) for text in texts]
 
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
         """Return the samples' fields, shortened where they do not fit.
