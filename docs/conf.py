@@ -68,7 +68,8 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
 def add_figures(app: Sphinx, name: str, *_: Any) -> None:
     """Load what draws the figures of a lab or a comparison, on its page alone."""
     compared = tuple(
-        f"docs/evidence/{one}" for one in ("comparison", "boards", "air", "distance", "waiting", "joules", "trust")
+        f"docs/evidence/{one}"
+        for one in ("comparison", "boards", "air", "distance", "waiting", "drafts", "joules", "trust")
     )
     if name.startswith(("notebooks/", *compared)):
         app.add_js_file("plotly.min.js")
