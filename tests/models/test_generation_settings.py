@@ -113,3 +113,7 @@ def test_a_decoder_starts_as_the_generation_settings_say(folders: dict[str, Path
     assert (
         GenerationRules(str(folders["bart"])).start_id == 5 != model_config(str(folders["bart"])).decoder_start_token_id
     )
+
+
+def test_a_shape_ends_texts_as_its_configuration_says() -> None:
+    assert GenerationRules("shape:llama-7b").until_end([5, 6, 2, 7]) == [5, 6, 2]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.models.configuration import is_tiny, local_folder, model_config
-from workbench.models.hub import loaded, locate
+from workbench.models.hub import has_weights, loaded, locate
 from workbench.models.initialization import seeded_generator
 
 LEAST_TEMPERATURE = 1e-5
@@ -70,7 +70,8 @@ def generation_config(name: str) -> Any:
     from transformers import GenerationConfig
 
     folder = local_folder(name)
-    if is_tiny(name) or (folder is not None and not (folder / "generation_config.json").is_file()):
+    has_own = has_weights(name) and not is_tiny(name)
+    if not has_own or (folder is not None and not (folder / "generation_config.json").is_file()):
         return GenerationConfig.from_model_config(model_config(name))
     place = locate(name) if folder is None else folder
     return loaded(name, lambda local_only: GenerationConfig.from_pretrained(place, local_files_only=local_only))
