@@ -145,10 +145,13 @@ def test_third_party_imports_are_declared() -> None:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    projects = [
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in ("", "workbench_studies")
+    ]
+    project, studies = projects
     optional = [
         line
-        for extra, lines in project["optional-dependencies"].items()
+        for extra, lines in (project["optional-dependencies"] | studies["optional-dependencies"]).items()
         if extra not in ("all", "test")
         for line in lines
     ]
