@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile
 from workbench.models.speculation import DraftChoice
 from workbench.plots.export import Captioned
-from workbench.plots.style import BLACK, finish
+from workbench.plots.style import finish
 from workbench.profiler.descriptions import describe
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, Table
@@ -70,6 +70,10 @@ def drafts(item: Item, settings: Settings) -> Result:
     )
 
 
+NEARLY_BLACK = "#111111"
+"""Black itself would turn white on a dark page, where the map below the line stays light."""
+
+
 def draw_drafts(item: Item, result: Result) -> list[Captioned]:
     """Return the picture."""
     return [Captioned("drafts", item.title, figure(result.tables[0]))]
@@ -86,7 +90,7 @@ def figure(table: Table) -> go.Figure:
     logs = [[log2(one) for one in row] for row in speedups]
     drawn = go.Figure(go.Heatmap(x=latencies, y=ACCEPTANCES, z=logs, customdata=speedups, **scale))
     drawn.update_traces(hovertemplate="%{x} ms, %{y:.0%} right: %{customdata:.2f} times<extra></extra>")
-    line = {"color": BLACK, "width": 2.5}
+    line = {"color": NEARLY_BLACK, "width": 2.5}
     drawn.add_trace(
         go.Scatter(x=latencies, y=[row[4] for row in rows], mode="lines+markers", line=line, name="break-even")
     )
@@ -97,7 +101,7 @@ def figure(table: Table) -> go.Figure:
         title="When does a draft pay?",
         label="simulated",
         subtitle=f"{MODEL} by tensor parallelism on four Raspberry Pi 5. The draft is {name}, on the first board, and "
-        "guesses 4 tokens.",
+        "guesses 4 tokens. Line: break-even.",
         height=480,
         margin={"t": 130},
     )
