@@ -180,13 +180,13 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Notebook:
-    """A notebook open in the browser, with a kernel of its own or one that another notebook left."""
+    """A notebook open in the browser."""
 
-    def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path, kernel: str = "") -> None:
+    def __init__(self, driver: webdriver.Chrome, address: str, name: str, screenshots: Path) -> None:
         self.driver, self.address, self.name, self.screenshots = driver, address % name, name, screenshots
         self.path = f"{FOLDER}/{name}"
         if self.js("return Boolean(window.jupyterapp)"):  # loading JupyterLab again takes seconds
-            self.js(_OPEN, self.path, kernel)
+            self.js("jupyterapp.commands.execute('docmanager:open', {path: arguments[0]})", self.path)
         else:
             driver.get(self.address)
         self._wait_until_open()
@@ -333,13 +333,6 @@ class Notebook:
             time.sleep(0.8)
             self.shoot(f"{page:02d}")
 
-    def leave(self) -> str:
-        """Take the notebook out of the page.  Return its kernel, without names and widgets: libraries stay loaded."""
-        self.js(_EMPTY)
-        kernel = wait_until(lambda: self.js("return window.emptied"), "the kernel to be emptied")
-        self.js(f"{_PANEL}.dispose()")
-        return str(kernel)
-
     def close(self) -> None:
         """Shut the kernel down, as its menu does, and take the notebook out of the page."""
         self.js(f"window.shut = false; {_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
@@ -348,16 +341,6 @@ class Notebook:
 
 
 _PANEL = "jupyterapp.shell.currentWidget"
-_OPEN = """
-    const kernel = arguments[1] ? {id: arguments[1]} : undefined;
-    jupyterapp.commands.execute('docmanager:open', {path: arguments[0], kernel});
-"""
-_EMPTY = f"""
-    window.emptied = "";
-    const kernel = {_PANEL}.sessionContext.session.kernel;
-    const code = "import ipywidgets; ipywidgets.Widget.close_all(); get_ipython().run_line_magic('reset', '-f')";
-    kernel.requestExecute({{code}}).done.then(() => {{ window.emptied = kernel.id; }});
-"""
 _SCROLLER = "document.querySelector('.jp-WindowedPanel-outer')"
 _READY = f"""
     const panel = window.jupyterapp && {_PANEL};

@@ -439,22 +439,22 @@ SHOWN = {
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, WebDriver, list[str]]]:
-    """One JupyterLab and one browser for all notebooks, and the kernel that the last one left, if it did."""
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, WebDriver]]:
+    """One JupyterLab and one browser for all notebooks, each with a kernel of its own."""
     folder, parts = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("parts")
     notebooks = [ROOT / "notebooks" / f"{name}.ipynb" for name in CLICKS]
     written = [write_part(path, SHOWN[path.stem], parts) if path.stem in SHOWN else path for path in notebooks]
     with jupyterlab(folder, written) as address, browser(folder) as driver:
-        yield address, driver, []
+        yield address, driver
     shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)  # the notebooks' output
 
 
 @pytest.mark.parametrize("name", CLICKS)
-def test_widgets_answer(name: str, lab: tuple[str, WebDriver, list[str]], tmp_path: Path) -> None:
+def test_widgets_answer(name: str, lab: tuple[str, WebDriver], tmp_path: Path) -> None:
     file = f"{name}.ipynb"
     pictures = Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots"))
-    address, driver, kernels = lab
-    notebook = Notebook(driver, address, file, pictures, kernels.pop() if kernels else "")
+    address, driver = lab
+    notebook = Notebook(driver, address, file, pictures)
     try:
         notebook.run_all()
         assert notebook.faults() == []
@@ -462,8 +462,8 @@ def test_widgets_answer(name: str, lab: tuple[str, WebDriver, list[str]], tmp_pa
         CLICKS[name](notebook)
         notebook.wait_idle()
         assert notebook.faults() == []
-        kernels.append(notebook.leave())
     except BaseException:
         notebook.shoot("failed")
-        notebook.close()
         raise
+    finally:
+        notebook.close()
