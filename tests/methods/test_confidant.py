@@ -392,7 +392,7 @@ def test_what_cannot_be_is_refused(job: Job) -> None:
         experiment.run(job, two_devices().part([0]), "simulate")
     with pytest.raises(ConfigError, match="Confidant is an asynchronous pipeline"):
         experiment.run(replace(job, options={"schedule": "1f1b"}), two_devices(), "simulate")
-    with pytest.raises(PlanError, match="By the model's sizes it needs 1.7 MB .*; 2 devices have 600 kB"):
+    with pytest.raises(PlanError, match=r"By the model's sizes it needs 1.7 MB .*; 2 devices have 600 kB"):
         experiment.run(job, two_devices(memory_bytes=300_000), "simulate")
     with pytest.raises(PlanError, match=r"'\w+' has .*; layers? .* are missing"):
         experiment.run(job, two_devices(memory_bytes=900_000), "simulate")
