@@ -110,7 +110,7 @@ def test_interrupted_and_resumed(job: Job, whole: Report, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         run(job, tmp_path, progress=stop)
     resumed = run(job, tmp_path, resume=True)
-    assert resumed.notes[0].startswith("Resumed after step")
+    assert resumed.notes[0].startswith(("Resumed after step", "Resumed after epoch"))
     assert losses(resumed) == losses(whole)
 
 
