@@ -116,6 +116,14 @@ def test_numbers_are_each_students_own_and_of_any_kind() -> None:
             assert exercise.check(answer, seed).passed
 
 
+@pytest.mark.parametrize("lab", EXERCISES)
+def test_a_hint_has_no_place_for_a_number_that_nobody_fills(lab: str) -> None:
+    """The question is filled with the student's numbers; hints are the same for everybody."""
+    for exercise in exercises_of(lab).values():
+        places = [f"{{{name}}}" for name in exercise.numbers("a")]
+        assert [hint for hint in exercise.hints if any(place in hint for place in places)] == []
+
+
 def test_students_get_the_source_without_solutions() -> None:
     assert release.main(["--check"]) == 0
     for lab, solutions in ALL.items():

@@ -11,6 +11,7 @@ from virtual_runs import DEVICES, WORK_S, Checked, Job, Trainer, Work, coordinat
 
 from workbench.core.device_faults import Fault, FaultKind, random_faults
 from workbench.core.errors import DeviceLostError
+from workbench.core.heat import Level
 from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
 
@@ -120,6 +121,17 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
     assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(
         told.coordinator.fleet.metered_j
     ) == ["d1"]
+
+
+@pytest.mark.parametrize(("address", "gives_notice"), [(None, True), ("pi@d1", False)])
+def test_a_curve_heats_emulated_devices_alone(address: str | None, gives_notice: bool) -> None:
+    """A real device reports its own throttling, also after it was lost and came back."""
+    curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=0.5, speed=0.5))
+    hot = replace(DEVICES[1], address=address, sustained=curve, leave_if_throttled=True)
+    told = prepared(Trainer(60), *faults("kill:d1@step5; return:d1@step8"), described=(DEVICES[0], hot, *DEVICES[2:]))
+    told.coordinator.run()
+    assert members(told)[:3] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
+    assert any("heat slows it down" in line for line in told.said) is gives_notice
 
 
 def test_memory_that_other_programs_take_of_a_real_device_is_noticed() -> None:

@@ -197,7 +197,7 @@ class Fleet(Watch):
         self._known: set[int] = set()  # devices that were ready before
         self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
-        self._heats = {rank: Heat(() if device.address else device.sustained) for rank, device in enumerate(described)}
+        self._heats = {rank: self._cold(rank) for rank in range(len(described))}
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -297,7 +297,7 @@ class Fleet(Watch):
         for ranks in (self.ready, self.leaving, self.awaited):
             ranks.discard(rank)
         if rank in self._heats:
-            self._heats[rank] = Heat(self._described[rank].sustained)  # a new process is a cold device
+            self._heats[rank] = self._cold(rank)  # a new process is a cold device
         if rank not in self._kept_down:
             self._come_back(rank)
         news.append(DeviceNotice(rank, "left" if has_left else "lost"))
@@ -404,6 +404,11 @@ class Fleet(Watch):
                 self._devices.command(rank, Leave())
                 departures.append((rank, reason))
         return departures
+
+    def _cold(self, rank: int) -> Heat:
+        """Return the heat of a device that begins.  A real one reports its own throttling instead."""
+        device = self._described[rank]
+        return Heat(() if device.address else device.sustained)
 
     def worked(self, rank: int, busy_s: float) -> None:
         """Record the seconds for which a device has computed in the step that ends now: they heat an emulated one."""

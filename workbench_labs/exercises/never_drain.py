@@ -387,7 +387,8 @@ subtracts rate times the gradient from the *newest* weights. Return the weights 
         hints=(
             "Move the slider of the explorer, which shows w<sup>2</sup> / 2, until this delay's line neither grows nor \
 shrinks. What does the factor before w<sup>2</sup> do to the gradient?",
-            "Try w_(t+1) = w_t - rate {curvature} w_(t - delay) in a loop of your own.",
+            "Try w_(t+1) = w_t - rate x factor x w_(t - delay) in a loop of your own, with the factor before "
+            "w<sup>2</sup>.",
             "Without delay it is 2 over the factor; it falls about as 1 over the delay.",
         ),
         draw=lambda draws: {"delay": draws.randint(1, 5), "curvature": draws.choice([0.8, 1.25, 1.5, 2.5, 4])},

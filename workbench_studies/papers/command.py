@@ -183,7 +183,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
     draws: Annotated[
-        int, typer.Option(min=1, max=MOST_DRAWS, help="How many random clusters or programs, for those that draw them.")
+        int, typer.Option(min=1, max=MOST_DRAWS, help="How many random clusters, for those that draw them.")
     ] = DRAWS,
     limit_s: Annotated[
         float, typer.Option("--limit", min=0.1, max=3600, help="A solver's seconds for each, for those that have one.")

@@ -16,7 +16,7 @@ Source = Literal["simulated", "executed", "computed"]
 Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
 OOM = "OOM"
 DRAWS, LIMIT_S = 100, 6.0
-"""Random clusters or programs, and a solver's seconds for each, if no others are asked for."""
+"""Random clusters, and a solver's seconds for each, if no others are asked for."""
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class Settings:
     executed one.  progress:
     called with lines.
     trains: whether a simulated one may also train for those of its values that no simulation gives.
-    draws: random clusters or programs of one that draws them.  limit_s: a solver's seconds for each.
+    draws: random clusters of one that draws them.  limit_s: a solver's seconds for each.
     """
 
     data: Path | None = None
