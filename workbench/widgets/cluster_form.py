@@ -355,7 +355,7 @@ def _row(device: Device) -> _Row:
         made[what] = Field(typed, values[what], check, is_number=True)
         made[what].add_class(f"workbench-{what}")
     typed = widgets.Text(
-        placeholder=f"{device.name}: it keeps its speed", continuous_update=False, layout=widgets.Layout(width="15em")
+        placeholder=f"keeps its speed ({device.name})", continuous_update=False, layout=widgets.Layout(width="95%")
     )
     hint = "Seconds of computing, and the speed from then on: [[0, 1.0], [180, 0.8]]; empty: it keeps its speed"
     typed.tooltip = f"{device.name} when it gets hot. {hint}"
