@@ -67,11 +67,9 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
 
 def add_figures(app: Sphinx, name: str, *_: Any) -> None:
     """Load what draws the figures of a lab or a comparison, on its page alone."""
-    compared = tuple(
-        f"docs/evidence/{one}"
-        for one in ("comparison", "boards", "air", "distance", "waiting", "drafts", "joules", "trust")
-    )
-    if name.startswith(("notebooks/", *compared)):
+    page = ROOT / f"{name}.md"
+    is_compared = page.is_file() and "<!-- generated: comparison" in page.read_text(encoding="utf-8")
+    if is_compared or name.startswith("notebooks/"):
         app.add_js_file("plotly.min.js")
         app.add_js_file("figures.js")
 

@@ -166,7 +166,7 @@ def _board(device: Device) -> SharedBoard:
         model=device.model if device.model in device_models() else OWN,
         memory_mb=round(device.memory_bytes / 1e6, 1),
         gflops=_measured(device, "flops_per_s", 1e9),
-        processors_gflops=tuple(round(one.flops_per_s / 1e9, 3) for one in device.processors),
+        processors_gflops=tuple(float(f"{one.flops_per_s / 1e9:.4g}") for one in device.processors),
         memory_gb_per_s=_measured(device, "memory_bytes_per_s", 1e9),
         storage_mb_per_s=_measured(device, "storage_bytes_per_s", 1e6),
     )
@@ -178,7 +178,7 @@ def _measured(device: Device, rate: str, unit: float = 1.0) -> float | None:
     if value is None or (device.model in device_models() and value == getattr(load_device(device.model), rate)):
         return None
     default = next(field.default for field in fields(Device) if field.name == rate)
-    return None if value == default else round(value / unit, 3)
+    return None if value == default else float(f"{value / unit:.4g}")
 
 
 def _run_of(report: Report) -> SharedRun:

@@ -67,20 +67,21 @@ def together(students: int, folder: Path) -> list[Report]:
         for student, report in enumerate(reports):
             _, *words = shlex.split(as_command(replace(job, seed=student), load_cluster("laptop")))
             words += ["--report", str(report), "--workdir", str(folder / f"student{student}")]
+            said = stack.enter_context((folder / f"{student}.txt").open("w+", encoding="utf-8"))
             run = subprocess.Popen(
                 [sys.executable, "-m", "workbench", *words],
                 env=child_environment(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=said,
             )
-            runs.append(stack.enter_context(run))
+            stack.callback(run.wait)
             stack.callback(run.terminate)  # nothing is left if one of them fails
-        for run in runs:
-            _, said = run.communicate(timeout=MOST_S)
-            if run.returncode:
+            runs.append((run, said))
+        for run, said in runs:
+            if run.wait(MOST_S):
+                said.seek(0)
                 request = f"Runs of students on this computer were asked for, {students} at the same time."
-                raise RuntimeSetupError(request, said.strip()[-1000:], "Ask for fewer with --only.")
+                raise RuntimeSetupError(request, said.read().strip()[-1000:], "Ask for fewer with --only.")
     return [Report.read(report) for report in reports]
 
 

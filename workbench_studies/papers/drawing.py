@@ -4,11 +4,11 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -21,6 +21,7 @@ from workbench_studies.papers.result import Comparison, Result
 
 PAPER_COLOUR, OUR_COLOUR = GREY, BLUE
 Panels = Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+T = TypeVar("T")
 NAMES = {"lora": "LoRA", "parallel_adapters_cached": "parallel adapters from the cache"}
 
 
@@ -274,3 +275,12 @@ def _text(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return "" if value is None else str(value)
+
+
+def pareto(points: Iterable[T], cost: Callable[[T], float], score: Callable[[T], float]) -> list[T]:
+    """Return the points for which no other costs as little and scores as much, by rising cost."""
+    front: list[T] = []
+    for point in sorted(points, key=lambda point: (cost(point), -score(point))):
+        if not front or score(point) > score(front[-1]):
+            front.append(point)
+    return front

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pytest
 
 from workbench.core.job import Job
@@ -11,6 +13,7 @@ from workbench_studies.papers.compare.boards import point
 from workbench_studies.papers.compare.methods import compared
 from workbench_studies.papers.compare.picture import COLUMNS
 from workbench_studies.papers.compare.runs import SAME_LEARNING, SERVING, TRAININGS, Run, simulated, training
+from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.result import Settings, shipped_result
 
 
@@ -141,4 +144,4 @@ def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_beats_a_point_of_the_front() -> None:
     points = [(3.0, 60.0), (1.0, 50.0), (2.0, 70.0), (2.0, 65.0), (4.0, 70.0), (5.0, 71.0)]
-    assert estimators.pareto(points) == [(1.0, 50.0), (2.0, 70.0), (5.0, 71.0)]
+    assert pareto(points, itemgetter(0), itemgetter(1)) == [(1.0, 50.0), (2.0, 70.0), (5.0, 71.0)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from workbench_studies.papers import COMPARE, find_item
-from workbench_studies.papers.compare.trust import COLUMNS, DILATIONS, compared, rank_correlation
+from workbench_studies.papers.compare.trust import COLUMNS, DILATIONS, compared
 from workbench_studies.papers.result import shipped_result
 
 
@@ -19,11 +17,6 @@ def point(ratio: float, late: float, dilation: float = 1.0) -> dict[str, object]
         "ratio": ratio,
         "late": late,
     }
-
-
-def test_rank_correlation_follows_order_alone():
-    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 400]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
 
 
 def test_a_late_run_is_judged_apart_and_one_in_pace_that_is_off_breaks_the_claim():

@@ -39,11 +39,8 @@ class EstimatorRule:
     each direction in the update, by query; empty if the results do not suffice.
     pass_cost: the time of a pass over that of one of as many parts without derivatives (measured for 'jvp':
     all-MiniLM-L6-v2, q = 4, E = 4, .68 against .32 s of one core).
-    cost: the passes of a step, in words.  kept: what is kept from step to step besides theta, in words.
     """
 
-    title: str
-    source: str
     signs: tuple[int, ...]
     direction: DirectionKind
     slopes: Callable[[Results, float], dict[int, float]]
@@ -52,8 +49,6 @@ class EstimatorRule:
     tangent: bool = False
     min_directions: int = 1
     pass_cost: float = 1.0
-    cost: str
-    kept: str
 
     @property
     def query_parts(self) -> int:
@@ -107,46 +102,30 @@ def tangent_slopes(results: Results, epsilon: float) -> dict[int, float]:
 ESTIMATORS: Mapping[str, EstimatorRule] = MappingProxyType(
     {
         "two_point": EstimatorRule(
-            title="Two points (P-RGE, MeZO)",
-            source="arXiv:2409.15520, Algorithm 1",
             signs=(1, -1),
             direction="normal",
             slopes=two_point_slopes,
-            cost="2q passes",
-            kept="nothing",
         ),
         "one_sided": EstimatorRule(
-            title="One-sided (FZOO)",
-            source="arXiv:2506.09034",
             signs=(1,),
             direction="rademacher",
             slopes=one_sided_slopes,
             executions=("both", "sequential"),
             has_base=True,
             min_directions=2,
-            cost="q + 1 passes",
-            kept="nothing",
         ),
         "low_rank": EstimatorRule(
-            title="Low-rank (LOZO)",
-            source="arXiv:2410.07698, section 4",
             signs=(1, -1),
             direction="low_rank",
             slopes=two_point_slopes,
-            cost="2q passes",
-            kept="the seed of V",
         ),
         "jvp": EstimatorRule(
-            title="Forward gradient (jvp)",
-            source="arXiv:2202.08587, Definition 1",
             signs=(1,),
             direction="normal",
             slopes=tangent_slopes,
             executions=("both", "inner"),
             tangent=True,
             pass_cost=2.1,
-            cost="q passes that carry derivatives",
-            kept="nothing",
         ),
     }
 )

@@ -30,7 +30,7 @@ from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, full_pipeline
 from workbench.schedules.torch_csv import read_torch_csv
 from workbench.simulator import simulate
-from workbench.simulator.steps import mini_batches
+from workbench.simulator.steps import pace_s
 from workbench.trainings.kept import kept_or_made
 from workbench_studies.papers.compare.lower_bound import Bound, Placement, makespan_bound, placements
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe, virtual_worker_costs
@@ -50,7 +50,7 @@ METHODS = (*SYNCHRONOUS, "Confidant", *SHARED)
 TRIED = 24
 """Placements that a method without a planner tries."""
 LONG, SHORT = 16, 8
-"""Mini-batches, or waves, of an asynchronous method: the later ones are timed."""
+"""Waves of HetPipe: the later ones are timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,11 +229,7 @@ def _ring_s(problem: Problem[Profile]) -> float:
 def _confidant_s(problem: Problem[Profile]) -> float:
     """Return the seconds of a whole mini-batch in Confidant's pipeline once it is full."""
     plan = plan_asynchronous(Equation3(problem), searches=True, method="confidant")
-    long, short = (
-        mini_batches(problem.profile, problem.cluster, plan, tokens=TOKENS, count=count).makespan_s
-        for count in (LONG, SHORT)
-    )
-    return (long - short) / (LONG - SHORT)
+    return pace_s(problem.profile, problem.cluster, plan, tokens=TOKENS)
 
 
 def _hetpipe_s(problem: Problem[Profile]) -> float:

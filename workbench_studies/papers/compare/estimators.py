@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -42,6 +43,7 @@ from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, train
 from workbench.tasks.task import Task
 from workbench.trainings.kept import kept_or_made
 from workbench_studies.bench.frame import child_peak_bytes, peak_bytes
+from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, Table, spread
 
@@ -224,11 +226,11 @@ def figure(table: Table) -> go.Figure:
     drawn = make_subplots(rows=2, cols=2, shared_yaxes=True, horizontal_spacing=0.06, vertical_spacing=0.2)
     for number, axis in enumerate(AXES):
         place: Any = {"row": number // 2 + 1, "col": number % 2 + 1}
-        front = pareto((row[axis], row["accuracy, %"]) for row in rows)
+        front = pareto(rows, itemgetter(axis), itemgetter("accuracy, %"))
         drawn.add_trace(
             go.Scatter(
-                x=[cost for cost, _ in front],
-                y=[score for _, score in front],
+                x=[row[axis] for row in front],
+                y=[row["accuracy, %"] for row in front],
                 mode="lines",
                 line={"color": GREY, "width": 5},
                 opacity=0.5,
@@ -265,15 +267,6 @@ def figure(table: Table) -> go.Figure:
         height=640,
         margin={"l": 20, "r": 20, "t": 110, "b": 120},
     )
-
-
-def pareto(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (cost, score) for which no other costs as little and scores as much, by rising cost."""
-    front: list[tuple[float, float]] = []
-    for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not front or score > front[-1][1]:
-            front.append((cost, score))
-    return front
 
 
 def _peak(name: str, model: str) -> int:

@@ -21,6 +21,7 @@ from workbench.core.summary import energy_j
 from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
 from workbench.runs.advice import COMPUTED
+from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, Table, shipped_result
 
@@ -121,13 +122,8 @@ def reached() -> Iterator[Reached]:
 
 def front(found: Sequence[Reached]) -> list[Reached]:
     """Return those that no other reaches with at most as many joules, by joules."""
-    best: list[Reached] = []
-    for one in sorted(
-        (one for one in found if one.accuracy is not None), key=lambda one: (one.joules, -(one.accuracy or 0))
-    ):
-        if not best or (one.accuracy or 0) > (best[-1].accuracy or 0):
-            best.append(one)
-    return best
+    scored = [one for one in found if one.accuracy is not None]
+    return pareto(scored, cost=lambda one: one.joules, score=lambda one: one.accuracy or 0.0)
 
 
 def joules(item: Item, settings: Settings) -> Result:

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.plots.export import Captioned
 from workbench.plots.style import BLUE, DARK_GREY, GREEN, SYMBOLS, VERMILLION, finish
+from workbench.tasks.metrics import spearman
 from workbench.trainings.kept import kept_or_made
 from workbench_studies.bench.executor import bench
 from workbench_studies.papers.items import Item
@@ -72,7 +73,7 @@ def compared(item: Item, points: Sequence[dict[str, Any]], rounds: int) -> Resul
         tables={"dilations": by_dilation, "programs": rows},
         holds={
             "valid": bool(in_pace) and max(in_pace) <= WITHIN,
-            "order": rank_correlation(late, off) > 0.5,
+            "order": spearman(late, off) > 0.5,
         },
         rounds=rounds,
         programs=len(points),
@@ -83,22 +84,8 @@ def compared(item: Item, points: Sequence[dict[str, Any]], rounds: int) -> Resul
         worst=100 * max(in_pace, default=0.0),
         held_up=len(held_up),
         held_off=100 * (median(held_up) if held_up else 0.0),
-        correlation=rank_correlation(late, off),
+        correlation=spearman(late, off),
     )
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Spearman's correlation of two lists; equal values count in their order."""
-    count = len(first)
-    if count < 2:
-        return 0.0
-
-    def ranks(values: Sequence[float]) -> list[int]:
-        order = sorted(range(count), key=values.__getitem__)
-        return [order.index(index) for index in range(count)]
-
-    squares = sum((a - b) ** 2 for a, b in zip(ranks(first), ranks(second), strict=True))
-    return 1 - 6 * squares / (count * (count**2 - 1))
 
 
 def draw_trust(item: Item, result: Result) -> list[Captioned]:

@@ -22,6 +22,7 @@ from workbench_studies.papers.compare.waiting import (
     times_of,
     ways,
 )
+from workbench_studies.papers.drawing import words
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, Table
 
@@ -52,7 +53,7 @@ def waiting(item: Item, settings: Settings) -> Result:
         [],
         tables={
             "fastest": [
-                (float(count), float(rate), one.way, one.efficiency, one.times, one.waited_j / one.joules)
+                (float(count), float(rate), words(one.way), one.efficiency, one.times, one.waited_j / one.joules)
                 for count, rate, one in shown
             ],
             "ways": [_row(one) for one in found],
@@ -121,7 +122,7 @@ def figure(table: Table) -> go.Figure:
             marker={"color": COLOURS[count], "symbol": symbol, "size": 6, "opacity": 0.6},
             name=f"{count} boards",
             legendgroup=str(count),
-            hovertext=[f"{one.model}, {one.mbit_per_s} Mbit/s: {one.way}" for one in own],
+            hovertext=[f"{one.model}, {one.mbit_per_s} Mbit/s: {words(one.way)}" for one in own],
         )
         drawn.add_trace(points, row=1, col=1)
         own = [best[model, count, rate] for rate in MBIT_PER_S]
@@ -133,7 +134,7 @@ def figure(table: Table) -> go.Figure:
             marker={"symbol": symbol, "size": 7},
             legendgroup=str(count),
             showlegend=False,
-            hovertext=[f"{one.way}, {one.mbit_per_s} Mbit/s" for one in own],
+            hovertext=[f"{words(one.way)}, {one.mbit_per_s} Mbit/s" for one in own],
         )
         drawn.add_trace(waited, row=1, col=2)
     drawn.update_xaxes(title="efficiency: speedup / boards", tickformat=".0%", autorange="reversed", col=1)
