@@ -352,10 +352,6 @@ def _report(
     differences = (note,) if note else ()
     if outcome is None:
         change_notes = prediction.notes + tuple(recovery.described for recovery in prediction.recoveries)
-        if job.faults and not change_notes:
-            change_notes = (
-                "The job's faults are injected into devices when it is executed; this is a simulation without them.",
-            )
         return replace(report, recoveries=prediction.recoveries, notes=notes + change_notes + differences)
     busy = outcome.overrun_share > BUSY_OVERRUN_SHARE
     metrics = {name: value for name, value in outcome.metrics.items() if math.isfinite(value)}

@@ -22,8 +22,10 @@ from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import Grid
 from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
+from workbench.methods.training.faults import CHANGES
 from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
+from workbench.runtime.virtual_devices import VirtualWorld
 
 
 @pytest.fixture(scope="module")
@@ -274,3 +276,41 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)
     nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), described, "simulate")
     assert "No device is left" in told(nobody)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fine_tuning", {"technique": "lora", "paradigm": "data_parallel"}),
+        ("ringada", {}),
+        ("p_rge", {"queries": 4, "steps": 12}),
+        ("p_rge", {"queries": 4, "steps": 12, "after_loss": "repeat"}),
+    ],
+)
+def test_a_run_with_a_loss_takes_the_steps_of_both_plans_and_what_the_loss_wastes(
+    method: str, options: dict, job: Job
+) -> None:
+    """The closed form: whole steps on two devices, a part of one that is lost or finished, the rest on one device."""
+    fast, world = two_devices(share=None), VirtualWorld()
+    slow = tuple(replace(device, flops_per_s=device.flops_per_s / 1000) for device in fast.devices)
+    described = replace(fast, devices=slow)  # steps of seconds, next to which a message is short
+    job = replace(job, method=method, model="tiny-llama" if method == "p_rge" else job.model, options=options)
+    both = experiment.run(job, described, "simulate")
+    whole_s = both.steps[1].predicted_s or 0.0
+    begin_s = world.join_s + (both.steps[0].predicted_s or 0.0)
+    lost_s, never_s = begin_s + whole_s / 3, 1000 * begin_s
+    report = experiment.run(replace(job, faults=f"kill:beta@{lost_s}s; freeze:beta@{never_s}s"), described, "simulate")
+    finishes = method == "p_rge" and "after_loss" not in options
+    wasted_s = 2 * world.join_s + (whole_s if finishes else whole_s / 3 + world.notice_s)
+    messages_s = 20 * world.message_s
+    assert report.steps[0] == both.steps[0]
+    assert wasted_s - messages_s <= report.phases_s[CHANGES] <= wasted_s + messages_s
+    assert f"'freeze' of beta at {never_s:g} s never began" in told(report)
+    samples = [step.samples for step in both.steps[2:]]
+    assert [step.samples for step in report.steps[2:]] == [
+        number // 2 if method == "ringada" else number
+        for number in samples  # each brings its own data
+    ]
+    if method != "ringada":
+        alone = experiment.run(job, described.part([0]), "simulate")
+        assert report.steps[2:] == alone.steps[2:]

@@ -83,7 +83,8 @@ def parse_faults(text: str, cluster: Cluster, unit: Unit = "step") -> tuple[Faul
     """Parse 'KIND:DEVICE[:FACTOR]@FROM[-TO]; ...' and return the faults by start time.
 
     DEVICE: a name, or a number from 0; for 'slow' also 'SENDER>RECEIVER', a link between two devices that train.
-    FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').
+    FROM, TO: steps ('@step20', or '@20' if the unit is steps) or seconds ('@20s', or '@20').  A run that is counted in
+    steps takes seconds, too, since all devices were ready; a service has no steps.
     'return:DEVICE@WHEN' ends the device's previous fault.  Raises ConfigError naming the invalid part.
     """
     faults: list[Fault] = []
@@ -119,9 +120,8 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
             f"Write, for example, slow:{names[0]}>{names[-1]}:4@step20.",
         )
     start, stop, own_unit = _times(request, when, unit)
-    if own_unit != unit:
-        counts = "steps" if unit == "step" else "seconds"
-        raise ConfigError(request, f"Here faults are counted in {counts}.", f"Write, for example, {EXAMPLES[unit]}.")
+    if unit == "s" and own_unit == "step":
+        raise ConfigError(request, "Here faults are counted in seconds.", f"Write, for example, {EXAMPLES[unit]}.")
     try:
         slowness = _number(factor) if factor else (4.0 if kind in WITH_FACTOR else 1.0)
     except ValueError:
@@ -144,17 +144,18 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
         before = [
             i
             for i, other in enumerate(faults)
-            if other.rank == rank and other.end is None and other.kind not in WITH_FACTOR
+            if other.rank == rank and (other.end, other.unit) == (None, own_unit) and other.kind not in WITH_FACTOR
         ]
         if stop is not None or not before:
+            counts = "steps" if own_unit == "step" else "seconds"
             problem = "A return has one time." if stop is not None else f"By then '{names[rank]}' has not gone."
-            raise ConfigError(request, problem, "Name a kill, freeze or leave of the device before it.")
+            raise ConfigError(request, problem, f"Name a kill, freeze or leave of the device before it, in {counts}.")
         gone = faults.pop(before[-1])
         kind, start, stop = gone.kind, gone.start, start
     require_range(slowness, range_of(Fault, "factor"), f"The fault '{shown(word)}'", "factor")
     try:
         to = receivers[0] if receivers else None
-        faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=unit, to=to))  # type: ignore[arg-type]
+        faults.append(Fault(kind=kind, rank=rank, start=start, end=stop, factor=slowness, unit=own_unit, to=to))  # type: ignore[arg-type]
     except ConfigError as error:
         raise ConfigError(f"{request} {error.asked}", error.found, error.todo) from None
 
@@ -243,6 +244,10 @@ class FaultSchedule:
                         factors.pop(number, None)
                 changes.append((fault, begins))
         return changes
+
+    def not_begun(self) -> list[Fault]:
+        """Return the faults that were not due yet."""
+        return [self.faults[number] for moments in self._moments.values() for _, number, begins in moments if begins]
 
     def factor(self, rank: int, to: int | None = None, *, kind: FaultKind = "slow") -> float:
         """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its

@@ -90,7 +90,7 @@ def prepared_job(
             )
     for fault in parse_faults(job.faults, cluster):
         num_steps = prepared.steps_on(cluster.world_size)
-        if fault.start >= num_steps:
+        if fault.unit == "step" and fault.start >= num_steps:
             request = f"The fault '{fault.kind}' of '{cluster.devices[fault.rank].name}' {fault.when} was asked for."
             raise ConfigError(request, f"The run has {num_steps} steps.", "Name an earlier step, or do more steps.")
     return prepared

@@ -96,6 +96,8 @@ class Coordinator:
             return
         try:
             self._run()
+            for fault in self.fleet.faults.not_begun():
+                self.say(f"The fault '{fault.kind}' of {self.fleet.name(fault.rank)} {fault.when} never began")
         finally:
             if self._generation is not None:
                 self.fleet.command(self._generation.members, Abort(self._generation.number))
@@ -105,6 +107,11 @@ class Coordinator:
     def recoveries(self) -> tuple[Recovery, ...]:
         """Return the costs of all device changes after which a step was completed."""
         return tuple(recovery for change in self._changes if (recovery := change.recovery) is not None)
+
+    @property
+    def passed_s(self) -> float:
+        """Return the seconds since all devices were ready."""
+        return self.fleet.now_s() - self._begin_s
 
     def _run(self) -> None:
         policy, fleet = self.policy, self.fleet
@@ -130,7 +137,7 @@ class Coordinator:
                 self._follow_policy()
 
     def _seconds(self) -> float:
-        return self.fleet.now_s() - self._begin_s if self.clock is None else self.clock()
+        return self.passed_s if self.clock is None else self.clock()
 
     # News.
 

@@ -37,10 +37,11 @@ from workbench.methods.p_rge.policy import History, QueryPolicy, changed_notes, 
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
+from workbench.methods.p_rge.virtual import VirtualQueryPolicy
 from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
-from workbench.methods.training.faults import predict
+from workbench.methods.training.faults import predict, under_policy
 from workbench.methods.training.method import LayerMethod, Measurement, SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
@@ -107,7 +108,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         chosen_passings(prepared.problem(profile, cluster, setting), plan)
 
     def predict(self, planned: Planned[PreparedJob]) -> Prediction:
-        """Simulate every step, as if nothing changed.  bytes: bytes that all devices send in a step (see Method)."""
+        """Simulate every step and the faults to inject.  bytes: bytes that all devices send in a step (see Method)."""
         job = self.rank_job(*planned)
         prediction = predict(job)
         (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
@@ -119,6 +120,9 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             + 4 * (planned.prepared.rule.direction == "low_rank"),
         }
         prediction = replace(prediction, bytes=nbytes)
+        if job.job.faults:
+            policy = VirtualQueryPolicy(self, planned, job.change)
+            return under_policy(prediction, policy)
         if not planned.prepared.options.adapt:
             return prediction
         return replace(prediction, notes=("A simulation adapts nothing to a change of the devices' speed.",))

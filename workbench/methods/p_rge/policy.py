@@ -60,7 +60,33 @@ def fitted_setting(
 LOG = "log.jsonl"
 
 
-class History:
+class Changes:
+    """The settings of a run: each applies from some step on.
+
+    folder: the run's folder; None for a simulated run.  records: the log's steps.
+    """
+
+    folder: Path | None
+    records: list[StepLog]
+    changes: list[Change]
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of finished steps."""
+        return len(self.records)
+
+    def changes_with(self, setting: Setting) -> list[Change]:
+        """Return the changes so far, and one to a setting from the next step on if it is not the current one."""
+        step, last = self.num_steps, self.changes[-1]
+        new = [] if setting == last.setting else [Change(step, last.samples_before(step), setting)]
+        return [*self.changes, *new]
+
+    def change(self, change: Change) -> None:
+        """Record that the next steps have another setting."""
+        self.changes.append(change)
+
+
+class History(Changes):
     """The finished steps, in memory and on disk.
 
     resumed: number of steps done by an earlier program call.  damage: the damage that made the log end early, or ''.
@@ -77,7 +103,8 @@ class History:
         self.found = resume and holds_run(folder, digest, prepared.job)
         if not self.found:
             begin_folder(folder, digest, prepared.job)
-        self.folder, self.path = folder, folder / STEPS / LOG
+        self.folder: Path = folder
+        self.path = folder / STEPS / LOG
         self._file = LogFile(self.path, identity, mends=True)
         self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
         self.resumed = len(self.records)
@@ -94,15 +121,9 @@ class History:
             self.records.append(record)
             self._file.append(record)
 
-    def changes_with(self, setting: Setting) -> list[Change]:
-        """Return the changes so far, and one to a setting from the next step on if it is not the current one."""
-        step, last = len(self.records), self.changes[-1]
-        new = [] if setting == last.setting else [Change(step, last.samples_before(step), setting)]
-        return [*self.changes, *new]
-
     def change(self, change: Change) -> None:
         """Record that the next steps have another setting."""
-        self.changes.append(change)
+        super().change(change)
         self._file.remark(change)
 
 
@@ -140,17 +161,16 @@ def words(setting: Setting) -> str:
     return f"{setting.queries} queries of {setting.batch_size} samples"
 
 
-class QueryPolicy(StepPolicy):
-    """A StepPolicy whose generations start from the log of seeds and scalars, which every device replays.
+class SettingPolicy(StepPolicy):
+    """A StepPolicy of queries: the devices' queries, and the setting of the next steps.
 
-    parts: for every generation, the results of its devices, by their ranks in the cluster.
+    history: the settings so far, and the finished steps.
     """
 
-    def __init__(self, method: Plans, planned: Planned[PreparedJob], history: History, notify: Notify) -> None:
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], history: Changes, notify: Notify) -> None:
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
-        self.history, self._step = history, len(history.records)
-        self.parts: list[tuple[StartedGeneration, dict[int, QueryResult]]] = []
+        self.history, self._step = history, history.num_steps
 
     @property
     def setting(self) -> Setting:
@@ -174,13 +194,54 @@ class QueryPolicy(StepPolicy):
         changes, folder = self.history.changes_with(setting), self.history.folder
         return rank_job(self.prepared, profile, part, plan, changes, slowed=slowed, folder=folder)
 
-    def begun(self, generation: Generation) -> Generation:
-        """Record a change of the setting (see Policy)."""
-        job: PRGERankJob = generation.job
+    def _record(self, job: PRGERankJob) -> None:
+        """Record the setting of a job that begins."""
         if job.change != self.history.changes[-1]:
             self.history.change(job.change)
             if job.change.step:  # the first setting is reported with the plan
                 self.say(f"From step {self.step + 1} on {words(job.change.setting)}")
+
+    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
+        """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be
+        moved for it.
+        """
+        members, job = self._next_job(ready, factors)
+        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
+        return job.change.setting != self.setting or not is_same
+
+    def _fitted(self, ranks: Sequence[int], factors: Factors) -> Setting:
+        """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
+        possible.
+        """
+        cluster, profile = self.cluster.part(ranks, factors), self.profile.part(ranks, factors)
+        return fitted_setting(self.prepared, cluster, profile, step_s=self._tolerated_s)
+
+    @cached_property
+    def _tolerated_s(self) -> float | None:
+        """Return the time limit of a step in an adapting run, from the time that all devices together need at the
+        profiled speed.
+        """
+        if not self.prepared.options.adapt:
+            return None
+        first = self.history.changes[0].setting
+        return TOLERATED * plan_queries(self.prepared.problem(self.profile, self.cluster, first)).total_s
+
+
+class QueryPolicy(SettingPolicy):
+    """A SettingPolicy whose generations start from the log of seeds and scalars, which every device replays.
+
+    parts: for every generation, the results of its devices, by their ranks in the cluster.
+    """
+
+    history: History
+
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], history: History, notify: Notify) -> None:
+        super().__init__(method, planned, history, notify)
+        self.parts: list[tuple[StartedGeneration, dict[int, QueryResult]]] = []
+
+    def begun(self, generation: Generation) -> Generation:
+        """Record a change of the setting (see Policy)."""
+        self._record(generation.job)
         self._begin(generation)
         self.watch(generation)
         return generation
@@ -226,28 +287,3 @@ class QueryPolicy(StepPolicy):
             return
         self._add(record_of(job, step, complete))
         self.say(f"Step {step + 1} is made from {len(complete) // each} of {job.estimator.num_queries} queries")
-
-    def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
-        """Return whether the devices' speeds call for another setting or plan than a generation's; no state has to be
-        moved for it.
-        """
-        members, job = self._next_job(ready, factors)
-        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
-        return job.change.setting != self.setting or not is_same
-
-    def _fitted(self, ranks: Sequence[int], factors: Factors) -> Setting:
-        """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
-        possible.
-        """
-        cluster, profile = self.cluster.part(ranks, factors), self.profile.part(ranks, factors)
-        return fitted_setting(self.prepared, cluster, profile, step_s=self._tolerated_s)
-
-    @cached_property
-    def _tolerated_s(self) -> float | None:
-        """Return the time limit of a step in an adapting run, from the time that all devices together need at the
-        profiled speed.
-        """
-        if not self.prepared.options.adapt:
-            return None
-        first = self.history.changes[0].setting
-        return TOLERATED * plan_queries(self.prepared.problem(self.profile, self.cluster, first)).total_s

@@ -4,7 +4,7 @@ virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -29,6 +29,9 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork
 from workbench.simulator import simulate
+
+CHANGES = "changes of devices"
+"""The name of the seconds in which steps were lost or repeated, devices met, and state was moved."""
 
 Links = tuple[tuple[str, float], ...]
 """How many times slower some links are, by 'sender>receiver'."""
@@ -106,17 +109,27 @@ def slowed(virtual: VirtualJob, factors: tuple[float, ...], links: Links = ()) -
     return Timetable(slow_links, job.profile.part(range(len(factors)), slower))
 
 
-class _Policy(StepPolicy):
-    """A StepPolicy whose devices only count steps."""
+class VirtualPolicy(StepPolicy):
+    """A StepPolicy whose devices only count steps.
+
+    clock: returns the virtual seconds.  adapts: whether the run reacts to changes in speed.
+    """
 
     has_converged = False
+    adapts = True
+    clock: Callable[[], float]
+
+    def part(self, generation: Generation, place: int) -> VirtualJob:
+        """Return the job as it is, because virtual devices read no part of it (see Policy)."""
+        return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
+
+
+class _Policy(VirtualPolicy):
+    """A VirtualPolicy of a method that backpropagates."""
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
         self._kept: tuple[int, Homes] = 0, {}  # the step of the last snapshot in memory, and the devices that keep it
-
-    def part(self, generation: Generation, place: int) -> VirtualJob:
-        return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
@@ -164,23 +177,39 @@ class _Policy(StepPolicy):
 
 
 def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], first: RankJob) -> Prediction:
-    """Return the prediction of a job with its faults: each step's seconds, the cost of the faults, and the events in
-    words.
+    """Return the prediction of a job with its faults (see under_policy), of a method that backpropagates."""
+    return under_policy(prediction, _Policy(method, planned, first))
+
+
+def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
+    """Return a prediction with its job's faults: each step's seconds and samples, the cost of the faults, and the
+    events in words.  phases_s gets the seconds of CHANGES.
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
-    policy, work = _Policy(method, planned, first), _Work(first.cluster.devices)
+    first, work = policy.first, _Work(policy.cluster.devices)
+    policy.clock = work.devices.now_s
     fleet = fleet_of(work.devices, first.cluster, first.job)
-    coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=True)
+    coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=policy.adapts)
     try:
         coordinator.run()
     except DeviceLostError as error:
         policy.notes.append(str(error))
+    taken_s = work.devices.taken_s
+    found = with_seconds(prediction, taken_s)
     return replace(
-        with_seconds(prediction, work.devices.taken_s),
+        found,
+        steps=tuple(_as_done(step, number, policy) for number, step in enumerate(found.steps)),
+        phases_s=prediction.phases_s | {CHANGES: coordinator.passed_s - sum(taken_s.values())},
         recoveries=coordinator.recoveries,
         notes=(*prediction.notes, *policy.notes),
     )
+
+
+def _as_done(step: StepRecord, number: int, policy: StepPolicy) -> StepRecord:
+    """Return a step with the samples of those devices that did it."""
+    by = next((generation for generation in reversed(policy.generations) if generation.start <= number), None)
+    return step if by is None else replace(step, samples=by.timetable.samples(number))
 
 
 def predict(rank_job: PhasedJob) -> Prediction:

@@ -60,6 +60,10 @@ class Timetable:
         phase, planned = self._at(step)
         return self._seconds_of(phase, self.epoch_of(step)[0])(planned.shape)
 
+    def samples(self, step: int) -> int:
+        """Return the samples of a step."""
+        return self._at(step)[1].shape.samples
+
     def _find_seconds_of(self, phase: int, epoch: int) -> Callable[[StepShape], float]:
         return self._predictors[phase].seconds_of(self._steps(phase, epoch))
 

@@ -1,0 +1,80 @@
+"""A simulated run with faults: P-RGE's queries on devices in virtual time (see training.faults)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.methods.base import Planned, ignore
+from workbench.methods.p_rge.policy import Changes, SettingPolicy
+from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.rank_job import Change
+from workbench.methods.training.faults import VirtualJob, VirtualPolicy
+from workbench.methods.training.phases import Plans
+from workbench.runtime.commands import Generation, Parts, StepDone
+
+
+class _Counted(Changes):
+    """The settings of a simulated run, whose steps leave no records."""
+
+    def __init__(self, first: Change) -> None:
+        self.folder, self.records, self.changes, self._count = None, [], [first], 0
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of finished steps."""
+        return self._count
+
+    def count(self, num_steps: int) -> None:
+        """Set the number of finished steps."""
+        self._count = num_steps
+
+
+class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
+    """A VirtualPolicy of queries.
+
+    A device that comes back repeats the log while the others work.  With after_loss = 'drop' the others finish the step
+    of a loss without the lost queries, with 'repeat' it is done again.
+    """
+
+    history: _Counted
+
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], first: Change) -> None:
+        super().__init__(method, planned, _Counted(first), ignore)
+        self.adapts = planned.prepared.options.adapt
+        self._stepped_s = 0.0  # the end of the last step
+        self._rest_s = 0.0  # what the others still have to do of a step in which a device was lost
+
+    def begun(self, generation: Generation) -> Generation:
+        """Begin a generation, after the rest of a step in which a device was lost (see Policy)."""
+        job: Any = generation.job
+        self._record(job)
+        self._begin(generation)
+        begins_s, self._rest_s = self._rest_s, 0.0
+        self._stepped_s = self.clock() + begins_s
+        virtual = VirtualJob(job, self.step, self.num_steps, generation.timeout_s, begins_s)
+        return generation._replace(job=virtual)
+
+    def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
+        """Count a step."""
+        super().stepped(generation, rank, done)
+        self._counted()
+
+    def _counted(self) -> None:
+        self.history.count(self.step)
+        self._stepped_s = self.clock()
+
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Repeat the step of a loss, or let the others finish it."""
+        if lost:
+            self.now = None
+        is_broken = lost or any(ended.end == "lost" for ended in parts.values())
+        if not is_broken or self.step >= self.num_steps:
+            return
+        if self.prepared.options.after_loss == "repeat" or len(lost) == len(generation.members):
+            self.say(f"Step {self.step + 1} is repeated")
+            return
+        self.say(f"Step {self.step + 1} is made without the lost queries")
+        whole_s = generation.predictor.seconds(self.step)
+        self._rest_s = max(0.0, whole_s - (self.clock() - self._stepped_s))
+        self._step += 1
+        self._counted()
