@@ -102,6 +102,7 @@ def test_a_pass_gives_as_many_tokens_as_were_guessed_and_one_more() -> None:
         draft = Draft(guessing)
         text = list(LocalWriter("tiny-llama-2", model, (), draft).write([5, 9, 7], 21, SAMPLINGS[1]))
         assert len(text) == 21 and draft.passes.mean == expected
+        assert draft.passes.acceptance == float(expected > 1)
     assert [num_guesses(count) for count in (1, 3, 4, 8, 9, 16)] == [4, 4, 3, 1, 0, 0]
 
 

@@ -99,6 +99,35 @@ def test_the_plain_grammar_is_that_of_server_sent_events(address: str) -> None:
     assert page.status_code == 200 and not re.search(r"(src|href)=.https?:", page.text)
 
 
+def test_a_draft_is_told_to_the_page_and_in_the_metrics() -> None:
+    """As it guesses in one process; before the first text nothing is known."""
+    model = load_text_model(MODEL, "int4")
+    settings = TextSettings(max_tokens=6, sampling=Sampling(temperature=0.9, top_p=0.9, seed=3))
+    assert list(model.complete("hello", settings)) and model.passes is not None
+    with (
+        offered(MODEL, None, "auto", token="", say=lambda text: None, draft="int4") as offer,
+        serving(offer) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        before = client.get("/state").json()["draft"]
+        assert before == {"name": "int4", "tokens_per_pass": None, "accepted_share": None}
+        assert 'guesses_total{outcome="right"} 0' in client.get("/metrics").text
+        text = client.post("/v1/completions", json={"prompt": "hello", **SEEDED})
+        assert text.json()["choices"][0]["text"] == expected("hello")
+        after, metrics = client.get("/state").json()["draft"], client.get("/metrics").text
+    passes = model.passes
+    assert after == before | {"tokens_per_pass": passes.mean, "accepted_share": passes.acceptance}
+    for line in (
+        f"draft_passes_total {passes.count}",
+        f"draft_tokens_total {passes.tokens}",
+        f'draft_guesses_total{{outcome="right"}} {passes.right}',
+        f'draft_guesses_total{{outcome="wrong"}} {passes.wrong}',
+        f"draft_tokens_per_pass {passes.mean:.6f}",
+        f"draft_accepted_share {passes.acceptance:.6f}",
+    ):
+        assert f"workbench_{line}\n" in metrics
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

@@ -113,10 +113,17 @@ def _show(model: TextModel, pieces: Iterator[Piece], *, as_json: bool) -> str:
             print_piece(piece.text)
     seconds = time.monotonic() - begin
     if as_json:
-        drafted = {} if model.passes is None else {"tokens_per_pass": model.passes.mean}
+        drafted = (
+            {}
+            if model.passes is None
+            else {
+                "tokens_per_pass": model.passes.mean,
+                "accepted_share": model.passes.acceptance,
+            }
+        )
         print_json({"text": text, "tokens": tokens, "finish": finish, "seconds": seconds, **drafted})
     else:
         print_text()
-        passes = "" if model.passes is None else f", {model.passes.mean:.1f} a pass"
+        passes = "" if model.passes is None else f", {model.passes.told}"
         say(f"({tokens} tokens, {tokens / max(seconds, 1e-9):.1f} a second{passes})")
     return text

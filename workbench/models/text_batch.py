@@ -77,19 +77,42 @@ class GrowingText:
 
 @dataclass(slots=True)
 class Passes:
-    """The passes of a model that checked a draft's guesses, one for each text in it, and the tokens that they gave."""
+    """The passes of a model that checked a draft's guesses, one for each text in it.
+
+    tokens: those that they gave.  right, wrong: guesses that the model has chosen, too, or not.  What was guessed after
+    a wrong one is neither.
+    """
 
     count: int = 0
     tokens: int = 0
+    right: int = 0
+    wrong: int = 0
 
     @property
     def mean(self) -> float:
         """Return the tokens of a pass, 0 before the first."""
         return self.tokens / max(1, self.count)
 
-    def add(self, tokens: int, *, is_new: bool = True) -> None:
-        """Note tokens of a new pass, or of the last one."""
-        self.count, self.tokens = self.count + is_new, self.tokens + tokens
+    @property
+    def acceptance(self) -> float | None:
+        """Return the share of right guesses, by which drafts.Round says when a draft pays; None before the first."""
+        return self.right / (self.right + self.wrong) if self.right or self.wrong else None
+
+    @property
+    def told(self) -> str:
+        """Return both in words."""
+        right = "nothing guessed" if self.acceptance is None else f"{self.acceptance:.0%} of the guesses right"
+        return f"{self.mean:.1f} a pass, {right}"
+
+    def add(self, *, is_right: bool | None, is_first: bool) -> None:
+        """Note a token.  is_right: whether it had been guessed, None if none was.  is_first: of its pass."""
+        self.count, self.tokens = self.count + is_first, self.tokens + 1
+        self.right, self.wrong = self.right + (is_right is True), self.wrong + (is_right is False)
+
+
+def checked(guesses: Sequence[int], taken: Sequence[int]) -> list[bool | None]:
+    """Return for each token of a pass whether it had been guessed, None for one after the last guess."""
+    return [guesses[at] == token if at < len(guesses) else None for at, token in enumerate(taken)]
 
 
 class Guesser(Protocol):
@@ -166,6 +189,7 @@ class TextBatch:
                     continue
                 member.out.extend(taken)
                 if self._draft is not None:
-                    self._draft.passes.add(len(taken))
+                    for at, is_right in enumerate(checked(guessed, taken)):
+                        self._draft.passes.add(is_right=is_right, is_first=at == 0)
                 self._model.forget(member.state, len(rows) - len(taken))
         self._members = [one for one in members if not one.text.is_whole and one.error is None]

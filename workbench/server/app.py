@@ -45,7 +45,9 @@ class Panel(Protocol):
     """What the page shows of the devices that compute, and what it may do to them."""
 
     def state(self) -> dict[str, Any]:
-        """Return where texts are written ('where'), the map ('svg'), and the devices (name and whether it is up)."""
+        """Return where texts are written ('where'), the map ('svg'), the devices (name and whether it is up), and which
+        one guesses tokens, with the acceptance from which that pays ('guesser').
+        """
 
     def act(self, device: str, action: str) -> None:
         """Kill a device, slow it down or bring it back.  Raises ConfigError if there is no such device, or if that
@@ -57,7 +59,8 @@ class Panel(Protocol):
 class Offer:
     """What a server offers.  desk: None for a model that writes no text.  embed: texts to (n, d) float32, None without.
 
-    name: of the model.  token: what clients must present, '' for none.  hosts: names by which the server may be called.
+    name: of the model.  draft: what guesses tokens, '' for none.  token: what clients must present, '' for none.
+    hosts: names by which the server may be called.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Offer:
     tokenizer: TextTokenizer
     panel: Panel
     embed: Callable[[Sequence[str]], tuple[np.ndarray, int]] | None = None
+    draft: str = ""
     token: str = ""
     hosts: Sequence[str] = ("*",)
     body_bytes: int = 1 << 20
@@ -230,7 +234,15 @@ class _Server:
 
     async def state(self, request: Request) -> Response:
         desk = self._offer.desk
-        now = {} if desk is None else {"waiting": desk.waiting, "tokens_per_s": desk.metrics.tokens_per_s}
+        now: dict[str, Any] = (
+            {} if desk is None else {"waiting": desk.waiting, "tokens_per_s": desk.metrics.tokens_per_s}
+        )
+        if desk is not None and (passes := desk.metrics.passes) is not None:
+            now["draft"] = {
+                "name": self._offer.draft,
+                "tokens_per_pass": passes.mean if passes.count else None,
+                "accepted_share": passes.acceptance,
+            }
         return JSONResponse({"model": self._offer.name, "writes": desk is not None} | now | self._offer.panel.state())
 
     async def act(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ import psutil
 from workbench.core.errors import WorkbenchError
 from workbench.methods.common.text_model import TextModel
 from workbench.models.text import Piece, TextSettings
+from workbench.models.text_batch import Passes
 
 KEPT_TIMES = 512
 """Of the newest requests, for the percentiles."""
@@ -49,8 +50,12 @@ class Limits:
 
 @dataclass(slots=True)
 class Metrics:
-    """What a server has done: requests by outcome, tokens, and the seconds of the newest requests."""
+    """What a server has done: requests by outcome, tokens, and the seconds of the newest requests.
 
+    passes: of a draft, None without one.
+    """
+
+    passes: Passes | None = None
     outcomes: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
@@ -85,7 +90,20 @@ class Metrics:
             ("process_resident_memory_bytes", psutil.Process().memory_info().rss),
         ):
             lines += [f"# TYPE {name} gauge", f"{name} {gauge}"]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines + ([] if self.passes is None else _draft_lines(self.passes))) + "\n"
+
+
+def _draft_lines(passes: Passes) -> list[str]:
+    lines = ["# TYPE workbench_draft_passes_total counter", f"workbench_draft_passes_total {passes.count}"]
+    lines += ["# TYPE workbench_draft_tokens_total counter", f"workbench_draft_tokens_total {passes.tokens}"]
+    lines.append("# TYPE workbench_draft_guesses_total counter")
+    for outcome, count in (("right", passes.right), ("wrong", passes.wrong)):
+        lines.append(f'workbench_draft_guesses_total{{outcome="{outcome}"}} {count}')
+    gauges = [("tokens_per_pass", passes.mean)] if passes.count else []
+    gauges += [] if passes.acceptance is None else [("accepted_share", passes.acceptance)]
+    for name, value in gauges:
+        lines += [f"# TYPE workbench_draft_{name} gauge", f"workbench_draft_{name} {value:.6f}"]
+    return lines
 
 
 @dataclass(slots=True, kw_only=True)

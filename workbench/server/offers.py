@@ -62,12 +62,13 @@ def offered(
             model, panel = stack.enter_context(
                 _on_devices(place, cluster, fidelity, is_result=is_result, say=say, system=system, draft=draft)
             )
-        desk = stack.enter_context(Desk(model, limits, Metrics()))
+        desk = stack.enter_context(Desk(model, limits, Metrics(passes=model.passes)))
         yield Offer(
             name=Path(place).name if is_result else place,
             desk=desk,
             tokenizer=model.tokenizer,
             panel=panel,
+            draft=draft,
             token=token,
             body_bytes=limits.body_bytes,
         )

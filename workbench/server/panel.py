@@ -37,11 +37,13 @@ class DevicePanel:
         cluster, state, index = service.cluster, policy.state, policy.rescheduler.current
         plan = policy.log.plans[index] if index >= 0 else None
         stages = None if plan is None else policy.stages(plan)
+        drafting = policy.draft_round
+        guesser = None if drafting is None else drafting.rank
         nodes = [
             Node(
                 name=device.name,
                 speed=speed_of(device),
-                holds="" if stages is None else holds_of(stages, rank),
+                holds=", ".join(filter(None, ("draft" * (rank == guesser), holds_of(stages, rank) if stages else ""))),
                 away="lost" if device.name in state.lost else "left out" if device.name in state.left_out else "",
             )
             for rank, device in enumerate(cluster.devices)
@@ -66,6 +68,7 @@ class DevicePanel:
             "where": f"{len(nodes)} {kind} of {cluster.name}{waits}",
             "svg": topology(nodes, traffic, caption=caption, unit="token"),
             "devices": devices,
+            "guesser": drafting and {"name": nodes[drafting.rank].name, "break_even": drafting.break_even},
         }
 
     def _traffic_of(self, index: int) -> list[Traffic]:

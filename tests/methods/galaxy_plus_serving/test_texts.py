@@ -38,7 +38,9 @@ def written_together(writer: Writer, wanted: Sequence[tuple[list[int], int, Samp
         return list(threads.map(lambda one: list(writer.write(*one)), wanted))
 
 
-@pytest.mark.parametrize(("draft", "ranks"), [("layers:1", (1, 2, 3)), ("int4", (0, 1, 2, 3))])
+@pytest.mark.parametrize(
+    ("draft", "ranks"), [("layers:1", (1, 2, 3)), ("int4", (0, 1, 2, 3)), ("tiny-llama-2", (1, 2, 3))]
+)
 def test_a_draft_on_one_device_changes_no_text(
     draft: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,13 +70,17 @@ def test_a_draft_on_one_device_changes_no_text(
         model, cluster, "paced", ends=[], say=said.append, first_plan=plan, draft=draft
     ) as service:
         assert list(service.writer.write(*lasting)) == expected_last
-        assert service.policy.passes.mean > 1
+        passes, panel = service.policy.passes, DevicePanel(service)
+        assert passes.mean > 1 and passes.acceptance is not None and passes.count == 59 - passes.right
+        state, round_ = panel.state(), service.policy.draft_round
+        assert round_ is not None and state["guesser"] == {"name": "device-0", "break_even": round_.break_even}
+        assert "device-0: 1 GFLOP/s (1 core), draft" in state["svg"]
         assert written_together(service.writer, wanted) == expected
         text = service.writer.write(*lasting)
         found = [next(text)]
         running = service.policy._running
         assert running is not None and running.job.draft_rank == 0
-        DevicePanel(service).act(service.cluster.devices[running.job.draft_rank].name, "kill")
+        panel.act(service.cluster.devices[running.job.draft_rank].name, "kill")
         assert found + list(text) == expected_last
     assert any("guesses tokens: a round of 4 takes" in line for line in said)
 

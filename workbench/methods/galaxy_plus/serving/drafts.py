@@ -91,7 +91,9 @@ class Round:
 
     @property
     def break_even(self) -> float | None:
-        """Return the least acceptance with which guesses pay, to a hundredth; None if they never do."""
+        """Return the least acceptance with which guesses pay, to a hundredth; None if they never do.  A text's own is
+        text_batch.Passes.acceptance.
+        """
         return next((share / 100 for share in range(101) if self.speedup(share / 100) >= 1), None)
 
     @property

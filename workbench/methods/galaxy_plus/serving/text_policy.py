@@ -16,6 +16,7 @@ from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planning import as_plan
+from workbench.methods.galaxy_plus.serving.drafts import Round
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.texts import TextOrder, TextToken
 from workbench.models.generation import GenerationRules, Sampling
@@ -104,7 +105,7 @@ class DeviceWriter:
 class TextPolicy(ServingPolicy):
     """A ServingPolicy whose steps are texts that arrive while it runs.
 
-    place_draft: returns the device that guesses tokens, of the plan's first and the others that may.
+    place_draft: returns the round of the device that guesses tokens, of the plan's first and the others that may.
     passes: those that checked guesses.
 
     inbox: texts that wait.  actions: (rank, what happens to it), from the page.  has_ended: whether the
@@ -112,7 +113,7 @@ class TextPolicy(ServingPolicy):
     """
 
     inbox: queue.Queue[Text]
-    place_draft: Callable[[InferencePlan, Ranks], int | None] = lambda plan, others: None
+    place_draft: Callable[[InferencePlan, Ranks], Round | None] = lambda plan, others: None
     passes: Passes = field(default_factory=Passes)
     actions: queue.Queue[tuple[int, Action]] = field(default_factory=queue.Queue)
     num_again: int = 0
@@ -121,6 +122,7 @@ class TextPolicy(ServingPolicy):
     _texts: dict[int, Text] = field(default_factory=dict)  # by number, until they are written
     _num_ordered: int = 0
     _running: Generation | None = None
+    _round: Round | None = None  # of the newest generation
 
     @property
     def step(self) -> int:
@@ -137,7 +139,13 @@ class TextPolicy(ServingPolicy):
         """See ServingPolicy."""
         candidates = self.rescheduler.candidates
         others = tuple(rank for rank in ready if rank not in plan.ranks and candidates[rank].is_in)
-        return self.place_draft(plan, others)
+        self._round = self.place_draft(plan, others)
+        return None if self._round is None else self._round.rank
+
+    @property
+    def draft_round(self) -> Round | None:
+        """Return the round of the device that guesses tokens now."""
+        return None if self._running is None or self._running.job.draft_rank is None else self._round
 
     def begun(self, generation: Generation) -> Generation:
         """Note that orders go to these devices."""
@@ -180,7 +188,7 @@ class TextPolicy(ServingPolicy):
         if text is not None and event.place == len(text.tokens):
             text.tokens.append(event.token)
             if event.place:
-                self.passes.add(1, is_new=event.begins_pass)
+                self.passes.add(is_right=event.is_right, is_first=event.is_first)
             text.out.put(event.token)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:

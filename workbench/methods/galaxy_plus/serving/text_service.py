@@ -27,7 +27,7 @@ from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
-from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, draft_profile
+from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import WHOLE
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
@@ -187,11 +187,11 @@ def text_service(
 
 def _placing(
     drafts: DraftPrices | None, cluster: Cluster, say: Callable[[str], None]
-) -> Callable[[InferencePlan, Ranks], int | None]:
+) -> Callable[[InferencePlan, Ranks], Round | None]:
     """Return how the device that guesses is chosen; it says which one guesses, and when that pays."""
 
     @cache
-    def place(plan: InferencePlan, others: Ranks) -> int | None:
+    def place(plan: InferencePlan, others: Ranks) -> Round | None:
         if drafts is None:
             return None
         try:
@@ -200,7 +200,7 @@ def _placing(
             say(f"Nothing guesses tokens: {error}")
             return None
         say(f"{cluster.devices[best.rank].name} guesses tokens: {best.verdict}")
-        return best.rank
+        return best
 
     return place
 

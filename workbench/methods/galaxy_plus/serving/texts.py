@@ -38,7 +38,7 @@ from workbench.methods.galaxy_plus.session import Holding, InferenceSession
 from workbench.models.generation import Sampling
 from workbench.models.sharding import KeyValueCache, Row
 from workbench.models.speculation import MOST_ROWS
-from workbench.models.text_batch import GrowingText
+from workbench.models.text_batch import GrowingText, checked
 from workbench.runtime.commands import End
 from workbench.runtime.device_server import Controls
 
@@ -65,12 +65,15 @@ class TextOrder(NamedTuple):
 
 
 class TextToken(NamedTuple):
-    """A token of a text.  place: how many came before it.  begins_pass: whether it is the first that a pass gave."""
+    """A token of a text.  place: how many came before it.  is_first: of its pass.  is_right: whether it had been
+    guessed, None if none was.
+    """
 
     number: Annotated[int, Meta(ge=0, le=10**9)]
     place: Annotated[int, Meta(ge=0, le=10**9)]
     token: TokenId
-    begins_pass: bool = True
+    is_first: bool = True
+    is_right: bool | None = None
 
 
 @dataclass(slots=True)
@@ -291,8 +294,9 @@ class _Batch:
     def _take(self, number: int, guessed: list[int], logits: torch.Tensor) -> None:
         growing = self._members[number].growing
         place = growing.num_new
-        for more, token in enumerate(growing.check(guessed, require_numbers(logits, "Tokens"))):
-            self._tell(TextToken(number, place + more, token, more == 0))
+        taken = growing.check(guessed, require_numbers(logits, "Tokens"))
+        for more, (token, is_right) in enumerate(zip(taken, checked(guessed, taken), strict=True)):
+            self._tell(TextToken(number, place + more, token, more == 0, is_right))
             if self._guesses is not None:
                 self._guesses.took(number, token)
         if growing.is_whole:
