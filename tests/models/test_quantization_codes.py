@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.core.errors import ConfigError
+from workbench.models.quantization import config
 from workbench.models.quantization.config import (
     NF4_VALUES,
     dequantize_blocks,
@@ -74,6 +75,23 @@ def test_two_codes_share_a_byte():
     assert codes.tolist() == [[0x79, 0x10]]
     codes, _ = quantize_blocks(torch.tensor([-1.0, 1.0, 0.0, 0.43]), "nf4", 4)
     assert codes.tolist() == [[0x0F, 0x7C]]
+
+
+def test_nf4_takes_the_nearest_value_and_between_two_the_lower():
+    known = torch.tensor(NF4_VALUES)
+    middles = (known[1:] + known[:-1]) / 2
+    values = torch.cat([torch.tensor([1.0]), middles, torch.linspace(-1, 1, 4096 - 16)])
+    codes, _ = quantize_blocks(values, "nf4", 4096)
+    assert torch.equal(torch.stack([codes >> 4, codes & 15], dim=-1).flatten().long(), torch.bucketize(values, middles))
+
+
+@pytest.mark.parametrize("storage", CODED)
+def test_a_tensor_is_quantized_in_parts_to_the_same_codes(storage, monkeypatch):
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    whole = quantize_blocks(values, storage, 64)
+    monkeypatch.setattr(config, "_PART_VALUES", 128)
+    parts = quantize_blocks(values, storage, 64)
+    assert all(map(torch.equal, whole, parts))
 
 
 @pytest.mark.parametrize("storage", CODED)

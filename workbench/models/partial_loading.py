@@ -107,17 +107,17 @@ def read_stage(
     def stored_as(module: nn.Module, parameter_name: str) -> StoredTensor | None:
         return next((tensors[name] for name in under[names[id(module), parameter_name]] if name in tensors), None)
 
-    missing = [
-        (module, parameter_name)
+    missing = {
+        (id(module), parameter_name): (parameter, stored_as(module, parameter_name))
         for module in stage.modules()
         for parameter_name, parameter in module.named_parameters(recurse=False)
         if parameter.is_meta
-    ]
-    MISSING_WEIGHTS.has(*{stored.path: None for key in missing if (stored := stored_as(*key)) is not None})
+    }  # it holds no module: what `after_layer` replaces must be freed
+    MISSING_WEIGHTS.has(*{stored.path: None for _, stored in missing.values() if stored is not None})
     # Before anything is quantized, because the quantized form of a layer may be a buffer.
     for module in stage.modules():
         cast_buffers(module, dtype)
-    uses = Counter(module._parameters[parameter_name] for module, parameter_name in missing)
+    uses = Counter(parameter for parameter, _ in missing.values())
     shared: dict[tuple[nn.Parameter, StoredTensor], nn.Parameter] = {}  # read once, and still shared afterwards
 
     def read(parameter: nn.Parameter, stored: StoredTensor) -> nn.Parameter:
