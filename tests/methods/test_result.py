@@ -306,6 +306,10 @@ def test_a_result_writes_the_text_that_its_trained_values_compute(technique: str
     written = list(loaded.writer.write(ids, 4, Sampling()))
     assert written == [int(logits_after([*ids, *written[:number]]).argmax()) for number in range(len(written))]
     assert written != list(load_text_model(model).writer.write(ids, 4, Sampling()))
+    drafted = load_text_model(str(tmp_path / "run"), "layers:1")
+    assert list(drafted.writer.write(ids, 4, Sampling())) == written and drafted.passes
+    with pytest.raises(ConfigError, match="It has other tokens"):
+        load_text_model(str(tmp_path / "run"), "SmolLM2-135M")
 
 
 def test_a_result_that_answers_with_classes_writes_no_text(tmp_path: Path) -> None:

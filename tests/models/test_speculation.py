@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
+from workbench.methods.common import text_model
+from workbench.methods.galaxy_plus.serving import text_service
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model
 from workbench.models.sharding.whole import WholeModel
@@ -54,7 +57,7 @@ def test_a_text_does_not_depend_on_its_draft(name: str, build: Any) -> None:
     assert [len(text) for text in expected] == [24, 21, 18]
     model: BatchModel = build(name)
     for text in ("layers:1", "int4", f"{name[:-2]}-2"):
-        draft = local_draft(text, name, model if isinstance(model, WholeModel) else None)
+        draft = local_draft(DraftChoice.read(text, name), name, model if isinstance(model, WholeModel) else None)
         assert written_together(LocalWriter(name, model, (), draft)) == expected, text
         assert 1 < draft.passes.mean <= NUM_GUESSES + 1
 
@@ -106,6 +109,18 @@ def test_a_pass_gives_as_many_tokens_as_were_guessed_and_one_more() -> None:
     assert [num_guesses(count) for count in (1, 3, 4, 8, 9, 16)] == [4, 4, 3, 1, 0, 0]
 
 
+def test_of_a_text_longer_than_the_draft_reads_nothing_is_guessed() -> None:
+    """Its prompt may have more tokens than the draft's table of positions, too; other texts are guessed as before."""
+    model, guesser = WholeModel("tiny-llama-4"), "tiny-gpt2-2"
+    draft = local_draft(DraftChoice(model=guesser), "tiny-llama-4", model)
+    writer, alone = LocalWriter("tiny-llama-4", model, (), draft), LocalWriter("tiny-llama-4", model)
+    assert load_model(guesser).config.n_positions == 128
+    for length, is_guessed in ((105, False), (300, False), (104, True)):
+        ids = [5, 9, 7] * (length // 3) + [8] * (length % 3)
+        assert list(writer.write(ids, 24)) == list(alone.write(ids, 24))
+        assert (draft.passes.acceptance is not None) == is_guessed
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -114,9 +129,17 @@ def test_a_pass_gives_as_many_tokens_as_were_guessed_and_one_more() -> None:
         ("layers:", "no number of layers"),
         ("SmolLM2-135M", "It has other tokens. Choose a model of the same tokenizer"),
         ("tiny-bert-2", "It predicts no words"),
+        ("tiny-t5-4", "The draft has an encoder, the model has none"),
     ],
 )
-def test_drafts_that_cannot_guess_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        local_draft(text, "tiny-llama-4", WholeModel("tiny-llama-4"))
+def test_drafts_that_cannot_guess_are_refused(text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process and on devices, before weights are read or a device is started."""
+    for module, name in ((text_model, "WholeModel"), (text_service, "host_profile"), (text_service, "default_pool")):
+        monkeypatch.setattr(module, name, None)
+    with pytest.raises(ConfigError, match=said) as refused:
+        text_model.load_text_model("tiny-llama-4", text)
+    assert refused.value.todo.endswith(".")
+    devices = text_service.text_service("tiny-llama-4", load_cluster("pair"), "paced", ends=[], say=str, draft=text)
+    with pytest.raises(ConfigError, match=said), devices:
+        pass
     assert DraftChoice.read("int4", "tiny-llama-4") == DraftChoice(is_int4=True)

@@ -28,7 +28,7 @@ DraftName = Annotated[
     typer.Option(
         metavar="layers:N|int4|MODEL",
         help="What guesses tokens that the model then computes together: its first layers, itself in 4 bits, or a "
-        "smaller model of the same tokens. The text stays the same.",
+        "smaller model of the same tokenizer. The text stays the same.",
     ),
 ]
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import shown
-from workbench.models.configuration import model_config, require_generating
+from workbench.models.configuration import model_config, model_facts, require_generating
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import ModelLayout, model_layout
 from workbench.models.sharding.whole import WholeModel
@@ -52,7 +52,8 @@ class DraftChoice:
     def read(cls, text: str, model: str) -> Self:
         """Return the choice that 'layers:N', 'int4' or a model's name stands for.  model: the one that writes.
 
-        Raises ConfigError for a number that is none, and for a model of other tokens.
+        No weights are read.  Raises ConfigError for a number that is none, as ModelLayout.first_layers, and for a model
+        that cannot read the other one's texts.
         """
         if text == INT4:
             return cls(is_int4=True)
@@ -61,8 +62,10 @@ class DraftChoice:
             if not number.isdecimal() or not 0 < int(number) < 10**6:
                 request = f"The draft '{shown(text)}' was asked for."
                 raise ConfigError(request, "That is no number of layers.", "Give such as layers:8.")
-            return cls(layers=int(number))
-        _require_same_tokens(text, model)
+            choice = cls(layers=int(number))
+            choice.layout(model)
+            return choice
+        _require_same_texts(text, model)
         return cls(model=text)
 
     def layout(self, name: str) -> ModelLayout:
@@ -71,20 +74,27 @@ class DraftChoice:
         return layout.first_layers(self.layers) if self.layers else layout
 
 
-def _require_same_tokens(draft: str, model: str) -> None:
+def _require_same_texts(draft: str, model: str) -> None:
     request = f"'{shown(draft, 200)}' as a draft of '{shown(model, 200)}' was asked for."
     require_generating(draft, request)
+    require_generating(model, f"A text of '{shown(model, 200)}' was asked for.")
+    todo = "Choose a model of the same tokenizer, layers:N or int4."
+    theirs, ours = (model_facts(name).num_encoder_layers is not None for name in (draft, model))
+    if theirs != ours:
+        has, lacks = ("The draft", "the model") if theirs else ("The model", "the draft")
+        raise ConfigError(request, f"{has} has an encoder, {lacks} has none.", todo)
     sizes = [int(model_config(name).get_text_config().vocab_size) for name in (draft, model)]
     tokenizers: Any = [load_tokenizer(name) for name in (draft, model)]  # of words
     theirs, ours = (tokenizer.backend.get_vocab() for tokenizer in tokenizers)
     if sizes[0] != sizes[1] or theirs != ours:
-        todo = "Choose a model of the same tokenizer, layers:N or int4."
         raise ConfigError(request, "It has other tokens.", todo)
 
 
 @dataclass(slots=True)
 class Drafted:
-    """A text as a draft knows it.  read: the tokens that the draft's state has read."""
+    """A text as a draft knows it.  state: None if the text is longer than the draft reads.  read: the tokens that the
+    state has read.
+    """
 
     text: GrowingText
     state: Any
@@ -92,13 +102,18 @@ class Drafted:
 
 
 class Draft:
-    """Guesses tokens of texts by a cheaper model of the same tokens.  passes: those that checked its guesses."""
+    """Guesses tokens of texts by a cheaper model of the same tokens.  passes: those that checked its guesses.
 
-    def __init__(self, model: BatchModel) -> None:
-        self._model, self.passes = model, Passes()
+    longest: the model's most tokens, 0 if it has no table of positions.  Of longer texts nothing is guessed.
+    """
+
+    def __init__(self, model: BatchModel, longest: int = 0) -> None:
+        self._model, self._longest, self.passes = model, longest, Passes()
 
     def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> Drafted:
         """Read a text (see BatchModel.start)."""
+        if self._longest and max(len(ids), text.prompt + text.num_tokens) > self._longest:
+            return Drafted(text, None, [])
         state, _ = self._model.start(ids, decoder_ids, text.num_tokens - text.num_new)
         return Drafted(text, state, list(decoder_ids or ids))
 
@@ -107,7 +122,8 @@ class Draft:
         most, guesses = num_guesses(len(drafted)), [list[int]() for _ in drafted]
         texts = [replace(one.text, tokens=[*one.text.tokens]) for one in drafted]
         for number in range(most):
-            going = [at for at, text in enumerate(texts) if len(guesses[at]) == number and _has_room(text)]
+            read = (at for at, one in enumerate(drafted) if one.state is not None)
+            going = [at for at in read if len(guesses[at]) == number and _has_room(texts[at])]
             if not going:
                 break
             unread = [self._unread(drafted[at], texts[at].tokens) for at in going]
@@ -129,17 +145,16 @@ class Draft:
         return list(tokens[same:])
 
 
-def local_draft(text: str, name: str, model: WholeModel | None) -> Draft:
-    """Return the draft of a model in this process.  text: see DraftChoice.read.
+def local_draft(choice: DraftChoice, name: str, model: WholeModel | None) -> Draft:
+    """Return the draft of a model in this process.
 
     model: itself, whose weights a draft of its first layers shares; None: it computes in another way, such as through
-    adapters, and its base model `name` guesses.  Raises ConfigError.
+    adapters, and its base model `name` guesses.
     """
-    choice = DraftChoice.read(text, name)
     drafting = WholeModel(choice.model) if choice.model else model or WholeModel(name)
     if choice.layers:
         drafting = drafting.first_layers(choice.layers)
-    return Draft(drafting.in_int4() if choice.is_int4 else drafting)
+    return Draft(drafting.in_int4() if choice.is_int4 else drafting, drafting.longest)
 
 
 def _has_room(text: GrowingText) -> bool:

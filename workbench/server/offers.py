@@ -14,11 +14,12 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity
 from workbench.methods.common.merged import export_merged
-from workbench.methods.common.result_file import find_result
+from workbench.methods.common.result_file import find_result, read_result
 from workbench.methods.common.text_model import TextModel, load_text_model
 from workbench.methods.galaxy_plus.options import System
 from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import load_stack, load_tokenizer
+from workbench.models.speculation import DraftChoice
 from workbench.models.tokenizer import TextTokenizer
 from workbench.server.app import Offer, Panel
 from workbench.server.desk import Desk, Limits, Metrics
@@ -44,8 +45,8 @@ def offered(
     """
     limits = Limits()
     panel: Panel = OneProcess()
-    is_result = find_result(place) is not None
-    if not is_result:
+    result = find_result(place)
+    if result is None:
         require_known(place)
         facts = model_facts(place)
         if not facts.is_causal and facts.num_encoder_layers is None:
@@ -60,11 +61,11 @@ def offered(
             model = load_text_model(place, draft)
         else:
             model, panel = stack.enter_context(
-                _on_devices(place, cluster, fidelity, is_result=is_result, say=say, system=system, draft=draft)
+                _on_devices(place, cluster, fidelity, result=result, say=say, system=system, draft=draft)
             )
         desk = stack.enter_context(Desk(model, limits, Metrics(passes=model.passes)))
         yield Offer(
-            name=Path(place).name if is_result else place,
+            name=place if result is None else Path(place).name,
             desk=desk,
             tokenizer=model.tokenizer,
             panel=panel,
@@ -80,7 +81,7 @@ def _on_devices(
     cluster: Cluster,
     fidelity: Fidelity,
     *,
-    is_result: bool,
+    result: Path | None,
     say: Callable[[str], None],
     system: System,
     draft: str,
@@ -89,7 +90,9 @@ def _on_devices(
 
     with ExitStack() as stack:
         name = place
-        if is_result:
+        if result is not None:
+            if draft:
+                DraftChoice.read(draft, read_result(result).job.model)  # it is refused before anything is merged
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="workbench-"))) / "merged"
             say(f"Merging {place}: devices read weights, not adapters")
             name = export_merged(place, folder, "float16").path

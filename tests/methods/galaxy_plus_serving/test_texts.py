@@ -39,7 +39,7 @@ def written_together(writer: Writer, wanted: Sequence[tuple[list[int], int, Samp
 
 
 @pytest.mark.parametrize(
-    ("draft", "ranks"), [("layers:1", (1, 2, 3)), ("int4", (0, 1, 2, 3)), ("tiny-llama-2", (1, 2, 3))]
+    ("draft", "ranks"), [("layers:1", (1, 2, 3)), ("int4", (0, 1, 2, 3)), ("tiny-gpt2-2", (1, 2, 3))]
 )
 def test_a_draft_on_one_device_changes_no_text(
     draft: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

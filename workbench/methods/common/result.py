@@ -15,9 +15,9 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
-from workbench.core.serial import from_json, read_text, shown, text_lines, user_path
+from workbench.core.serial import read_text, shown, text_lines, user_path
 from workbench.methods.common.model_card import Result
-from workbench.methods.common.result_file import RESULT, base_digest, find_result
+from workbench.methods.common.result_file import RESULT, base_digest, find_result, read_result
 from workbench.models import evaluation, saving, techniques
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_model, load_stack, load_tokenizer
@@ -27,7 +27,7 @@ from workbench.models.merging import merged_lora
 from workbench.models.quantization import quantize
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.models.sharding.whole import WholeModel
-from workbench.models.speculation import local_draft
+from workbench.models.speculation import DraftChoice, local_draft
 from workbench.models.stack import LayerStack
 from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
 from workbench.models.text_batch import BatchModel
@@ -106,7 +106,7 @@ def load_result(place: Path | str) -> LoadedResult:
         raise ConfigError(
             request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
         )
-    about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
+    about = read_result(folder)
     if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
         problem = f"The weights of its base model '{about.job.model}' have changed since."
         raise ConfigError(request, problem, "Give back the model's files, or train again.")
@@ -205,8 +205,8 @@ class LoadedResult:
             written = list(writer.write(ids, MAX_NEW_TOKENS))
             yield self._tokenizer.decode(written).strip()
 
-    def writer(self, draft: str = "") -> LocalWriter:
-        """Return the writer of texts.  draft: see speculation.local_draft; '' guesses nothing.
+    def writer(self, draft: DraftChoice | None = None) -> LocalWriter:
+        """Return the writer of texts.  draft: which model guesses tokens, None for none.
 
         Raises ConfigError if the model answers with classes, numbers or spans.
         """
@@ -219,7 +219,7 @@ class LoadedResult:
             )
             raise ConfigError(request, problem, "Use `workbench predict`, or train for texts (--task instructions).")
         whole = model if isinstance(model, WholeModel) else None
-        guessing = local_draft(draft, about.job.model, whole) if draft else None
+        guessing = None if draft is None else local_draft(draft, about.job.model, whole)
         return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)), guessing)
 
     def read(self, path: str, columns: str | None = None) -> Rows:

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
-from workbench.core.serial import to_json, user_path, write_text
+from workbench.core.serial import from_json, read_text, to_json, user_path, write_text
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models.configuration import local_folder
 from workbench.models.saving import kept_name
@@ -89,3 +89,8 @@ def find_result(place: Path | str) -> Path | None:
     """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
     path = user_path(place, "The result")
     return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
+
+
+def read_result(folder: Path) -> Result:
+    """Return what a folder's result.json says.  Raises ConfigError if it is damaged."""
+    return from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.core.serial import shown, to_json, write_text
 from workbench.methods.common.model_card import CARD, HUB_NAMES, Result, model_card
 from workbench.methods.common.result import LoadedResult, load_result
-from workbench.methods.common.result_file import RESULT, find_result
+from workbench.methods.common.result_file import RESULT, find_result, read_result
 from workbench.models.lora import PEFT_CONFIG
 from workbench.models.saving import WHOLE_MODEL
 
@@ -36,7 +36,7 @@ def push_to_hub(place: Path | str, repository: str, *, public: bool = False, tok
     folder = find_result(place)
     if folder is None:
         raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
-    about = from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
+    about = read_result(folder)
     if Path(about.job.model).is_absolute() and not (folder / WHOLE_MODEL).is_file():
         found = "Its base model is a folder of this computer, which nobody else has."
         raise ConfigError(asked, found, "Train over a model of the hub, or merge it: `workbench export --merge`.")

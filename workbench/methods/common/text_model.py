@@ -9,12 +9,12 @@ from typing import Any
 from workbench.core.errors import ConfigError
 from workbench.core.serial import shown
 from workbench.methods.common.result import load_result
-from workbench.methods.common.result_file import find_result
+from workbench.methods.common.result_file import find_result, read_result
 from workbench.models.chat_template import Message
 from workbench.models.configuration import model_config, require_generating
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding.whole import WholeModel
-from workbench.models.speculation import local_draft
+from workbench.models.speculation import DraftChoice, local_draft
 from workbench.models.text import (
     LocalWriter,
     Piece,
@@ -65,13 +65,16 @@ def load_text_model(place: str, draft: str = "") -> TextModel:
     Raises ConfigError for a model that predicts no words and for a result that answers with classes or numbers, and
     else as load_result and load_model do.
     """
-    if find_result(place) is not None:
-        result = load_result(place)
-        return _written_by(result.about.job.model, result.writer(draft))
-    require_generating(place, f"A text of '{shown(place, 200)}' was asked for.")
+    folder = find_result(place)
+    if folder is None:
+        require_generating(place, f"A text of '{shown(place, 200)}' was asked for.")
+    name = place if folder is None else read_result(folder).job.model
+    choice = DraftChoice.read(draft, name) if draft else None  # before weights are read
+    if folder is not None:
+        return _written_by(name, load_result(folder).writer(choice))
     end_id: Any = load_tokenizer(place).end_id  # type: ignore[union-attr]  # a model of words
     model = WholeModel(place)
-    guessing = local_draft(draft, place, model) if draft else None
+    guessing = None if choice is None else local_draft(choice, place, model)
     return _written_by(place, LocalWriter(place, model, {end_id}.difference((None,)), guessing))
 
 

@@ -35,6 +35,11 @@ class WholeModel:
         self._shard = ModelShard(layout, ShardSpec(layers=layers, has_ends=True, connects_all=True), source)
         source.close()
 
+    @property
+    def longest(self) -> int:
+        """Return the most tokens of a text, 0 without a table of positions."""
+        return self._layout.max_length
+
     def first_layers(self, count: int) -> WholeModel:
         """Return the model that ends after some layers (see ModelLayout.first_layers), with the same weights."""
         model, spec = copy(self), self._shard.spec

@@ -63,7 +63,8 @@ class OwnGuesses:
     """The texts of a draft on this device.  holding: its weights; its plan has this device only."""
 
     def __init__(self, session: InferenceSession, holding: Holding) -> None:
-        self._draft = Draft(_DeviceModel(session, holding))
+        assert holding.shard is not None, "a draft"
+        self._draft = Draft(_DeviceModel(session, holding), holding.shard.layout.max_length)
         self._drafted: dict[int, Drafted] = {}
 
     def join(self, number: int, growing: GrowingText, prompt: Request) -> None:

@@ -91,8 +91,6 @@ def text_service(
     require_generating(model, f"Texts of '{model}' were asked for.")
     layout = model_layout(model)
     choice = DraftChoice.read(draft, model) if draft else None
-    if choice is not None:
-        choice.layout(choice.model or model)  # it is refused before anything starts
     longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
     question = HostQuestion(model=model, longest=longest, what="last")
     settings = ReschedulingSettings(request_timeout_s=60.0)

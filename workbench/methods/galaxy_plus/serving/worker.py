@@ -122,7 +122,8 @@ class ServingWorker(DeviceWorker[Any]):
 
     def __init__(self, context: RankContext, setup: SessionSetup) -> None:
         super().__init__(context.dilation)
-        import_family(setup.model)
+        for name in filter(None, (setup.model, setup.draft and setup.draft.model)):
+            import_family(name)
         self._context, self._setup = context, setup
         self._layout = model_layout(setup.model)
         self._is_paced = setup.paced_by(context) is not None
