@@ -23,11 +23,12 @@ from workbench.simulator import simulate
 from workbench.simulator.steps import step_s
 from workbench.widgets import LiveProgress
 from workbench.widgets.tables import Table
-from workbench_labs.exercises.cuts import Seconds, counts_of, every_cut, require_best, stage_seconds
+from workbench_labs.exercises.cuts import Seconds, cut_of, every_cut, require_fastest, stage_seconds
 from workbench_labs.exercises.cuts import equal_cut as equal_cut  # the lab calls these
 from workbench_labs.exercises.cuts import makespan_s as makespan_s
 from workbench_labs.exercises.cuts import pipeline as pipeline
-from workbench_labs.exercises.groups import DIVIDE, every_division, slowest_s
+from workbench_labs.exercises.groups import DIVIDE, slowest_s
+from workbench_labs.exercises.judging import every_division
 from workbench_labs.exercises.pipelines import BACKWARD, named, program_of
 from workbench_labs.planning import by_hand, paper_problem, refusals
 
@@ -77,8 +78,8 @@ def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[in
     layers, size = len(layer_s[0]), len(layer_s)
     possible = list(every_cut(layers, size))
     try:
-        counts = counts_of(cut(layer_s), layers, size)
-        require_best(counts, possible, layer_s)
+        counts = cut_of(cut(layer_s), layers, size)
+        require_fastest(counts, possible, layer_s)
     except Exception:  # the student's own code
         counts = min(possible, key=lambda each: max(stage_seconds(each, layer_s)))
     return list(counts)

@@ -20,30 +20,13 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import CLOSE, random_seed, require_close
 
 CASES = 25
-CLOSE = 1e-5
 LEVELS = 127
 """The largest code of INT8."""
 Record = list[list[float]]
 """A sentence's activations: for each tap its numbers."""
-
-
-def require_close(found: list[Any], expected: list[float], what: str, case: str) -> None:
-    """Raise WrongAnswerError, with both as a table, unless all numbers are equal but for rounding."""
-    numbers = [number_of(one) for one in require_list(found, what, len(expected))]
-    rows = list(zip(range(len(expected)), numbers, expected, strict=True))
-    for place, own, wanted in rows:
-        if abs(own - wanted) > CLOSE * (1 + abs(wanted)):
-            raise WrongAnswerError(
-                f"{what}: entry {place} is {wanted:.5g}, yours is {own:.5g}.",
-                comparison(case, ("entry", "yours", "right"), [(one, f"{a:.5g}", f"{b:.5g}") for one, a, b in rows]),
-            )
-
-
-def random_seed(draws: Random) -> dict[str, Any]:
-    """Return the numbers of an exercise whose judge makes random cases."""
-    return {"seed": draws.getrandbits(32)}
 
 
 def _blocks(draws: Random) -> tuple[list[float], int]:
@@ -93,7 +76,7 @@ def judge_dequantize(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         codes = [draws.randint(-LEVELS, LEVELS) for _ in range(length)]
         constants = [round(draws.uniform(0.1, 2), 2) for _ in range(math.ceil(length / size))]
         scales = (torch.tensor(constants, dtype=torch.float64) / LEVELS).repeat_interleave(size)[:length]
-        case = f"codes = {codes}, constants = {constants}, block_size = {size}"
+        case = f"codes = {codes}, constants = {constants}, block_size = {size}."
         require_close(answer(codes, constants, size), (scales * torch.tensor(codes)).tolist(), "The weights", case)
     return f"It undoes Eq. 1 in {CASES} random cases."
 

@@ -16,14 +16,11 @@ from workbench_labs.course.verdict import (
     WrongAnswerError,
     comparison,
     is_right,
-    number_of,
-    require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import is_none, random_seed, require_close
 
 CASES = 50
-CLOSE = 1e-6
-KINDS = ("fitted", "predicted", "given")
 Cell = list[Any]
 """[kind, paper, ours]: numbers, a word such as OOM, or None where nothing is printed."""
 
@@ -57,31 +54,25 @@ def judge_deviation(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
     draws, none = Random(numbers["seed"]), 0
     for _ in range(CASES):
         cells = _cells(draws)
-        expected = _deviations(cells)
-        found = answer(cells)
+        right, found = _median_and_largest(cells), answer(cells)
         table = comparison("The case", ("kind", "paper", "ours"), [tuple(map(str, cell)) for cell in cells])
-        if found is None or not expected:
-            if found is None and not expected:
-                none += 1
-                continue
-            why = "None is asked for: no cell is predicted and has two numbers" if not expected else "some cells count"
-            raise WrongAnswerError(f"{why}; your function returned {found!r:.80}.", table)
-        own = [number_of(value) for value in require_list(found, "The result [median, largest]", 2)]
-        middle = (expected[(len(expected) - 1) // 2] + expected[len(expected) // 2]) / 2
-        for value, right, name in zip(own, (middle, expected[-1]), ("median", "largest"), strict=True):
-            if abs(value - float(right)) > CLOSE * max(1.0, float(right)):
-                raise WrongAnswerError(f"The {name} deviation is {float(right):.4g} %; yours is {value:.4g}.", table)
+        if is_none(found, [right] if right else [], "The predicted cells with two numbers", table):
+            none += 1
+        elif right:
+            said = f"The cells are {cells}."
+            require_close(found, right, "[median, largest]", said, given={"deviation": ("median", "largest")})
     return f"It is right in {CASES} random tables; in {none} of them nothing is predicted."
 
 
-def _deviations(cells: Sequence[Cell]) -> list[Fraction]:
-    """Return the deviations of the predicted cells in per cent, without signs, from the smallest."""
+def _median_and_largest(cells: Sequence[Cell]) -> list[float] | None:
+    """Return the median and the largest deviation of the predicted cells, in per cent, without signs."""
     pairs = [
         (Fraction(paper), Fraction(ours))
         for kind, paper, ours in cells
         if kind == "predicted" and isinstance(paper, int | float) and isinstance(ours, int | float) and paper
     ]
-    return sorted(abs(100 * (ours - paper) / paper) for paper, ours in pairs)
+    found = [float(abs(100 * (ours - paper) / paper)) for paper, ours in pairs]
+    return [median(found), max(found)] if found else None
 
 
 def _cells(draws: Random) -> list[Cell]:
@@ -150,10 +141,6 @@ def _predict(draws: Random) -> dict[str, Any]:
     }
 
 
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
-
-
 EXERCISES = (
     Exercise(
         name="kinds",
@@ -194,7 +181,7 @@ such as `"OOM"`). If none counts, it returns `None`.""",
             "isinstance(paper, (int, float)) tells a number from a word.",
             "statistics.median; of an even number of values it is the mean of both in the middle.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_deviation,
         is_code=True,
     ),
@@ -211,7 +198,7 @@ unless one of its seconds is `None`, or both cells are `"fitted"`: these had to 
             "At least factor times as fast: the other's seconds >= factor x its seconds.",
             "all(...) of an empty list is True: think of None before.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_holds,
         is_code=True,
     ),
@@ -221,8 +208,3 @@ unless one of its seconds is `None`, or both cells are `"fitted"`: these had to 
 def usable(deviation: Callable[..., Any]) -> Callable[..., Any]:
     """Return a student's function, or the judge's own as long as it is not written or not right."""
     return deviation if is_right(EXERCISES, "deviation", deviation) else _median_and_largest
-
-
-def _median_and_largest(cells: Sequence[Cell]) -> list[float] | None:
-    found = [float(value) for value in _deviations(cells)]
-    return [median(found), found[-1]] if found else None

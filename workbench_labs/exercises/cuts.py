@@ -6,22 +6,16 @@ last exercise is judged by the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
 from workbench.core.timeline import Timeline
 from workbench.schedules.pipeline import one_f_one_b_order
-from workbench_labs.course.verdict import (
-    Exercise,
-    WrongAnswerError,
-    comparison,
-    number_of,
-    require_list,
-    require_number,
-)
+from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison, require_number
 from workbench_labs.exercises.groups import DIVIDE, TRACE
+from workbench_labs.exercises.judging import counts_of, is_none, random_seed, require_best, spans_of
 from workbench_labs.exercises.pipelines import BACKWARD, named, schedule_of, simulated
 
 Seconds = Sequence[Sequence[float]]
@@ -40,17 +34,12 @@ def every_cut(num_layers: int, num_devices: int) -> Iterator[tuple[int, ...]]:
 
 def stage_seconds(counts: Sequence[int], layer_s: Seconds) -> list[float]:
     """Return each device's seconds for its layers."""
-    seconds, first = [], 0
-    for device, count in enumerate(counts):
-        seconds.append(sum(layer_s[device][first : first + count]))
-        first += count
-    return seconds
+    return [sum(own[start:stop]) for own, (start, stop) in zip(layer_s, spans_of(counts), strict=True)]
 
 
 def stage_bytes(counts: Sequence[int], layer_bytes: Sequence[int]) -> list[int]:
     """Return the bytes of each device's layers."""
-    ends = [sum(counts[:device]) for device in range(len(counts) + 1)]
-    return [sum(layer_bytes[start:stop]) for start, stop in pairwise(ends)]
+    return [sum(layer_bytes[start:stop]) for start, stop in spans_of(counts)]
 
 
 def makespan_s(counts: Sequence[int], layer_s: Seconds, num_micro_batches: int) -> float:
@@ -65,13 +54,9 @@ def pipeline(counts: Sequence[int], layer_s: Seconds, num_micro_batches: int) ->
     return simulated(schedule, {"F": seconds, "B": [BACKWARD * own for own in seconds]})
 
 
-def counts_of(answer: Any, num_layers: int, num_devices: int) -> tuple[int, ...]:
+def cut_of(answer: Any, num_layers: int, num_devices: int) -> tuple[int, ...]:
     """Return an answer as numbers of layers, by device.  Raises WrongAnswerError."""
-    numbers = [number_of(count) for count in require_list(answer, "A cut", num_devices)]
-    if any(count != int(count) or count < 1 for count in numbers) or sum(numbers) != num_layers:
-        shown = ", ".join(f"{count:g}" for count in numbers)
-        raise WrongAnswerError(f"Each device gets one layer or more, {num_layers} in all; this is [{shown}].")
-    return tuple(int(count) for count in numbers)
+    return counts_of(answer, "A cut", num_devices, total=num_layers, least=1)
 
 
 def _case(draws: Random, num_devices: int | None = None, num_layers: int | None = None) -> list[list[float]]:
@@ -88,24 +73,19 @@ def judge_cut(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     for _ in range(CASES):
         layer_s = _case(draws)
         size, layers = len(layer_s), len(layer_s[0])
-        counts = counts_of(answer(layer_s), layers, size)
-        require_best(counts, list(every_cut(layers, size)), layer_s)
+        require_fastest(cut_of(answer(layer_s), layers, size), every_cut(layers, size), layer_s)
     return f"Its slowest stage is as fast as that of the best of all cuts, in {CASES} random clusters."
 
 
-def require_best(counts: tuple[int, ...], possible: Sequence[tuple[int, ...]], layer_s: Seconds) -> None:
+def require_fastest(counts: tuple[int, ...], possible: Iterable[tuple[int, ...]], layer_s: Seconds) -> None:
     """Raise WrongAnswerError if another cut has a faster slowest stage."""
-    best = min(possible, key=lambda cut: max(stage_seconds(cut, layer_s)))
-    least_s, own_s = (max(stage_seconds(cut, layer_s)) for cut in (best, counts))
-    if own_s > least_s + CLOSE:
-        rows = [
-            (device, " ".join(f"{seconds:g}" for seconds in layer_s[device]), counts[device], f"{own:g}")
-            for device, own in enumerate(stage_seconds(counts, layer_s))
-        ]
-        raise WrongAnswerError(
-            f"With your cut {list(counts)} the slowest stage takes {own_s:g} s; {least_s:g} s are possible.",
-            comparison("The case", ("device", "seconds of each layer", "your layers", "its stage (s)"), rows),
-        )
+    rows = [
+        (device, " ".join(f"{seconds:g}" for seconds in layer_s[device]), counts[device], f"{own:g}")
+        for device, own in enumerate(stage_seconds(counts, layer_s))
+    ]
+    case = comparison("The case", ("device", "seconds of each layer", "your layers", "its stage (s)"), rows)
+    said = f"With your cut {list(counts)} the slowest stage"
+    require_best(counts, possible, lambda cut: max(stage_seconds(cut, layer_s)), said, case)
 
 
 def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -125,16 +105,13 @@ def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         possible = [cut for cut in every_cut(layers, size) if fits(cut)]
         found = answer(layer_s, layer_bytes, budgets)
         case = f"Layers of {layer_bytes} MB on devices with {budgets} MB"
-        refused += not possible
-        if found is None or not possible:
-            if found is None and not possible:
-                continue
-            why = f"{list(possible[0])} fits" if possible else "no cut fits, so None is asked for"
-            raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.")
-        counts = counts_of(found, layers, size)
+        if is_none(found, possible, case):
+            refused += 1
+            continue
+        counts = cut_of(found, layers, size)
         if not fits(counts):
             raise WrongAnswerError(f"{case}: your cut {list(counts)} needs {stage_bytes(counts, layer_bytes)} MB.")
-        require_best(counts, possible, layer_s)
+        require_fastest(counts, possible, layer_s)
     return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
 
 
@@ -150,7 +127,7 @@ def judge_ways(answer: Any, numbers: Mapping[str, Any]) -> str:
 def judge_beat(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Is the simulated mini-batch shorter than with any cut whose slowest stage is as fast as possible?"""
     layer_s, micro_batches = numbers["layer_s"], numbers["micro_batches"]
-    counts = counts_of(answer, len(layer_s[0]), len(layer_s))
+    counts = cut_of(answer, len(layer_s[0]), len(layer_s))
     own_s, balanced_s = makespan_s(counts, layer_s, micro_batches), _balanced_s(layer_s, micro_batches)
     if own_s > balanced_s * (1 - BEATEN):
         raise WrongAnswerError(
@@ -165,10 +142,6 @@ def _balanced_s(layer_s: Seconds, num_micro_batches: int) -> float:
     slowest = {cut: max(stage_seconds(cut, layer_s)) for cut in cuts}
     least = min(slowest.values())
     return min(makespan_s(cut, layer_s, num_micro_batches) for cut in cuts if slowest[cut] <= least + CLOSE)
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _ways(draws: Random) -> dict[str, Any]:
@@ -212,7 +185,7 @@ order, one layer or more for each. The slowest device must be as fast as possibl
             "best[d][n] = the minimum over k of max(best[d - 1][k], seconds of layers k to n on device d - 1).",
             "Keep for each (d, n) the k that was best, and walk back from the end.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_cut,
         is_code=True,
     ),
@@ -226,7 +199,7 @@ bytes and each device's budget. It returns the best cut that fits, or `None` if 
             "A range of layers that does not fit takes infinitely long.",
             "If the best of all is infinite, no cut fits.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_cut_within,
         is_code=True,
     ),

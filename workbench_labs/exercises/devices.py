@@ -31,6 +31,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import random_seed
 from workbench_labs.probing import WITHIN, Amounts, fresh_probes, measure
 
 Numbers = Mapping[str, float]
@@ -248,10 +249,6 @@ def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"From n = {first} on: 2 n³ / {flops_per_s:.3g} is more than 12 n² / {bytes_per_s:.3g}."
 
 
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
-
-
 def _cluster(draws: Random) -> dict[str, Any]:
     return {
         "cores": draws.choice([0.8, 1.2, 1.5]),
@@ -307,7 +304,7 @@ is sent if `sent_bytes` is 0.""",
             "Of two things that happen at the same time, the longer one counts: `max`.",
             "A message of 0 bytes is no message: it has no latency either.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_seconds_of,
         is_code=True,
     ),
@@ -323,7 +320,7 @@ did something else. Both numbers must be within 10 %.""",
             "Plain least squares looks at the large messages only. Divide each equation by its seconds, so that every "
             "size counts alike: `numpy.linalg.lstsq`.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_fit_link,
         is_code=True,
     ),

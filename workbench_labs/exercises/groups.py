@@ -4,23 +4,16 @@ V-A, Eq. 4).  The judge tries everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
-from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison, number_of, require_list
+from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison
+from workbench_labs.exercises.judging import counts_of, every_division, numbers_of, random_seed, require_best
 
 CASES = 50
-CLOSE = 1e-9
 MOST_SAMPLES = 8
-
-
-def every_division(samples: int, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to give whole samples to devices, none included."""
-    for bars in combinations(range(samples + num_devices - 1), num_devices - 1):
-        ends = (-1, *bars, samples + num_devices - 1)
-        yield tuple(stop - start - 1 for start, stop in pairwise(ends))
 
 
 def slowest_s(counts: Sequence[int], sample_s: Sequence[float]) -> float:
@@ -34,21 +27,16 @@ def judge_divide(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     for _ in range(CASES):
         samples = draws.randint(1, MOST_SAMPLES)
         sample_s = [draws.choice([1, 1.5, 2, 3, 4, 8]) for _ in range(draws.randint(1, 4))]
-        counts = [number_of(one) for one in require_list(answer(samples, sample_s), "A division", len(sample_s))]
-        case = f"{samples} samples, {sample_s} s each"
-        if any(count != int(count) or count < 0 for count in counts) or sum(counts) != samples:
-            raise WrongAnswerError(f"{case}: whole samples, {samples} in all; this is {counts}.")
-        best = min(every_division(samples, len(sample_s)), key=lambda one: slowest_s(one, sample_s))
-        own_s, least_s = slowest_s(counts, sample_s), slowest_s(best, sample_s)  # type: ignore[arg-type]
-        if own_s > least_s + CLOSE:
-            rows = [
-                (device, seconds, f"{count:g}", f"{count * seconds:g}")
-                for device, (seconds, count) in enumerate(zip(sample_s, counts, strict=True))
-            ]
-            raise WrongAnswerError(
-                f"{case}: with yours the last one has finished after {own_s:g} s; {least_s:g} s are possible.",
-                comparison("Your division", ("device", "seconds a sample", "your samples", "its seconds"), rows),
-            )
+        size = len(sample_s)
+        counts = counts_of(answer(samples, sample_s), "A division", size, total=samples)
+        rows = [
+            (device, seconds, count, f"{count * seconds:g}")
+            for device, (seconds, count) in enumerate(zip(sample_s, counts, strict=True))
+        ]
+        columns = ("device", "seconds a sample", "your samples", "its seconds")
+        table = comparison("Your division", columns, rows)
+        said = f"{samples} samples, {sample_s} s each: with yours the last one"
+        require_best(counts, every_division(samples, size), partial(slowest_s, sample_s=sample_s), said, table)
     return f"No division is faster, in {CASES} random groups."
 
 
@@ -58,7 +46,7 @@ def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
     expected = [
         min(max(sum(first[:cut]), sum(second[cut:stop])) for cut in range(1, stop)) for stop in range(2, len(first) + 1)
     ]
-    found = [number_of(one) for one in require_list(answer, "The row", len(expected))]
+    found = numbers_of(answer, "The row", len(expected))
     wrong = [place + 2 for place, (own, best) in enumerate(zip(found, expected, strict=True)) if own != best]
     if wrong:
         raise WrongAnswerError(
@@ -70,10 +58,6 @@ def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
 def _two_devices(draws: Random) -> dict[str, Any]:
     first = [draws.randint(1, 5) for _ in range(5)]
     return {"first": first, "second": [draws.choice([2, 3]) * seconds for seconds in first]}
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 TRACE = Exercise(
@@ -101,7 +85,7 @@ that the last one finishes as early as possible.""",
         "The device that would have finished it first: the least (count + 1) * seconds.",
         "`min(range(len(sample_s)), key=lambda d: (counts[d] + 1) * sample_s[d])`, as often as there are samples.",
     ),
-    draw=_seed,
+    draw=random_seed,
     judge=judge_divide,
     is_code=True,
 )

@@ -32,6 +32,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import random_seed
 from workbench_labs.gathering import Gathering, GatherRun
 from workbench_labs.planning import with_bandwidth
 
@@ -264,10 +265,6 @@ def slow_cluster(name: str, megabits: float) -> Cluster:
     return with_bandwidth(load_cluster(name), megabits)
 
 
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
-
-
 def _layer(draws: Random) -> dict[str, Any]:
     devices = draws.randint(3, 8)
     return {
@@ -300,7 +297,7 @@ matrices are lists of rows. What the device does not have is `nan` in `w1` and `
             "With torch: `torch.tensor(w1)[:, start:stop]` and `torch.tensor(w2)[start:stop, :]`; `.tolist()` in the "
             "end.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_mlp_term,
         is_code=True,
     ),
@@ -315,7 +312,7 @@ last)` returns the term of a device that has the heads `first` to `last - 1`. He
             "The scores of a head are Q K^T / sqrt(head_size); softmax goes over each row.",
             "A head's term is softmax(scores) V times the head's rows of W_O.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_heads_term,
         is_code=True,
     ),
@@ -344,7 +341,7 @@ send what it had before the round. In the end everybody has all shares, and nobo
             "In the next round a device passes on what has just come.",
             "`%` wraps around: in round k device i sends share `(i - k) % num_devices`.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_ring,
         is_code=True,
     ),
@@ -359,7 +356,7 @@ wait longer than it must.""",
             "Shares come from the device before: first its own, then the one of the device before that.",
             "Look at your ring: what does device i get in round k?",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_tile_order,
         is_code=True,
     ),

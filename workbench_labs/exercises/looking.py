@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
-from workbench_labs.course.verdict import (
-    WrongAnswerError,
-    comparison,
-    number_of,
-    require_list,
-)
+from workbench_labs.course.verdict import WrongAnswerError, comparison
+from workbench_labs.exercises.judging import require_close
 
 CASES, TEXTS = 50, 10
 
@@ -55,14 +51,7 @@ def judge_invert(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         ]
         text = [draws.randrange(words) for _ in range(12)]
         states = [_blurred(embeddings[word], draws) for word in text]
-        found = require_list(answer(states, embeddings), "The text", len(text))
-        rows = [(true, number_of(own)) for true, own in zip(text, found, strict=True)]
-        if any(true != own for true, own in rows):
-            right = sum(true == own for true, own in rows)
-            raise WrongAnswerError(
-                f"{right} of {len(text)} words of a text are right; all can be.",
-                comparison("The text", ("its word", "yours"), [(true, f"{own:g}") for true, own in rows]),
-            )
+        require_close(answer(states, embeddings), text, "The text", "Not all words of a text are right; all can be.")
     return f"It reads {TEXTS} texts word by word."
 
 

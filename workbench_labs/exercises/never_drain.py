@@ -7,9 +7,9 @@ The judges use the workbench's schedules and planners, or try all answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -32,12 +32,21 @@ from workbench_labs.course.verdict import (
     require_number,
     whole_number,
 )
-from workbench_labs.exercises.cuts import counts_of, every_cut
+from workbench_labs.exercises.cuts import cut_of, every_cut, stage_seconds
+from workbench_labs.exercises.judging import (
+    CLOSE,
+    counts_of,
+    every_division,
+    is_none,
+    random_seed,
+    require_best,
+    require_close,
+    spans_of,
+)
 from workbench_labs.planning import as_described
 
 CASES = 50
 HEAD_CASES = 12
-CLOSE = 1e-5
 PAPER_MODEL, PAPER_CLUSTER, PAPER_TOKENS = "BERT-Base", "pac-env-b", 128
 AGREED = 0.03
 """By this share a largest learning rate may be off."""
@@ -65,13 +74,8 @@ def judge_stash(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         stages, count = draws.randint(1, 5), draws.randint(1, 9)
         stage = draws.randrange(stages)
         operations, expected = operations_of(stages, stage, count)
-        found = [number_of(one) for one in require_list(answer(operations), "The versions", len(operations))]
-        if found != expected:
-            rows = [(name, f"{own:g}", true) for name, own, true in zip(operations, found, expected, strict=True)]
-            raise WrongAnswerError(
-                f"Stage {stage} of {stages}, {count} mini-batches:",
-                comparison("Versions", ("operation", "yours", "the workbench's"), rows),
-            )
+        case = f"Stage {stage} of {stages}, {count} mini-batches."
+        require_close(answer(operations), expected, "The versions", case, given={"operation": operations})
     return f"Every mini-batch goes back with the version with which it came, in {CASES} pipelines of the workbench."
 
 
@@ -86,16 +90,9 @@ def judge_descend(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str
         targets = [draws.uniform(-1, 1) for _ in range(count)]
         operations, _ = operations_of(stages, stage, count)
         expected = delayed_weights(start, inputs, targets, rate, stages - stage - 1)
-        given = require_list(answer(operations, start, inputs, targets, rate), "The weights", width)
-        found = [number_of(one) for one in given]
-        if any(abs(own - true) > CLOSE for own, true in zip(found, expected, strict=True)):
-            rows = [
-                (at, f"{own:.6f}", f"{true:.6f}") for at, (own, true) in enumerate(zip(found, expected, strict=True))
-            ]
-            raise WrongAnswerError(
-                f"Stage {stage} of {stages}, {count} mini-batches, rate {rate}: its order is {' '.join(operations)}.",
-                comparison("Weights at the end", ("number", "yours", "gradients of old weights"), rows),
-            )
+        case = f"Stage {stage} of {stages}, {count} mini-batches, rate {rate}: its order is {' '.join(operations)}."
+        found = answer(operations, start, inputs, targets, rate)
+        require_close(found, expected, "The weights", case, right="gradients of old weights")
     return f"The weights are those of descent with old gradients, to {CLOSE:g}, in {CASES} trainings."
 
 
@@ -113,19 +110,16 @@ def delayed_weights(
 
 def stage_mb(counts: Sequence[int], layer_mb: Sequence[float], activation_mb: float) -> list[float]:
     """Return the MB of each stage: weights, gradients and stashed versions, and activations of all in flight."""
-    size, first, needs = len(counts), 0, []
-    for place, count in enumerate(counts):
-        weights, behind = sum(layer_mb[first : first + count]), size - place - 1
-        needs.append(weights * (2 + behind) + activation_mb * count * (behind + 1))
-        first += count
-    return needs
+    return [
+        sum(layer_mb[start:stop]) * (2 + behind) + activation_mb * (stop - start) * (behind + 1)
+        for behind, (start, stop) in zip(reversed(range(len(counts))), spans_of(counts), strict=True)
+    ]
 
 
 def pace(counts: Sequence[int], layer_s: Seconds, link_s: Sequence[float]) -> float:
     """Return the seconds of a mini-batch in the long run: the slowest stage, or twice the slowest link (Eq. 3)."""
-    ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
-    stages = [sum(layer_s[place][start:stop]) for place, (start, stop) in enumerate(pairwise(ends))]
-    return max(*stages, *(2 * link_s[end - 1] for end in ends[1:-1]), 0.0)
+    links = (2 * link_s[start - 1] for start, _ in spans_of(counts) if start)
+    return max(*stage_seconds(counts, layer_s), *links, 0.0)
 
 
 def cut_case(draws: Random) -> tuple[list[list[float]], list[float], list[int], int, list[int]]:
@@ -159,13 +153,10 @@ def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
 
         possible = [cut for cut in every_cut(layers, size) if fits(cut)]
         found = answer(layer_s, link_s, layer_mb, activation_mb, budgets)
-        refused += not possible
-        if found is None and not possible:
+        if is_none(found, possible, f"Budgets of {budgets} MB"):
+            refused += 1
             continue
-        if found is None or not possible:
-            why = f"{list(possible[0])} fits" if possible else "no cut fits, so None is asked for"
-            raise WrongAnswerError(f"Budgets of {budgets} MB: {why}; your function returned {found!r:.80}.")
-        counts = counts_of(found, layers, size)
+        counts = cut_of(found, layers, size)
         rows = [
             (place, counts[place], f"{need:g}", budgets[place])
             for place, need in enumerate(stage_mb(counts, layer_mb, activation_mb))
@@ -173,10 +164,8 @@ def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
         details = comparison("Your cut", ("place", "layers", "needs (MB)", "has (MB)"), rows)
         if not fits(counts):
             raise WrongAnswerError(f"Your cut {list(counts)} does not fit.", details)
-        least_s, own_s = (min(pace(cut, layer_s, link_s) for cut in cuts) for cuts in (possible, [counts]))
-        if own_s > least_s + CLOSE:
-            said = f"With your cut {list(counts)} a mini-batch takes {own_s:g} s; {least_s:g} s are possible."
-            raise WrongAnswerError(said, details)
+        seconds = partial(pace, layer_s=layer_s, link_s=link_s)
+        require_best(counts, possible, seconds, f"With your cut {list(counts)} a mini-batch", details)
     return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
 
 
@@ -196,30 +185,20 @@ def judge_order(answer: Any, numbers: Mapping[str, Any]) -> str:
     size = len(devices)
     given = require_list(answer, "Order and layers", 2 * size)
     order = tuple(whole_number(one, 0, size - 1, "A device") for one in given[:size])
-    counts = counts_of(given[size:], layers, size)
+    counts = cut_of(given[size:], layers, size)
     if len(set(order)) < size:
         raise WrongAnswerError(f"The order {list(order)} names a device twice.")
-    cuts = tuple(sum(counts[:place]) for place in range(size + 1))
-    for place, (rank, (start, stop)) in enumerate(zip(order, pairwise(cuts), strict=True)):
+    for place, (rank, (start, stop)) in enumerate(zip(order, spans_of(counts), strict=True)):
         need = costs.need(rank, size - place - 1, start, stop, num_stages=size).total_bytes
         if need > devices[rank].memory_bytes:
             has, name = devices[rank].memory_bytes, devices[rank].name
             raise WrongAnswerError(f"It does not fit: {name} has {has / 1e6:.0f} MB and needs {need / 1e6:.0f} MB.")
+    cuts = (0, *accumulate(counts))
     mine, theirs = pace_of(costs, order, cuts), partition_in_order(costs, range(size)).pace_s
     said = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
     if mine >= theirs * (1 - CLOSE):
         raise WrongAnswerError(said)
     return said
-
-
-def every_division(heads: int, processors: int) -> Iterator[tuple[int, ...]]:
-    """Yield every way to divide heads over processors, some of which may get none."""
-    if processors == 1:
-        yield (heads,)
-        return
-    for own in range(heads + 1):
-        for rest in every_division(heads - own, processors - 1):
-            yield (own, *rest)
 
 
 def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -232,22 +211,15 @@ def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     for profile in cases:
         times = [[round(1e3 * seconds, 3) for seconds in row] for row in profile.seconds]
         profile = HeadProfile(seconds=tuple(map(tuple, times)))
-        given = require_list(answer(times), "The division", len(times))
-        counts = [whole_number(one, 0, profile.num_heads, "A number of heads") for one in given]
-        if sum(counts) != profile.num_heads:
-            raise WrongAnswerError(f"{counts} are {sum(counts)} of {profile.num_heads} heads.")
-        least = min(every_division(profile.num_heads, len(times)), key=profile.time_s)
-        if profile.time_s(counts) > profile.time_s(least) + CLOSE:
-            rows = [
-                (place, count, f"{row[count - 1] if count else 0:g}", " ".join(f"{one:.1f}" for one in row))
-                for place, (count, row) in enumerate(zip(counts, times, strict=True))
-            ]
-            columns = ("processor", "your heads", "its time (ms)", "time of 1, 2, ... heads (ms)")
-            own, best = profile.time_s(counts), profile.time_s(least)
-            raise WrongAnswerError(
-                f"With {counts} a layer takes {own:g} ms; {best:g} ms are possible.",
-                comparison("The case", columns, rows),
-            )
+        counts = counts_of(answer(times), "The division", len(times), total=profile.num_heads)
+        rows = [
+            (place, count, f"{row[count - 1] if count else 0:g}", " ".join(f"{one:.1f}" for one in row))
+            for place, (count, row) in enumerate(zip(counts, times, strict=True))
+        ]
+        columns = ("processor", "your heads", "its time (ms)", "time of 1, 2, ... heads (ms)")
+        possible = every_division(profile.num_heads, len(times))
+        said, case = f"With {list(counts)} a layer", comparison("The case", columns, rows)
+        require_best(counts, possible, profile.time_s, said, case, unit="ms")
     return f"It is as fast as the best of all divisions, on {HEAD_CASES} devices."
 
 
@@ -279,16 +251,13 @@ def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
             capacities = [capacities[0]] * size
         left = draws.choice([0.25, 0.5, 1.0])
         expected = compatibilities(capacities, batteries, left, 1e-3)
-        found = [number_of(one) for one in require_list(answer(capacities, batteries, left, 1e-3), "DC", size)]
-        if any(abs(own - true) > CLOSE * max(1.0, abs(true)) for own, true in zip(found, expected, strict=True)):
-            rows = [
-                (place, f"{sum(capacity):.2f}", f"{battery:.2f}", f"{own:.4g}", f"{true:.4g}")
-                for place, (capacity, battery, own, true) in enumerate(
-                    zip(capacities, batteries, found, expected, strict=True)
-                )
-            ]
-            columns = ("device", "sum of seconds", "charge", "yours", "Eq. 4")
-            raise WrongAnswerError(f"With p = {left} and eta = 0.001:", comparison("The case", columns, rows))
+        given = {
+            "device": range(size),
+            "sum of seconds": [f"{sum(capacity):.2f}" for capacity in capacities],
+            "charge": [f"{battery:.2f}" for battery in batteries],
+        }
+        found, said = answer(capacities, batteries, left, 1e-3), f"With p = {left} and eta = 0.001:"
+        require_close(found, expected, "DC", said, given=given, right="Eq. 4")
     return f"It is Eq. 4, in {CASES} cases."
 
 
@@ -298,10 +267,6 @@ def judge_notice(answer: Any, numbers: Mapping[str, Any]) -> str:
     expected = load_s + numbers["window_s"] + numbers["move_s"]
     right = f"{load_s:g} + {numbers['window_s']:g} + {numbers['move_s']:g} = {expected:g} s."
     return require_number(answer, expected, 0.005, right)
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _notice(draws: Random) -> dict[str, Any]:
@@ -328,7 +293,7 @@ versions) and `activation_mb` of each layer 1 + *d* times. The least seconds of 
             "best[i][n] = min over k of max(best[i - 1][k], 2 link_s[k - 1], seconds of layers k to n), infinite if "
             "they do not fit.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_partition,
         is_code=True,
     ),
@@ -359,7 +324,7 @@ that of its own forward pass.""",
             "After which operations is there one version more?",
             "`used[number] = newest` at F; at B look it up, then add 1 to the newest.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_stash,
         is_code=True,
     ),
@@ -375,7 +340,7 @@ subtracts rate times the gradient from the *newest* weights. Return the weights 
             "`list(weights)` is a copy; `weights` alone is the same list, which changes.",
             "At F: stash[m] = copy. At B: error with stash[m], step from the newest weights, delete stash[m].",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_descend,
         is_code=True,
     ),
@@ -405,7 +370,7 @@ All compute at the same time; the slowest counts.""",
             "Give the heads away one by one: to which processor goes the next?",
             "To the one that ends first with it. No earlier gift need be taken back: times never fall with more heads.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_heads,
         is_code=True,
     ),
@@ -420,7 +385,7 @@ mapped to 0 to 1, from the least to the most of all devices. Where all are equal
             "(value - least) / (most - least), for the sums and for the charges.",
             "p * b / (H + eta) for each device; mind the case most == least.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_compatibility,
         is_code=True,
     ),
@@ -455,7 +420,7 @@ def usable_partition(partition: Callable[..., Any], case: Sequence[Any]) -> list
     """Return a student's cut, or the best of all that fit while the student's is not right."""
     layer_s, link_s, layer_mb, activation_mb, budgets = case
     if is_right(EXERCISES, "partition", partition):
-        return list(counts_of(partition(*case), len(layer_mb), len(layer_s)))
+        return list(cut_of(partition(*case), len(layer_mb), len(layer_s)))
     possible = [
         cut
         for cut in every_cut(len(layer_mb), len(layer_s))

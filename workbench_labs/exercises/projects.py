@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -25,11 +25,10 @@ from workbench_labs.course.verdict import (
     WrongAnswerError,
     comparison,
     is_right,
-    number_of,
-    require_list,
     require_number,
 )
-from workbench_labs.exercises.cuts import every_cut
+from workbench_labs.exercises.cuts import every_cut, stage_bytes, stage_seconds
+from workbench_labs.exercises.judging import counts_of, random_seed
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, named, schedule_of
 
 Planner = Callable[..., Sequence[int]]
@@ -57,20 +56,13 @@ class Case:
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Return whether each device has room for its layers."""
-        ends = list(accumulate(counts, initial=0))
-        own = [sum(self.layer_bytes[start:stop]) for start, stop in pairwise(ends)]
-        return all(nbytes <= budget for nbytes, budget in zip(own, self.budgets, strict=True))
+        needs = stage_bytes(counts, self.layer_bytes)
+        return all(nbytes <= budget for nbytes, budget in zip(needs, self.budgets, strict=True))
 
     def ask(self, planner: Planner) -> tuple[int, ...]:
         """Return a planner's answer: layers of each device.  Raises WrongAnswerError if it is none, or does not fit."""
         answer = planner(self.layer_s, self.layer_bytes, self.budgets, self.send_s, self.micro_batches)
-        numbers = [number_of(count) for count in require_list(answer, "A plan", len(self.budgets))]
-        if any(count != int(count) or count < 0 for count in numbers) or sum(numbers) != len(self.layer_bytes):
-            shown = ", ".join(f"{count:g}" for count in numbers)
-            raise WrongAnswerError(
-                f"Each device gets 0 layers or more, {len(self.layer_bytes)} in all; this is [{shown}]."
-            )
-        counts = tuple(int(count) for count in numbers)
+        counts = counts_of(answer, "A plan", len(self.budgets), total=len(self.layer_bytes))
         if not self.fits(counts):
             raise WrongAnswerError(
                 f"Layers of {self.layer_bytes} MB on devices with {self.budgets} MB: your plan {list(counts)} does not "
@@ -81,8 +73,8 @@ class Case:
     def pipeline(self, counts: Sequence[int], order: Callable[..., list[Slot]] = one_f_one_b_order) -> Timeline:
         """Return a mini-batch on the devices that have layers, in their order, with the links (simulated)."""
         used = [rank for rank, count in enumerate(counts) if count]
-        ends = list(accumulate(counts, initial=0))
-        seconds = [sum(self.layer_s[rank][ends[rank] : ends[rank + 1]]) for rank in used]
+        by_rank = stage_seconds(counts, self.layer_s)
+        seconds = [by_rank[rank] for rank in used]
         link = Link(bytes_per_s=CROSSING.nbytes / self.send_s)
         devices = tuple(
             Device(name=f"device {rank}", flops_per_s=FASTEST_DEVICE_FLOPS, memory_bytes=DEVICE_BYTES, link=link)
@@ -184,10 +176,6 @@ def judge_two_devices(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, alone_s / both_s, 0.005, why)
 
 
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
-
-
 def _two_devices(draws: Random) -> dict[str, Any]:
     """Return a pipeline of two stages whose messages are shorter than its operations, so that only two are seen."""
     layers, layer_ms = 2 * draws.randint(2, 6), draws.randint(4, 9)
@@ -229,7 +217,7 @@ and 1.3 times in the worst.""",
             "Try every set of devices with every cut that fits, and take the one whose formula is smallest; or carry "
             "your event loop of lab 02 over.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_planner,
         is_code=True,
     ),

@@ -5,6 +5,7 @@ what a step needs (P-RGE, published as MobiZO, section 3).  The judges try all c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,12 +16,18 @@ from workbench_labs.course.verdict import (
     comparison,
     is_right,
     number_of,
-    require_list,
     require_number,
+)
+from workbench_labs.exercises.judging import (
+    counts_of,
+    every_division,
+    is_none,
+    numbers_of,
+    random_seed,
+    require_best,
 )
 
 CASES = 50
-CLOSE = 1e-9
 Choice = tuple[int, int, int]
 """q, E, and p, the copies that go through the model together."""
 
@@ -47,7 +54,7 @@ def step_seconds(choice: Choice, sizes: Mapping[str, float]) -> float:
 
 
 def _choice_of(answer: Any, product: int) -> Choice:
-    queries, samples, copies = (number_of(value) for value in require_list(answer, "The choice [q, E, p]", 3))
+    queries, samples, copies = numbers_of(answer, "The choice [q, E, p]", 3)
     choice = int(queries), int(samples), int(copies)
     if choice != (queries, samples, copies) or choice not in set(every_choice(product)):
         raise WrongAnswerError(f"q x E is {product}, and p divides 2q; this is [{queries:g}, {samples:g}, {copies:g}].")
@@ -65,26 +72,18 @@ def judge_choose(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
             if need_mb(one, sizes) <= budget_mb and step_seconds(one, sizes) <= limit_s
         ]
         found = answer(product, sizes, budget_mb, limit_s)
-        none += not fitting
-        case = f"q x E = {product}, {budget_mb:g} MB, {limit_s:g} s"
-        if found is None or not fitting:
-            if found is None and not fitting:
-                continue
-            why = f"{list(fitting[0])} fits" if fitting else "no choice fits, so None is asked for"
-            raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.", _sizes_table(sizes))
+        case, table = f"q x E = {product}, {budget_mb:g} MB, {limit_s:g} s", _sizes_table(sizes)
+        if is_none(found, fitting, case, table):
+            none += 1
+            continue
         own = _choice_of(found, product)
-        best = max(fitting, key=lambda one: (one[0], -step_seconds(one, sizes)))
         if own not in fitting:
             said = f"{need_mb(own, sizes):g} MB and takes {step_seconds(own, sizes):g} s"
-            raise WrongAnswerError(f"{case}: yours, {list(own)}, needs {said}.", _sizes_table(sizes))
-        if own[0] < best[0]:
-            raise WrongAnswerError(f"{case}: yours has q = {own[0]}; more queries are possible.", _sizes_table(sizes))
-        if step_seconds(own, sizes) > step_seconds(best, sizes) + CLOSE:
-            own_s, best_s = step_seconds(own, sizes), step_seconds(best, sizes)
-            raise WrongAnswerError(
-                f"{case}: with {list(own)} a step takes {own_s:g} s; {best_s:g} s are possible with q = {own[0]}.",
-                _sizes_table(sizes),
-            )
+            raise WrongAnswerError(f"{case}: yours, {list(own)}, needs {said}.", table)
+        if own[0] < max(one[0] for one in fitting):
+            raise WrongAnswerError(f"{case}: yours has q = {own[0]}; more queries are possible.", table)
+        alike = [one for one in fitting if one[0] == own[0]]
+        require_best(own, alike, partial(step_seconds, sizes=sizes), f"{case}: with {list(own)} a step", table)
     return f"It is the best of all choices in {CASES} random cases; in {none} of them it says that none fits."
 
 
@@ -116,25 +115,6 @@ def slowest_s(counts: Sequence[int], first_s: Sequence[float], query_s: Sequence
     )
 
 
-def every_division(queries: int, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many queries each device gets, for every way to divide them; a device may get none."""
-    if devices == 1:
-        yield (queries,)
-        return
-    for own in range(queries + 1):
-        for others in every_division(queries - own, devices - 1):
-            yield (own, *others)
-
-
-def division_of(answer: Any, queries: int, devices: int) -> tuple[int, ...]:
-    """Return an answer as numbers of queries, by device.  Raises WrongAnswerError."""
-    counts = [number_of(value) for value in require_list(answer, "The division", devices)]
-    if any(count != int(count) or count < 0 for count in counts) or sum(counts) != queries:
-        shown = ", ".join(f"{count:g}" for count in counts)
-        raise WrongAnswerError(f"{queries} queries are divided, none is cut; this is [{shown}].")
-    return tuple(int(count) for count in counts)
-
-
 def judge_spread(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     """Compare the slowest device with that of the best of all divisions."""
     draws, spared = Random(numbers["seed"]), 0
@@ -142,16 +122,12 @@ def judge_spread(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         devices, queries = draws.randint(1, 4), draws.randint(1, 9)
         first_s = [draws.randint(0, 12) / 4 for _ in range(devices)]
         query_s = [draws.randint(1, 16) / 4 for _ in range(devices)]
-        counts = division_of(answer(queries, first_s, query_s), queries, devices)
-        best = min(every_division(queries, devices), key=lambda one: slowest_s(one, first_s, query_s))
+        counts = counts_of(answer(queries, first_s, query_s), "The division", devices, total=queries)
+        seconds = partial(slowest_s, first_s=first_s, query_s=query_s)
+        rows = list(zip(range(devices), first_s, query_s, counts, strict=True))
+        case = comparison("The case", ("device", "first_s", "query_s", "your queries"), rows)
+        best = require_best(counts, every_division(queries, devices), seconds, f"With {list(counts)} a step", case)
         spared += 0 in best
-        own_s, least_s = slowest_s(counts, first_s, query_s), slowest_s(best, first_s, query_s)
-        if own_s > least_s + CLOSE:
-            rows = list(zip(range(devices), first_s, query_s, counts, strict=True))
-            raise WrongAnswerError(
-                f"With {list(counts)} the losses are known after {own_s:g} s; {least_s:g} s are possible.",
-                comparison("The case", ("device", "first_s", "query_s", "your queries"), rows),
-            )
     return f"It is as fast as the best of all divisions in {CASES} random clusters; in {spared} a device gets nothing."
 
 
@@ -180,10 +156,6 @@ def judge_traffic(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Compare with the losses of both signs that the other devices send."""
     received = numbers["queries"] - numbers["own"]
     return require_number(answer, 8 * received, 0, f"{received} queries, two losses of 4 bytes each: {8 * received}.")
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _ridge(draws: Random) -> dict[str, Any]:
@@ -244,7 +216,7 @@ a dict with these names. Take as many queries as fit into memory and time; among
             "Collect those that fit. If the list is empty, return None.",
             "max(fitting, key=lambda one: (one[0], -seconds(one))) prefers queries, then time.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_choose,
         is_code=True,
     ),
@@ -273,7 +245,7 @@ All wait for the slowest: make it as fast as possible.""",
             "Give the queries one by one, each to the device that would then be done first.",
             "min(devices, key=lambda d: first_s[d] + (counts[d] + 1) * query_s[d]), once for each query.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_spread,
         is_code=True,
     ),

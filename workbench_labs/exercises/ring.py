@@ -17,11 +17,10 @@ from workbench_labs.course.verdict import (
     WrongAnswerError,
     comparison,
     is_right,
-    number_of,
-    require_list,
     require_number,
     whole_number,
 )
+from workbench_labs.exercises.judging import random_seed, require_close
 from workbench_labs.exercises.looking import judge_invert, judge_leak, nearest
 from workbench_labs.exercises.unfreezing import Policy, every, judge_unfreeze
 from workbench_labs.ring import ring_memory_bytes, ring_plan, ring_timeline
@@ -103,18 +102,9 @@ def judge_memory(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         blocks, block_mb, context_mb = _blocks(draws), draws.randint(5, 60), draws.randint(2, 80)
         depth = draws.randint(1, sum(blocks))
         expected = [nbytes / MB for nbytes in ring_memory_bytes(blocks, depth, block_mb * MB, context_mb * MB)]
-        found = list(
-            map(number_of, require_list(answer(blocks, depth, block_mb, context_mb), "The result", len(blocks)))
-        )
-        if any(abs(own - true) > 0.1 for own, true in zip(found, expected, strict=True)):
-            rows = [
-                (place, count, f"{own:g}", f"{true:.0f}")
-                for place, (count, own, true) in enumerate(zip(blocks, found, expected, strict=True))
-            ]
-            raise WrongAnswerError(
-                f"Blocks of {block_mb} MB with contexts of {context_mb} MB, {depth} adapters trained:",
-                comparison("Megabytes", ("place", "blocks", "yours", "simulated peak"), rows),
-            )
+        said = f"Blocks of {block_mb} MB with contexts of {context_mb} MB, {depth} adapters trained."
+        found, given = answer(blocks, depth, block_mb, context_mb), {"place": range(len(blocks)), "blocks": blocks}
+        require_close(found, expected, "Megabytes", said, given=given, right="simulated peak", absolute=0.1)
     return f"It is the simulator's peak on every device, in {MEMORY_CASES} random rings."
 
 
@@ -133,10 +123,6 @@ def judge_least_time(answer: Any, numbers: Mapping[str, Any]) -> str:
         - ring_timeline((1,) * blocks, depth, count=2).makespan_s
     ) / 4
     return require_number(answer, expected, 0.001, f"{depth} forward and {depth} backward passes, one after the other.")
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _message(draws: Random) -> dict[str, Any]:
@@ -163,7 +149,7 @@ It returns the place of the terminator, counted from 0.""",
             "The paper's condition: 1(beta(u) <= N - Dep + 1 <= epsilon(u)) > 0.",
             "Look for the place whose span holds block N - depth + 1.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_terminator,
         is_code=True,
     ),
@@ -178,7 +164,7 @@ best channel to the present one (section IV-B, step 3).""",
             "Which row of `rates` belongs to the present initiator?",
             "`max(left, key=...)`.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_next_initiator,
         is_code=True,
     ),
@@ -208,7 +194,7 @@ that each device of the ring needs at its peak, as a list. `blocks` has the numb
             "The lowest trained block is block N - depth + 1, counted from 1. How many of a device's blocks are above?",
             "A device with blocks from `first` to `last` trains max(0, last - max(first, N - depth + 1) + 1) of them.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_memory,
         is_code=True,
     ),
@@ -226,7 +212,7 @@ until the loss is 0.3, on 12 trainings whose pace differs. Be 5 % faster, on ave
             "Wait three rounds, find the pace from the first three losses, then unfreeze one more every third or so of "
             "it.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_unfreeze,
         is_code=True,
     ),
@@ -254,7 +240,7 @@ other.""",
             "`message[i : i + len(ids)] == ids` compares a piece; 101.0 == 101 in Python.",
             "Try every i from 0 to len(message) - len(ids), the last one included.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_leak,
         is_code=True,
     ),
@@ -269,7 +255,7 @@ Layer norms change the length of a vector; its direction stays about the same.""
             "The cosine: the dot product over both lengths.",
             "Divide every vector by its length, then take the word with the largest dot product.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_invert,
         is_code=True,
     ),

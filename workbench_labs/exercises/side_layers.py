@@ -20,7 +20,8 @@ from workbench_labs.course.verdict import (
     require_number,
 )
 from workbench_labs.exercises import caches
-from workbench_labs.exercises.caches import CASES, Record, random_seed, require_close
+from workbench_labs.exercises.caches import CASES, Record
+from workbench_labs.exercises.judging import random_seed, require_close
 
 
 def side_output(tap: Tensor, side: Tensor, down: Tensor, mix: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def _layer_case(draws: Random) -> tuple[list[float], list[float], list[list[floa
 
 
 def _described(tap: Any, side: Any, down: Any, mix: Any) -> str:
-    return f"tap = {tap}, side = {side}, down = {down}, mix = {mix}"
+    return f"tap = {tap}, side = {side}, down = {down}, mix = {mix}."
 
 
 def judge_side_layer(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -67,7 +68,7 @@ def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
                 f"A dict with 'side', 'down' and 'mix' is asked for, and no gradient of the tap: that one would have "
                 f"to go on through the backbone. This is {names}."
             )
-        told = f"{_described(*case)}, gradient of the output = {after}"
+        told = f"{_described(*case)}, gradient of the output = {after}."
         assert side.grad is not None and down.grad is not None and mix.grad is not None
         require_close([found["mix"]], [mix.grad.item()], "The gradient of mix", told)
         require_close(found["side"], side.grad.tolist(), "The gradient of side", told)

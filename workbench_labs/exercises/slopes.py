@@ -25,27 +25,18 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import CLOSE, numbers_of, random_seed, require_close
 
 Moves = Sequence[Sequence[float]]
 """[[seed, scale], ...]: scale times the noise of the seed is added, one after the other."""
 CASES, ESTIMATES, DRAWN = 25, 300, 2000
-CLOSE = 1e-5
-"""By this share of the largest value a result may differ: float32 is precise enough."""
 WITHIN = 0.3
 """By this share a mean over ESTIMATES estimates may differ from the law."""
 
 
-def vector_of(found: Any, what: str, length: int) -> list[float]:
-    """Return an answer as a list of numbers.  Raises WrongAnswerError."""
-    return [number_of(value) for value in require_list(found, what, length)]
-
-
-def require_close(found: Sequence[float], expected: Sequence[float], said: str, title: str) -> None:
-    """Raise WrongAnswerError, with both as a table, if a value differs by more than CLOSE of the largest one."""
-    most = CLOSE * max(1e-12, *map(abs, expected))
-    if any(abs(one - other) > most for one, other in zip(found, expected, strict=True)):
-        rows = [(at, f"{one:.6g}", f"{other:.6g}") for at, (one, other) in enumerate(zip(found, expected, strict=True))]
-        raise WrongAnswerError(said, comparison(title, ("entry", "yours", "it is"), rows))
+def _require_close(answer: Any, expected: Sequence[float], what: str, said: str) -> list[float]:
+    """Return an answer's numbers, none of which is off by more than CLOSE of the largest one (see require_close)."""
+    return require_close(answer, expected, what, said, absolute=CLOSE * max(1e-12, *map(abs, expected)))
 
 
 def _plane(draws: Random, dimension: int, queries: int, epsilon: float) -> tuple[list[float], Any, Any]:
@@ -72,18 +63,17 @@ def judge_estimate(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     for _ in range(CASES):
         dimension, queries, epsilon = draws.randint(1, 6), draws.randint(1, 5), draws.choice([0.5, 0.1, 0.01])
         gradient, noise, losses = _plane(draws, dimension, queries, epsilon)
-        found = vector_of(answer(losses, noise, epsilon), "The estimate", dimension)
         slopes = [_dot(gradient, z) for z in noise]
         expected = [fmean(slope * z[at] for slope, z in zip(slopes, noise, strict=True)) for at in range(dimension)]
         said = f"q = {queries}, d = {dimension}, epsilon = {epsilon:g}: the slopes along the noise are " + ", ".join(
             f"{slope:.4g}" for slope in slopes
         )
-        require_close(found, expected, said + ".", "The mean of slope times noise")
+        _require_close(answer(losses, noise, epsilon), expected, "The estimate", said + ".")
     dimension, queries = 20, 4
     errors = []
     for _ in range(ESTIMATES):
         gradient, noise, losses = _plane(draws, dimension, queries, 0.1)
-        found = vector_of(answer(losses, noise, 0.1), "The estimate", dimension)
+        found = numbers_of(answer(losses, noise, 0.1), "The estimate", dimension)
         squared = sum((one - other) ** 2 for one, other in zip(found, gradient, strict=True))
         errors.append(squared / _dot(gradient, gradient))
     law, measured = (dimension + 1) / queries, fmean(errors)
@@ -121,7 +111,7 @@ def judge_walk(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         moves.append(draws.choice(moves))
 
         def walked(start: Sequence[float], some: Moves, size: int = dimension) -> list[float]:
-            return vector_of(answer(list(start), [list(move) for move in some]), "theta", size)
+            return numbers_of(answer(list(start), [list(move) for move in some]), "theta", size)
 
         if walked(theta, []) != theta:
             raise WrongAnswerError(f"Without moves theta stays {theta}; yours is {walked(theta, [])}.")
@@ -131,7 +121,7 @@ def judge_walk(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
             noise = walked([0.0] * dimension, [[seed, 1.0]])
             expected = [value + scale * z for value, z in zip(expected, noise, strict=True)]
         said = f"{len(moves)} moves, with scales {', '.join(f'{scale:g}' for _, scale in moves)}"
-        require_close(once, expected, f"{said}: theta should move by scale times noise, each time.", "theta")
+        _require_close(once, expected, "theta", f"{said}: theta should move by scale times noise, each time.")
         again = walked(walked(theta, moves[:cut]), moves[cut:])
         if again != once or walked(theta, moves) != once:
             rows = [(at, f"{one!r}", f"{other!r}") for at, (one, other) in enumerate(zip(once, again, strict=True))]
@@ -146,7 +136,7 @@ def _require_normal(answer: Callable[..., Any], seeds: Sequence[int]) -> None:
     """Raise WrongAnswerError unless the noise of seeds is standard normal, independent, and the same again."""
 
     def drawn(seed: int) -> list[float]:
-        return vector_of(answer([0.0] * DRAWN, [[seed, 1.0]]), "theta", DRAWN)
+        return numbers_of(answer([0.0] * DRAWN, [[seed, 1.0]]), "theta", DRAWN)
 
     found = [drawn(seed) for seed in seeds]
     if drawn(seeds[0]) != found[0]:
@@ -172,14 +162,14 @@ def judge_moves(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         gradient, noise, losses = _plane(draws, dimension, queries, epsilon)
         seeds = [draws.getrandbits(32) for _ in range(queries)]
         given = require_list(answer(losses, seeds, epsilon, rate), "The moves", queries)
-        moves = [vector_of(move, "A move", 2) for move in given]
+        moves = [numbers_of(move, "A move", 2) for move in given]
         if [seed for seed, _ in moves] != seeds:
             raise WrongAnswerError(
                 f"The moves have the seeds {seeds}, in their order; yours have {[int(one) for one, _ in moves]}."
             )
         expected = [-rate * _dot(gradient, z) / queries for z in noise]
         said = f"q = {queries}, learning rate {rate:g}: theta goes against the mean of slope times noise."
-        require_close([scale for _, scale in moves], expected, said, "The scale of each move")
+        _require_close([scale for _, scale in moves], expected, "The scale of each move", said)
     return f"In {CASES} cases the moves are a step against the estimated gradient."
 
 
@@ -207,10 +197,6 @@ def judge_epsilon(answer: Any, numbers: Mapping[str, Any]) -> str:
     if own > 1.02 * least:
         raise WrongAnswerError(f"With {epsilon:g} the error is {own:.3g}. A smaller error is possible.")
     return f"With {epsilon:.3g} the error is {own:.3g}; on a fine grid the least one is {least:.3g}."
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _slope(draws: Random) -> dict[str, Any]:
@@ -259,7 +245,7 @@ over the queries of slope times noise.""",
             "Each query proposes slope times z; the estimate is the mean of these proposals, entry by entry.",
             "q is len(losses), d is len(noise[0]).  NumPy or torch may be imported inside.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_estimate,
         is_code=True,
     ),
@@ -288,7 +274,7 @@ the same bits, in one go and in two.""",
             "random.Random(seed).gauss(0, 1) draws one normal number; a generator that others use, too, has moved on.",
             "Add each move to theta before the next one; a sum of all noises first rounds differently.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_walk,
         is_code=True,
     ),
@@ -303,7 +289,7 @@ order of the seeds, with which `walk` goes against the estimated gradient.""",
             "The scale of a query has its slope, the learning rate and the number of queries.",
             "Downhill: the scale is negative where the slope is positive.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_moves,
         is_code=True,
     ),

@@ -27,9 +27,9 @@ from workbench_labs.course.verdict import (
     comparison,
     is_right,
     number_of,
-    require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import random_seed, require_close
 from workbench_labs.inference_problem import SequenceProblem, described_problem, settings_for
 from workbench_labs.ruling import Rule, ruled_by
 
@@ -39,7 +39,6 @@ NOISE = 0.05
 ENOUGH = 0.97
 """A rule's goodput must be this share of the better of two: never leaving out, and the workbench's own rule."""
 TOKENS, LAYERS = 284, 2
-CLOSE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +162,10 @@ def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
         ]
         by_rank = [{rank: dict(enumerate(own)) for rank, own in enumerate(one)} for one in (measured, expected)]
         true = list(compare(*by_rank).values())
-        found = [number_of(one) for one in require_list(answer(measured, expected), "The slowness", size)]
-        if any(abs(own - one) > CLOSE * one for own, one in zip(found, true, strict=True)):
-            rows = [
-                (rank, *(" ".join(f"{each:.2f}" for each in one[rank]) for one in (measured, expected)),
-                 f"{found[rank]:.3f}", f"{true[rank]:.3f}")
-                for rank in range(size)
-            ]  # fmt: skip
-            columns = ("device", "measured", "expected", "yours", "the workbench's")
-            raise WrongAnswerError(f"{size} devices, {blocks} blocks:", comparison("Seconds by block", columns, rows))
+        cells = [[" ".join(f"{each:.2f}" for each in own) for own in one] for one in (measured, expected)]
+        given = {"device": range(size), "seconds by block, measured": cells[0], "expected": cells[1]}
+        said = f"{size} devices, {blocks} blocks."
+        require_close(answer(measured, expected), true, "The slowness", said, given=given)
     return f"It is the workbench's, in {CASES} cases."
 
 
@@ -201,10 +195,6 @@ def judge_outage(answer: Any, numbers: Mapping[str, Any]) -> str:
     expected = numbers["silence_s"] + numbers["plan_s"] + reads_s + numbers["request_s"]
     parts = f"{numbers['silence_s']:g} + {numbers['plan_s']:g} + {reads_s:g} + {numbers['request_s']:g}"
     return require_number(answer, expected, 0.005, f"{parts} = {expected:g} s.")
-
-
-def _seed(draws: Random) -> dict[str, Any]:
-    return {"seed": draws.getrandbits(32)}
 
 
 def _device(draws: Random) -> dict[str, Any]:
@@ -249,7 +239,7 @@ number is odd). So a cost model that is wrong for all makes no straggler.""",
             "For device d and block b: quotient[d][b] over the median of quotient[e][b] for all e but d.",
             "`statistics.median` takes any list; the last step is a median over blocks.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_slowness,
         is_code=True,
     ),
@@ -273,7 +263,7 @@ goodput must be 97 % of what is possible: the better of never leaving out and th
             "Leave d out if in each of the last three reports it took more than 1.8 times its usual time. The same "
             "condition takes it back.",
         ),
-        draw=_seed,
+        draw=random_seed,
         judge=judge_rule,
         is_code=True,
     ),

@@ -81,7 +81,7 @@ def epochs(drawn: dict[str, Any], moved: int = 1) -> int:
 RIGHT = {"cache_bytes": megabytes, "half_time": epochs}
 WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     "side_layer": {
-        "without tanh": (no_bend, "entry 0 is"),
+        "without tanh": (no_bend, "Entry 0 is"),
         "the tap alone": (lambda tap, side, down, mix: in_numpy(tap, [0] * len(side), down, mix), "yours is"),
         "mixed the other way": (lambda tap, side, down, mix: in_numpy(tap, side, down, 1 - mix), "yours is"),
         "the side unchanged": (lambda tap, side, down, mix: side, "yours is"),
@@ -138,7 +138,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         ),
     },
     "dequantize": {
-        "the codes": (lambda codes, constants, size: codes, "entry 0 is"),
+        "the codes": (lambda codes, constants, size: codes, "Entry 0 is"),
         "the first constant": (lambda codes, constants, size: [one * constants[0] / 127 for one in codes], "is"),
         "128": (
             lambda codes, constants, size: [127 / 128 * one for one in solution("dequantize", codes, constants, size)],

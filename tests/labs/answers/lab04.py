@@ -68,20 +68,20 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "cut": {
         "equal": (lambda layer_s: equal_cut(len(layer_s[0]), len(layer_s)), "are possible"),
-        "by speed": (greedy, "are possible|one layer or more"),
+        "by speed": (greedy, "are possible|in all"),
         "too many": (lambda layer_s: [len(layer_s[0])] * len(layer_s), "in all"),
-        "none for the last": (lambda layer_s: [len(layer_s[0]), *[0] * (len(layer_s) - 1)], "one layer or more"),
+        "none for the last": (lambda layer_s: [len(layer_s[0]), *[0] * (len(layer_s) - 1)], "from 1 on"),
         "a text": (lambda layer_s: "3, 1", "is a list"),
     },
     "cut_within": {
         "memory is ignored": (ignores_memory, "None is asked for|needs"),
-        "never": (never_fits, "fits; your function returned None"),
+        "never": (never_fits, "is possible; your function returned None"),
         "equal": (lambda layer_s, *_: equal_cut(len(layer_s[0]), len(layer_s)), "asked for|needs|possible"),
     },
     "beat": {
         "the planner's own cut": (balanced, "with the planner's cut"),
         "equal": ([3, 2, 2], "with the planner's cut"),
-        "all on one": ([7, 0, 0], "one layer or more"),
+        "all on one": ([7, 0, 0], "from 1 on"),
         "too few devices": ([4, 3], "has 3 entries"),
     },
     "trace": {
@@ -95,12 +95,12 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "divide": {
         "equally": (equally, "are possible"),
-        "by speed, rounded": (by_speed, "are possible|whole samples"),
+        "by speed, rounded": (by_speed, "are possible|in all"),
         "all to the fastest": (
             lambda samples, sample_s: [samples * (place == 0) for place in range(len(sample_s))],
             "are possible",
         ),
-        "fair shares": (lambda samples, sample_s: [samples / len(sample_s)] * len(sample_s), "whole samples"),
+        "fair shares": (lambda samples, sample_s: [samples / len(sample_s)] * len(sample_s), "whole numbers"),
         "one too few": (lambda samples, sample_s: [samples - 1, *[0] * (len(sample_s) - 1)], "in all"),
     },
 }

@@ -70,7 +70,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "the fastest": (fastest, "more queries are possible|takes"),
         "one copy at a time": (one_copy, "are possible|takes"),
         "time is ignored": (ignores_time, "None is asked for|needs"),
-        "never": (lambda *given: None, "fits; your function returned None"),
+        "never": (lambda *given: None, "is possible; your function returned None"),
         "a constant": (lambda product, *_: [1, product, 2], "asked for|needs|possible"),
         "q x E is another": (lambda product, *_: [product, product, 1], "q x E is|None is asked for"),
     },
@@ -79,7 +79,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "by speed": (by_speed, "are possible"),
         "without the fixed seconds": (without_first, "are possible"),
         "all to the first": (lambda queries, first_s, query_s: [queries, *[0] * (len(first_s) - 1)], "are possible"),
-        "one too few": (lambda queries, first_s, query_s: [queries - 1, *[0] * (len(first_s) - 1)], "are divided"),
+        "one too few": (lambda queries, first_s, query_s: [queries - 1, *[0] * (len(first_s) - 1)], "in all"),
     },
     "traffic": {
         "all queries": (lambda drawn: 8 * drawn["queries"], "is not it"),

@@ -100,7 +100,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "equal": (lambda layer_s, *_: equal_cut(len(layer_s[0]), len(layer_s)), "does not fit|possible|asked for"),
         "memory is ignored": (without_memory, "does not fit|None is asked for"),
         "links are free": (without_links, "are possible"),
-        "never": (lambda *_: None, "fits; your function returned None"),
+        "never": (lambda *_: None, "is possible; your function returned None"),
     },
     "order": {
         "the planner's own": (the_planners, "with Eq. 3's in the cluster's order"),
@@ -130,7 +130,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "equal": (halves, "are possible"),
         "by speed": (by_first_head, "are possible"),
         "all on one": (lambda times: [len(times[0]), *[0] * (len(times) - 1)], "are possible"),
-        "one too many": (lambda times: [halves(times)[0] + 1, *halves(times)[1:]], "heads"),
+        "one too many": (lambda times: [halves(times)[0] + 1, *halves(times)[1:]], "in all"),
     },
     "compatibility": {
         "not mapped": (seconds_alone, "With p"),

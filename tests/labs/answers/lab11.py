@@ -72,12 +72,12 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "the second cell": (lambda drawn: drawn["second"][1], "is not it"),
     },
     "deviation": {
-        "all cells": (all_count, "deviation is|None is asked for"),
-        "in per cent of ours": (of_ours, "deviation is|None is asked for|some cells count"),
-        "the mean": (mean_of_all, "The median deviation"),
-        "shares": (lambda cells: (found := deviation(cells)) and [one / 100 for one in found], "deviation is"),
-        "never": (lambda cells: None, "some cells count"),
-        "a constant": (lambda cells: [1.0, 2.0], "deviation is|None is asked for"),
+        "all cells": (all_count, "Entry [01] is|None is asked for"),
+        "in per cent of ours": (of_ours, "Entry|None is asked for|is possible"),
+        "the mean": (mean_of_all, "Entry 0 is"),
+        "shares": (lambda cells: (found := deviation(cells)) and [one / 100 for one in found], "Entry 0 is"),
+        "never": (lambda cells: None, "is possible"),
+        "a constant": (lambda cells: [1.0, 2.0], "Entry [01] is|None is asked for"),
     },
     "holds": {
         "always": (lambda factor, pairs: True, "yours says True"),

@@ -47,7 +47,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         "all on the first": (lambda *case: [len(case[1]), *[0] * (len(case[2]) - 1)], "does not fit|asked for"),
         "memory alone": (first_that_fits, "does not fit|asked for|IndexError"),
         "too many layers": (lambda *case: [len(case[1])] * len(case[2]), "in all"),
-        "negative": (lambda *case: [-1, len(case[1]) + 1, *[0] * (len(case[2]) - 2)], "0 layers or more"),
+        "negative": (lambda *case: [-1, len(case[1]) + 1, *[0] * (len(case[2]) - 2)], "from 0 on"),
         "a text": (lambda *case: "3, 1", "is a list"),
     },
 }

@@ -1,0 +1,103 @@
+"""What several judges do: read lists of numbers, compare them, and try every division."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+from random import Random
+from typing import Any, TypeVar
+
+from workbench.widgets.tables import Table
+from workbench_labs.course.verdict import WrongAnswerError, comparison, number_of, require_list
+
+Choice = TypeVar("Choice")
+CLOSE = 1e-5
+"""Float32 is precise enough: so much, or this share of a value, may differ."""
+
+
+def random_seed(draws: Random) -> dict[str, Any]:
+    """Return the numbers of an exercise whose judge makes random cases."""
+    return {"seed": draws.getrandbits(32)}
+
+
+def numbers_of(answer: Any, what: str, length: int) -> list[float]:
+    """Return an answer as a list of numbers.  Raises WrongAnswerError."""
+    return [number_of(value) for value in require_list(answer, what, length)]
+
+
+def counts_of(answer: Any, what: str, length: int, *, total: int, least: int = 0) -> tuple[int, ...]:
+    """Return an answer as whole numbers that are `total` together, each at least `least`.  Raises WrongAnswerError."""
+    numbers = numbers_of(answer, what, length)
+    if any(number != int(number) or number < least for number in numbers) or sum(numbers) != total:
+        shown = ", ".join(f"{number:g}" for number in numbers)
+        raise WrongAnswerError(f"{what} has whole numbers from {least} on, {total} in all; this is [{shown}].")
+    return tuple(map(int, numbers))
+
+
+def require_close(
+    answer: Any,
+    expected: Sequence[float],
+    what: str,
+    said: str,
+    *,
+    right: str = "right",
+    given: Mapping[str, Iterable[object]] | None = None,
+    absolute: float = CLOSE,
+) -> list[float]:
+    """Return an answer's numbers.  Raises WrongAnswerError, with both as a table, unless they are the expected ones.
+
+    said: the case.  right: the heading of the expected numbers.  given: the columns before them, by heading; None: the
+    places from 0.
+    """
+    found = numbers_of(answer, what, len(expected))
+    for place, (own, true) in enumerate(zip(found, expected, strict=True)):
+        if not math.isclose(own, true, rel_tol=CLOSE, abs_tol=absolute):
+            given = {"entry": range(len(expected))} if given is None else given
+            both = ([f"{number:.6g}" for number in numbers] for numbers in (found, expected))
+            table = comparison(what, (*given, "yours", right), zip(*given.values(), *both, strict=True))
+            raise WrongAnswerError(f"{said} Entry {place} is {true:.6g}, yours is {own:.6g}.", table)
+    return found
+
+
+def require_best(
+    own: Choice,
+    possible: Iterable[Choice],
+    seconds: Callable[[Choice], float],
+    said: str,
+    details: Table,
+    unit: str = "s",
+) -> Choice:
+    """Return the fastest of all choices.  Raises WrongAnswerError if a student's own is slower.
+
+    said: what takes the time, such as 'With [1, 2] a step'.
+    """
+    best = min(possible, key=seconds)
+    if seconds(own) > seconds(best) + CLOSE:
+        raise WrongAnswerError(f"{said} takes {seconds(own):g} {unit}; {seconds(best):g} {unit} are possible.", details)
+    return best
+
+
+def is_none(found: Any, possible: Sequence[Any], case: str, details: Table | None = None) -> bool:
+    """Return whether None was answered because nothing is possible.  Raises WrongAnswerError if only one of both holds.
+
+    possible: the right answers.
+    """
+    if (found is None) != (not possible):
+        why = f"{possible[0]} is possible" if possible else "nothing is possible, so None is asked for"
+        raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.", details)
+    return found is None
+
+
+def every_division(total: int, size: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to divide whole things among `size`, of which some may get none."""
+    for bars in combinations(range(total + size - 1), size - 1):
+        yield tuple(stop - start - 1 for start, stop in pairwise((-1, *bars, total + size - 1)))
+
+
+def spans_of(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first layer of each device, and the one after its last."""
+    first = 0
+    for count in counts:
+        yield first, first + count
+        first += count
