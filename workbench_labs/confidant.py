@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.plan import proportional_ranges
+from workbench.core.inference import proportional_parts
 from workbench.core.profile import trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
@@ -316,7 +316,7 @@ class HeadsLab(Explorer):
 
     def __init__(self, profile: HeadProfile) -> None:
         self.profile, most = profile, profile.num_heads
-        even = [end - first for first, end in proportional_ranges(most, (1,) * len(profile.seconds))]
+        even = proportional_parts(most, (1,) * len(profile.seconds))
         self.counts = tuple(
             slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most, width="24em")
             for at, count in enumerate(even, start=1)

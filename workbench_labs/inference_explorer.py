@@ -18,7 +18,7 @@ from workbench.core.inference import InferencePlan, Paradigm, StackShape, propor
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
-from workbench.plots.style import byte_unit, evenly_spaced, time_unit
+from workbench.plots.style import evenly_spaced, size_words, time_words
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
 from workbench_labs.inference_problem import (
@@ -76,9 +76,7 @@ class InferenceExplorer(Explorer):
             else ""
         )
         words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *made.configuration, made.num_positions)
-        self.headline.value = BIG_FIRST.format(
-            f"{time_unit(first.seconds).text(first.seconds)} a sequence{change}", words
-        )
+        self.headline.value = BIG_FIRST.format(f"{time_words(first.seconds)} a sequence{change}", words)
         names = [device.name for device in problem.cluster.devices]
         self.show(
             lambda: layer_cut(
@@ -177,8 +175,8 @@ class LayerCutter(Explorer):
         sent = sum(sent_bytes(plan, self.shape, length=length, scheme=scheme))
         largest = max(range(len(held)), key=held.__getitem__)
         name = self.cluster.devices[plan.ranks[largest]].name
-        words = f"{name} holds the most, {byte_unit(held[largest]).text(held[largest])} of this layer"
-        moved = f"{byte_unit(sent).text(sent)} travel for it"
+        words = f"{name} holds the most, {size_words(held[largest])} of this layer"
+        moved = f"{size_words(sent)} travel for it"
         self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(
             words, moved
         )
@@ -309,17 +307,15 @@ class SchemeEditor(Explorer):
         seconds, sent = self._seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
         theirs = (
             f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes "
-            f"{_text(self._planned_s)}"
+            f"{time_words(self._planned_s)}"
         )
-        moved = f"{byte_unit(sent).text(sent)} travel"
+        moved = f"{size_words(sent)} travel"
         if fits:
-            words = f"{_text(seconds)} a sequence ({seconds / self._planned_s - 1:+.1%} against the planner)"
+            words = f"{time_words(seconds)} a sequence ({seconds / self._planned_s - 1:+.1%} against the planner)"
             rest = f"yours: [{first}, {second}], {moved}; {theirs} (simulated)"
         else:
             words = "Out of memory"
-            rest = f"[{first}, {second}] would take {_text(seconds)} if it did fit, and {moved}; {theirs} (simulated)"
+            rest = (
+                f"[{first}, {second}] would take {time_words(seconds)} if it did fit, and {moved}; {theirs} (simulated)"
+            )
         return BIG_FIRST.format(words, rest)
-
-
-def _text(seconds: float) -> str:
-    return time_unit(seconds).text(seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -13,7 +13,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, TableCosts
 from workbench.core.job import Fidelity, Job
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan, one_device_stages
 from workbench.core.program import Program
 from workbench.core.report import Report, busy_note
 from workbench.core.schedule import Op
@@ -109,11 +109,7 @@ def run_partition(
     layer_s: forward and backward pass of each layer on each device, seconds.
     """
     cluster, seconds = on_this_computer(load_cluster(cluster_name)), stage_seconds(counts, layer_s)
-    ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
-    stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=1),))
-        for rank, (start, stop) in enumerate(pairwise(ends))
-    )
+    stages = one_device_stages(range(len(counts)), tuple(accumulate(counts, initial=0)), 1)
     plan = Plan(method="confidant", stages=stages, micro_batch_size=1, num_micro_batches=1)
 
     def share(part: float) -> Callable[[int, Op], float]:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from statistics import mean
 
 from workbench import experiment
+from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
-from workbench.core.plan import Plan, proportional_ranges
+from workbench.core.plan import Plan
 from workbench.core.report import Report
 from workbench.planners import Problem, fixed_plan
 from workbench.widgets import LiveProgress, Table
@@ -33,7 +34,7 @@ def other_plans(report: Report) -> dict[str, Plan]:
     )
 
     def plan(weights: tuple[int, ...], groups: Sequence[Sequence[int]]) -> Plan:
-        layers = [end - first for first, end in proportional_ranges(profile.num_layers, weights)]
+        layers = proportional_parts(profile.num_layers, weights)
         return fixed_plan(problem, layers=layers, groups=groups)
 
     ranks = tuple(range(cluster.world_size))

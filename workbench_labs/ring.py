@@ -9,9 +9,8 @@ from itertools import accumulate
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, one_device_stages
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import ring_stages
 from workbench.methods.ringada.published import load_constants, simulated_round
 from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.plots import gantt, lines
@@ -27,7 +26,7 @@ TOGETHER = 4
 
 def ring_plan(blocks: tuple[int, ...]) -> Plan:
     """Return the ring of devices with these numbers of blocks, in order."""
-    stages = ring_stages(range(len(blocks)), tuple(accumulate(blocks, initial=0)), SAMPLES)
+    stages = one_device_stages(range(len(blocks)), tuple(accumulate(blocks, initial=0)), SAMPLES)
     return Plan(method="ringada", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=1)
 
 

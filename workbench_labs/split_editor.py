@@ -11,6 +11,7 @@ from dataclasses import replace
 import ipywidgets as widgets
 from markupsafe import Markup
 
+from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.profile import Profile
 from workbench.planners import Problem
@@ -158,7 +159,7 @@ class SplitEditor(Explorer):
         if self._paused:
             return
         whole, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
-        layers = [end - first for first, end in proportional_ranges(whole, (1,) * count)]
+        layers = proportional_parts(whole, (1,) * count)
         with self.setting():
             self._arrange(layers, [range(first, end) for first, end in proportional_ranges(world_size, (1,) * count)])
 

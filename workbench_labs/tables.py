@@ -10,7 +10,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.planners import Problem, candidates
 from workbench.planners.orders import count_orders, device_types
-from workbench.plots.style import time_unit
+from workbench.plots.style import time_words
 from workbench.simulator.steps import step_s
 from workbench.widgets.tables import Table
 from workbench_labs.inference_problem import SequenceProblem
@@ -115,7 +115,7 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
                 devices,
                 heads,
                 tokens,
-                time_unit(one.seconds).text(one.seconds),
+                time_words(one.seconds),
                 f"{one.seconds / fastest:.2f}",
             )
         )

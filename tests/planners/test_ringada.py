@@ -12,6 +12,7 @@ import pytest
 
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
+from workbench.core.plan import one_device_stages
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.ringada.planner import (
     RingEstimate,
@@ -20,7 +21,6 @@ from workbench.methods.ringada.planner import (
     change_s,
     plan_ring,
     plan_segments,
-    ring_stages,
 )
 from workbench.planners import Problem
 
@@ -185,7 +185,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     plan = plan_segments(once, segments, moved_s)
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
-    stages = [ring_stages(order, each, 8) for order, each in rings]
+    stages = [one_device_stages(order, each, 8) for order, each in rings]
     orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
     rounds_s = [segment.num_steps * segment.pricer(orders, all_cuts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])

@@ -71,8 +71,8 @@ class Stage:
 
     @property
     def layers_in_words(self) -> str:
-        """Return 'layer 5' or 'layers 0-4'."""
-        return f"layer {self.start}" if self.num_layers == 1 else f"layers {self.start}-{self.stop - 1}"
+        """Return the stage's layers (see named_layers)."""
+        return named_layers(self.start, self.stop)
 
     def split(self, samples: int) -> tuple[tuple[int, int], ...]:
         """Divide `samples` among the shares in proportion: (first, end) for each, by largest remainder.
@@ -80,6 +80,19 @@ class Stage:
         If `samples` equals the sum of the shares, each rank gets exactly its share.
         """
         return proportional_ranges(samples, tuple(share.samples for share in self.shares))
+
+
+def named_layers(start: int, stop: int) -> str:
+    """Name layers [start, stop), first to last: 'layer 5' or 'layers 0-4'."""
+    return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
+
+
+def one_device_stages(order: Iterable[int], cuts: Sequence[int], samples: int) -> tuple[Stage, ...]:
+    """Return the stages [cuts[i], cuts[i + 1]), each on one device with so many samples.  order: the devices' ranks."""
+    blocks = zip(order, pairwise(cuts), strict=True)
+    return tuple(
+        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=samples),)) for rank, (start, stop) in blocks
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

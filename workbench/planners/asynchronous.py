@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.inference import proportional_parts
+from workbench.core.plan import Plan, named_layers, one_device_stages
 from workbench.planners.equation3 import Equation3, Partition, air_of, pace_of
 from workbench.planners.memory import (
     ASYNCHRONOUS,
     Demand,
     check,
-    named_layers,
     too_small,
 )
 from workbench.planners.orders import sorted_orders
@@ -215,8 +215,8 @@ def even_partition(costs: Equation3, order: Sequence[int]) -> Partition:
     """Return an equal number of layers for each device, in this order (the paper's PipeDream); the first devices get
     one more.
     """
-    layers, count = costs.profile.num_layers, len(order)
-    cuts = tuple(place * (layers // count) + min(place, layers % count) for place in range(count + 1))
+    counts = proportional_parts(costs.profile.num_layers, (1,) * len(order))
+    cuts = tuple(accumulate(counts, initial=0))
     return Partition(pace_s=pace_of(costs, order, cuts), order=tuple(order), cuts=cuts)
 
 
@@ -226,14 +226,9 @@ def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, ch
     """
     if partition.pace_s == float("inf"):
         raise nothing_fits(costs, partition.order)
-    blocks = zip(partition.order, pairwise(partition.cuts), strict=True)
-    stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=costs.batch_size),))
-        for rank, (start, stop) in blocks
-    )
     plan = Plan(
         method=method,
-        stages=stages,
+        stages=one_device_stages(partition.order, partition.cuts, costs.batch_size),
         micro_batch_size=costs.batch_size,
         num_micro_batches=1,
         predicted_s={"mini-batch in the long run": partition.pace_s},

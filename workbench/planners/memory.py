@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,6 +48,14 @@ class Need:
             "gradients and optimizer": self.gradient_bytes + self.optimizer_bytes,
             "activations": self.context_bytes + self.workspace_bytes + self.boundary_bytes,
         }
+
+
+class Needed(Protocol):
+    """The predicted bytes of a rank, for whatever they are."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum."""
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:
@@ -241,12 +249,7 @@ class Demand(NamedTuple):
 
 def stage_demand(rank: int, name: str, stage: Stage, need: Need) -> Demand:
     """Return what a rank needs for a stage."""
-    return Demand(rank, f"{name} ({named_layers(stage.start, stage.stop)})", need.total_bytes, need.purposes)
-
-
-def named_layers(start: int, stop: int) -> str:
-    """Name layers [start, stop), first to last."""
-    return f"layer {start}" if stop == start + 1 else f"layers {start}-{stop - 1}"
+    return Demand(rank, f"{name} ({stage.layers_in_words})", need.total_bytes, need.purposes)
 
 
 def too_small(cluster: Cluster, demand: Demand, why: str = "") -> PlanError:
@@ -261,6 +264,11 @@ def too_small(cluster: Cluster, demand: Demand, why: str = "") -> PlanError:
         "Add a device, raise its memory, lower batch_size or max_length, or train fewer weights or store them in fewer "
         "bits.",
     )
+
+
+def fits(cluster: Cluster, needs: Mapping[int, Needed]) -> bool:
+    """Return whether each device has room for its need."""
+    return all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items())
 
 
 def require_room(cluster: Cluster, demands: Iterable[Demand], why: str = "") -> None:

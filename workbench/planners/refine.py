@@ -79,7 +79,7 @@ def refine(
 
     def fits(stages: Stages) -> bool:
         needs = memory.plan_needs(profile, replace(first, stages=stages), sequence_length=problem.longest)
-        return all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items())
+        return memory.fits(cluster, needs)
 
     found = dict.fromkeys(plan.stages for plan in starts)
     for stages in sorted(found, key=closed_s):

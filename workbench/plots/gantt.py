@@ -125,7 +125,7 @@ def _hover(span: Span, unit: style.Unit) -> str:
             f"rank {rank}" for rank in span.op.ranks
         )
     if span.nbytes:
-        words += f"<br>{style.byte_unit(span.nbytes).text(span.nbytes)}"
+        words += f"<br>{style.size_words(span.nbytes)}"
     if span.late_s > 0:
         words += f"<br>{unit.text(span.late_s)} late: the host was busy"
     return words

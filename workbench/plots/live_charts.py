@@ -177,7 +177,7 @@ def device_chart(
         parts.append(svg.box(memory, top + 4, WIDTH - memory - 6, 9, svg.TRACK))
         colour = style.ORANGE if share <= 1 else style.VERMILLION
         parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
-        known = "" if held is None else f"{svg.size_of(held)} of {svg.size_of(budget[rank])}"
+        known = "" if held is None else f"{style.size_words(held)} of {style.size_words(budget[rank])}"
         parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
         told.append(
             f"{name} {words[rank]}".strip()
@@ -275,8 +275,8 @@ def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: f
 
 def _told(span: Span) -> str:
     took = span.end_s - span.start_s
-    sent = f", {svg.size_of(span.nbytes)}" if span.nbytes else ""
-    return f"{style.class_of(span.op)} {span.op.label}: {style.time_unit(took).text(took)}{sent}"
+    sent = f", {style.size_words(span.nbytes)}" if span.nbytes else ""
+    return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{sent}"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -127,6 +127,16 @@ def byte_unit(most: float) -> Unit:
     return Unit("B", 1.0)
 
 
+def size_words(nbytes: float) -> str:
+    """Return a number of bytes with its unit."""
+    return byte_unit(nbytes).text(nbytes)
+
+
+def time_words(seconds: float) -> str:
+    """Return a duration with its unit."""
+    return time_unit(seconds).text(seconds)
+
+
 def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
     """Return all ranks, or `limit` of them, evenly spaced with both ends."""
     if world_size <= limit:

@@ -138,11 +138,6 @@ def shortened(words: str, width: float, size: float = 12) -> str:
     return words if len(words) <= most else words[: most - 1].rstrip() + "…"
 
 
-def size_of(nbytes: int) -> str:
-    """Return a number of bytes with its unit."""
-    return style.byte_unit(nbytes).text(nbytes)
-
-
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Return about `count` round numbers from low to high."""
     if not high > low:

@@ -55,7 +55,7 @@ class Node:
         if self.busy_share is not None:
             parts.append(f"computes {self.busy_share:.0%} of a step")
         if self.used_bytes is not None:
-            parts.append(f"uses {svg.size_of(self.used_bytes)} of {svg.size_of(self.budget_bytes)}")
+            parts.append(f"uses {style.size_words(self.used_bytes)} of {style.size_words(self.budget_bytes)}")
         return f"{self.name}: {self.away or ', '.join(parts)}"
 
 
@@ -157,7 +157,8 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
         _node(node, place, size, rank) for rank, (node, place) in enumerate(zip(nodes, places, strict=True))
     )
     sent = ", ".join(
-        f"{nodes[one.source].name} to {nodes[one.target].name} {svg.size_of(one.nbytes)} of {' and '.join(one.what)}"
+        f"{nodes[one.source].name} to {nodes[one.target].name} {style.size_words(one.nbytes)} of "
+        f"{' and '.join(one.what)}"
         for one in traffic
     )
     told = ". ".join(node.told for node in nodes)
@@ -217,7 +218,7 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
     upright = turn if -90 < turn <= 90 else turn + 180
     below = upright == turn
     room = 0.85 * math.dist(start, end)  # some systems' letters are wider than those that were measured
-    words = svg.shortened(f"{svg.size_of(one.nbytes)} {' and '.join(one.what)}", room, 10.5)
+    words = svg.shortened(f"{style.size_words(one.nbytes)} {' and '.join(one.what)}", room, 10.5)
     name = svg.text(
         0,
         14 if below else -6,

@@ -177,7 +177,7 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str)
                 nodes[one.source].name,
                 nodes[one.target].name,
                 ", ".join(one.what),
-                svg.size_of(one.nbytes),
+                style.size_words(one.nbytes),
                 str(len(one.times)),
             )
             for one in traffic

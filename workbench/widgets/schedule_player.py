@@ -17,8 +17,7 @@ from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
 from workbench.plots import gantt
 from workbench.plots.live_charts import step_chart
-from workbench.plots.style import OPERATIONS, class_of, number_of, time_unit
-from workbench.plots.svg import size_of
+from workbench.plots.style import OPERATIONS, class_of, number_of, size_words, time_unit
 from workbench.plots.topology import Node, topology, traffic_of
 from workbench.plots.trace import chrome_trace
 from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
@@ -181,9 +180,9 @@ def _table(timeline: Timeline, time_s: float, columns: Mapping[str, Cell], now: 
     for rank, moment in enumerate(now):
         memory = ""
         if moment.nbytes is not None:
-            memory = size_of(moment.nbytes)
+            memory = size_words(moment.nbytes)
             if timeline.budget_bytes:
-                memory += f" of {size_of(timeline.budget_bytes[rank])}"
+                memory += f" of {size_words(timeline.budget_bytes[rank])}"
         does = moment.does
         further = (cell(timeline, rank, time_s) for cell in columns.values())
         rows.append((moment.device, does, ", ".join(moment.network), *([memory] if timeline.memory else []), *further))

@@ -11,6 +11,7 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
+from workbench.core.inference import proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.schedules.pipeline import one_f_one_b_order
 from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison, require_number
@@ -223,4 +224,4 @@ links) than the planner's. `cutting.makespan_s(counts, layer_s, {micro_batches})
 
 def equal_cut(num_layers: int, num_devices: int) -> list[int]:
     """Return a cut that gives each device as many layers as the others, or one more."""
-    return [num_layers // num_devices + (device < num_layers % num_devices) for device in range(num_devices)]
+    return list(proportional_parts(num_layers, (1,) * num_devices))

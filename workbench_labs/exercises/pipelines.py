@@ -15,7 +15,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.job import Fidelity
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan, one_device_stages
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule
 from workbench.core.timeline import Timeline
@@ -63,9 +63,7 @@ def schedule_of(order: OrderOf, num_stages: int, num_micro_batches: int) -> Sche
 
     Raises WrongAnswerError if an operation is missing or waits for one that comes later.
     """
-    stages = tuple(
-        Stage(start=number, stop=number + 1, shares=(Share(rank=number, samples=1),)) for number in range(num_stages)
-    )
+    stages = one_device_stages(range(num_stages), range(num_stages + 1), 1)
     plan = Plan(method="a student's", stages=stages, micro_batch_size=1, num_micro_batches=num_micro_batches)
 
     def slots(stages: int, stage: int, count: int) -> list[Slot]:

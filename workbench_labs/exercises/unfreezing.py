@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
-from workbench.core.plan import proportional_ranges
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.published import RING, layer_times, load_constants, round_program
 from workbench.methods.ringada.schedule import Iteration
@@ -147,6 +147,6 @@ def run_policy(
     profile, _ = equal_blocks(BLOCKS, size)
     profile = replace(profile, layers=tuple(tuple(one.scaled(layer_s) for one in own) for own in profile.layers))
     iterations = [Iteration(0, BLOCKS - depth, load_constants().micro_batches) for depth in depths]
-    plan = ring_plan(tuple(stop - start for start, stop in proportional_ranges(BLOCKS, (1,) * size)))
+    plan = ring_plan(proportional_parts(BLOCKS, (1,) * size))
     program = round_program(profile, cluster, plan, iterations, hidden=HIDDEN)
     return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))

@@ -153,7 +153,7 @@ def layer_cut(
         _bars(figure, column, sizes, who)
     total = sum(sum(one.values()) for one in held)
     whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
-    moved, weights = style.byte_unit(sum(sent)).text(sum(sent)), style.byte_unit(total).text(total)
+    moved, weights = style.size_words(sum(sent)), style.size_words(total)
     copies = f", {total / whole:.2g} times one copy" if whole else ""
     paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
     return style.finish(
@@ -304,7 +304,7 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
             **ends,
         },
         _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
-        _words(style.byte_unit(moved).text(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
+        _words(style.size_words(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
     ]
 
 

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan
+from workbench.core.plan import Plan, named_layers
 from workbench.core.profile import Layers, Profile, trainable_bytes
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
 from workbench.methods.p_rge.options import Execution
-from workbench.planners.memory import Demand, named_layers, too_small
+from workbench.planners.memory import Demand, too_small
 from workbench.planners.problem import Problem
 
 LOSS_BYTES = 4

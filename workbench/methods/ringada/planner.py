@@ -25,9 +25,9 @@ import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import on_air_s
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan, Stage, named_layers, one_device_stages
 from workbench.core.profile import Profile
-from workbench.planners.memory import Demand, named_layers, too_small
+from workbench.planners.memory import Demand, too_small
 from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
@@ -207,7 +207,7 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     )
     return Plan(
         method="ringada",
-        stages=ring_stages(order, cuts, pricer.micro_batch_size),
+        stages=one_device_stages(order, cuts, pricer.micro_batch_size),
         micro_batch_size=pricer.micro_batch_size,
         num_micro_batches=pricer.micro_batches,
         predicted_s={"average mini-batch": price_s},
@@ -244,7 +244,7 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
             return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
 
         order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
-        rings.setdefault((order, cuts), ring_stages(order, cuts, once.micro_batch_size))
+        rings.setdefault((order, cuts), one_device_stages(order, cuts, once.micro_batch_size))
     total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
     pairs = zip(segments[1:], pairwise(chosen), strict=True)
@@ -312,14 +312,6 @@ def change_s(
 def ring_homes(stages: Stages) -> tuple[int, ...]:
     """Return the rank that has each layer."""
     return tuple(stage.ranks[0] for stage in stages for _ in range(stage.num_layers))
-
-
-def ring_stages(order: Sequence[int], cuts: Sequence[int], size: int) -> Stages:
-    """Return the stages of a ring (see Ring) in which each device takes micro-batches of `size` samples."""
-    blocks = zip(order, pairwise(cuts), strict=True)
-    return tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=size),)) for rank, (start, stop) in blocks
-    )
 
 
 Stages = tuple[Stage, ...]

@@ -24,7 +24,7 @@ from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm
 from workbench.planners.hybrid import candidates
-from workbench.planners.memory import Need, in_flight, rank_need
+from workbench.planners.memory import Need, fits, in_flight, rank_need
 from workbench.planners.orders import sorted_orders
 from workbench.planners.problem import Problem
 from workbench.schedules.costs import COMPUTED, plan_costs
@@ -62,7 +62,7 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
                 break  # more in flight needs more memory
             workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches)
             held = needs(profile, workers, sequence_length=problem.longest)
-            if any(need.total_bytes > cluster.devices[rank].memory_bytes for rank, need in held.items()):
+            if not fits(cluster, held):
                 break
             parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
             found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))

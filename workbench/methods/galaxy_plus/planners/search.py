@@ -13,6 +13,7 @@ from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
+from workbench.planners.memory import fits
 from workbench.planners.problem import Problem
 
 Price = Callable[[InferencePlan], float]
@@ -99,8 +100,7 @@ class Search:
         plan = hybrid_plan(self.method, self.profile, cut)
         if self.schemes is not None and len(self.ranks) > 1 and not is_split(plan):
             return False
-        needed, devices = needs(self.problem, plan), self.cluster.devices
-        return all(need.total_bytes <= devices[rank].memory_bytes for rank, need in needed.items())
+        return fits(self.cluster, needs(self.problem, plan))
 
     def leveled(self, cut: Cut) -> Cut | None:
         """Return the cut with the columns that fit in memory and make the slowest device fastest; None if there are
