@@ -68,6 +68,7 @@ class StepLayout:
     sizes: tuple[int, ...]
     lengths: tuple[int, ...]
     _pieces: dict[tuple[int, int], tuple[Piece, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _samples: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_samples(self) -> int:
@@ -76,10 +77,13 @@ class StepLayout:
 
     def samples(self, rank: int, microbatch: int) -> tuple[int, int]:
         """Return the range (first, end) of the micro-batch's samples that the rank computes."""
-        index = self.plan.stage_of(rank)
-        assert index is not None, f"rank {rank} is idle in this plan"
-        stage = self.plan.stages[index]
-        return stage.split(self.sizes[microbatch])[stage.ranks.index(rank)]
+        key = (rank, self.sizes[microbatch])
+        if key not in self._samples:
+            index = self.plan.stage_of(rank)
+            assert index is not None, f"rank {rank} is idle in this plan"
+            stage = self.plan.stages[index]
+            self._samples[key] = stage.split(key[1])[stage.ranks.index(rank)]
+        return self._samples[key]
 
     def pieces(self, boundary: int, microbatch: int) -> tuple[Piece, ...]:
         """Return the pieces in which activations cross from stage `boundary` to the next."""

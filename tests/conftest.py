@@ -1,0 +1,22 @@
+"""What makes every group of tests quicker: imports are shorter, and collections of garbage skip what was imported."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+# nbformat imports jsonschema, which builds a parser of internationalized addresses (3 s) where this package is
+# installed; no schema here has such an address.  Only this process is without it: what tests start has it.
+if "jsonschema" not in sys.modules:
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+
+def pytest_collection_finish() -> None:
+    """Take the libraries' hundreds of thousands of objects, which live as long as the process, out of collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let collections see everything again, as hypothesis does, whose plugin looks for what refers to an object."""
+    gc.unfreeze()
