@@ -276,6 +276,7 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)
     nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), described, "simulate")
     assert "No device is left" in told(nobody)
+    assert 3 <= len(nobody.steps) < len(whole.steps) and nobody.steps[:3] == whole.steps[:3]
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,10 @@ class Coordinator:
             return
         try:
             self._run()
-            for fault in self.fleet.faults.not_begun():
-                self.say(f"The fault '{fault.kind}' of {self.fleet.name(fault.rank)} {fault.when} never began")
+            if late := self.fleet.faults.not_begun():
+                more = f" (and {len(late) - 1} more)" * (len(late) > 1)
+                where = self.fleet.name(late[0].rank)
+                self.say(f"The fault '{late[0].kind}' of {where} {late[0].when}{more} never began")
         finally:
             if self._generation is not None:
                 self.fleet.command(self._generation.members, Abort(self._generation.number))

@@ -142,6 +142,17 @@ def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) ->
     assert {trace.name for trace in captioned.figure.data} == {*estimators.WAYS, "Pareto front"}
 
 
+def test_the_shipped_estimators_have_three_seeds_each_and_name_their_machine() -> None:
+    result = shipped_result(COMPARE, "estimators")
+    points, seeds = result.tables
+    assert {name for name, *_ in seeds.rows} == set(estimators.WAYS)
+    assert len(seeds.rows) == 3 * len(estimators.WAYS) and result.environment["seeds"] == "0, 1, 2"
+    for name in estimators.WAYS:
+        ends = [float(row[2].split(", ")[-1]) for row in seeds.rows if row[0] == name]
+        assert [row[6] for row in points.rows if row[0] == name][-1] == pytest.approx(sum(ends) / 3)
+    assert find_item(COMPARE, "estimators").draw(result)
+
+
 def test_nothing_beats_a_point_of_the_front() -> None:
     points = [(3.0, 60.0), (1.0, 50.0), (2.0, 70.0), (2.0, 65.0), (4.0, 70.0), (5.0, 71.0)]
     assert pareto(points, itemgetter(0), itemgetter(1)) == [(1.0, 50.0), (2.0, 70.0), (5.0, 71.0)]

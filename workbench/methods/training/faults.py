@@ -183,7 +183,7 @@ def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], fi
 
 def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
     """Return a prediction with its job's faults: each step's seconds and samples, the cost of the faults, and the
-    events in words.  phases_s gets the seconds of CHANGES.
+    events in words.  phases_s gets the seconds of CHANGES.  If no device is left, it ends with the last finished step.
 
     Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
     """
@@ -195,11 +195,11 @@ def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
         coordinator.run()
     except DeviceLostError as error:
         policy.notes.append(str(error))
-    taken_s = work.devices.taken_s
-    found = with_seconds(prediction, taken_s)
+    taken_s = {step: seconds for step, seconds in work.devices.taken_s.items() if step < policy.step}
+    done = tuple(_as_done(step, number, policy) for number, step in enumerate(prediction.steps[: policy.step]))
+    epochs = tuple(epoch for epoch in prediction.epochs if epoch.epoch in {step.epoch for step in done})
     return replace(
-        found,
-        steps=tuple(_as_done(step, number, policy) for number, step in enumerate(found.steps)),
+        with_seconds(replace(prediction, steps=done, epochs=epochs), taken_s),
         phases_s=prediction.phases_s | {CHANGES: coordinator.passed_s - sum(taken_s.values())},
         recoveries=coordinator.recoveries,
         notes=(*prediction.notes, *policy.notes),
