@@ -18,8 +18,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.galaxy_plus.serving.drafts import tokens_of_pass
 from workbench.plots.choices import choices as draw
 from workbench.runs.advice import Advice, advise, combinations, seconds_of
+from workbench.runs.advice_text import draft_commands, draft_conclusion
 
 JOB = Job(model="tiny-bert", epochs=2, train_samples=64)
 
@@ -92,6 +94,38 @@ def test_data_that_stay_and_requests_have_their_own_methods() -> None:
     assert staying == {"ringada"} and serving == {"galaxy_plus"}
 
 
+def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_without(tmp_path: Any) -> None:
+    """Compared with the fastest plan without one.  How many guesses are right, nobody says."""
+    cluster = slow_links(1e-5)  # devices so slow that it pays to divide a tiny model
+    slow = (replace(one, flops_per_s=1e8, memory_bytes_per_s=1e7) for one in cluster.devices)
+    cluster, job = replace(cluster, devices=tuple(slow)), replace(JOB, model="tiny-llama-4")
+    drafts = advise(job, cluster, computed=True, serves=True, draft="tiny-llama-2").drafts
+    assert drafts is not None and len(drafts.devices) > 1 and drafts.best is drafts.offers[0]
+    assert {one.name for one in drafts.offers} == {"tiny-llama-2", "layers:1", "layers:2", "int4"}
+    assert drafts.offers[-1].break_even is None
+    for one in drafts.offers:
+        assert one.guesser in {device.name for device in cluster.devices}
+        assert (one.break_even is None) == (one.at_most < 1) and one.at_most == 5 * drafts.token_s / one.round_s
+        if one.break_even is not None:
+            before, after = (tokens_of_pass(one.break_even - less) for less in (0.01, 0))
+            assert before * drafts.token_s < one.round_s <= after * drafts.token_s
+    count, serve = draft_commands(drafts, "mine.toml")
+    assert count.startswith("workbench generate tiny-llama-4 ") and "--cluster mine.toml" in serve
+    assert all(f"--draft {drafts.best.name}" in command for command in (count, serve))
+    assert "No draft can pay" in draft_conclusion(replace(drafts, offers=())) and "texts decide" in draft_conclusion(
+        drafts
+    )
+    assert on(cluster, serves=True).drafts is None  # BERT writes no texts
+    for settings, words in (({"serves": True}, "has an encoder"), ({}, "requests to a model that writes")):
+        with pytest.raises(ConfigError, match=words):
+            advise(job, cluster, computed=True, draft="tiny-t5-4", **settings)
+    words = ["advise", "--serve", "--computed", "--model", "tiny-llama-4", "--cluster", "pair"]
+    shown = CliRunner().invoke(app, words).output
+    assert "Drafts, simulated; without one" in shown and "pays from" in shown
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert {one["draft"] for one in found["drafts"]} == {"layers:1", "layers:2", "int4"}
+
+
 def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = Curve(
         model="tiny-bert",
@@ -150,7 +184,8 @@ def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:
     shown = CliRunner().invoke(app, [*words, "--figure", str(tmp_path / "all.html")])
     assert shown.exit_code == 0 and "Best for time" in shown.output and (tmp_path / "all.html").is_file()
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    command = shlex.split(found[0]["command"])
+    command = shlex.split(found["choices"][0]["command"])
+    assert "drafts" not in found
     assert command[:2] == ["workbench", "run"] and command[-2:] == ["--cluster", "pair"]
 
 

@@ -40,6 +40,16 @@ def test_it_shows_the_ranked_table_the_picture_and_the_reason(answered: Adviser)
     assert escape(best.decides) in answered.reason.value and not answered.ask_button.disabled
 
 
+def test_for_texts_it_shows_from_when_each_draft_pays() -> None:
+    adviser = Adviser("pair", Job(model="tiny-llama-4", train_samples=32), computed=True)
+    adviser.controls["purpose"].value = "serve"
+    adviser.ask()
+    adviser.wait()
+    assert adviser.advice is not None and adviser.advice.drafts is not None
+    assert "pays from" in adviser.table.value
+    assert all(f">{one.name}<" in adviser.table.value for one in adviser.advice.drafts.offers)
+
+
 def test_each_combination_is_explained_and_copied(answered: Adviser) -> None:
     assert answered.advice is not None and len(answered.advice.choices) > 1
     for number, one in enumerate(answered.advice.choices):

@@ -30,6 +30,9 @@ def advise(
     ] = None,
     keep_data: Annotated[bool, typer.Option("--keep-data", help="Only methods whose devices keep their data.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Answer requests instead of training.")] = False,
+    draft: Annotated[
+        str, typer.Option(metavar="MODEL", help="Of --serve: another draft to compare, such as a smaller model.")
+    ] = "",
     computed: Annotated[
         bool, typer.Option("--computed", help="Costs from the catalogue: nothing is measured first.")
     ] = False,
@@ -47,6 +50,7 @@ def advise(
         score=score,
         keeps_data=keep_data,
         serves=serve,
+        draft=draft,
         computed=computed,
         progress=lambda event: say(event.message) if event.stage == "profile" and not as_json else None,
     )
@@ -57,7 +61,7 @@ def advise(
 
         write_html(choices(points(advice), label=f"simulated, {advice.costs} costs"), figure)
     if as_json:
-        print_json([_described(choice, cluster) for choice in advice.choices])
+        print_json({"choices": [_described(choice, cluster) for choice in advice.choices]} | _drafts(advice, cluster))
         return
     _print(advice, cluster)
     if figure is not None:
@@ -80,6 +84,16 @@ def _print(advice: Advice, cluster: str) -> None:
             print_text(
                 f"Then        workbench serve --model {shlex.quote(best.job.model)} --cluster {shlex.quote(cluster)}"
             )
+    if (drafts := advice.drafts) is not None:
+        print_text()
+        rows = text.draft_rows(drafts)
+        print_table(text.draft_title(drafts), text.DRAFT_COLUMNS, rows, right=text.DRAFT_RIGHT)
+        print_text(text.DRAFT_NOTE)
+        for line in text.impossible(drafts.refused):
+            print_text(line)
+        print_text(text.draft_conclusion(drafts))
+        for name, command in zip(("Measure", "Serve"), text.draft_commands(drafts, cluster), strict=False):
+            print_text(f"{name:<12}{command}")
 
 
 def _command(choice: Choice, cluster: str) -> str:
@@ -88,6 +102,27 @@ def _command(choice: Choice, cluster: str) -> str:
     return as_command(choice.job, choice.report.cluster).replace(
         f"--cluster {choice.report.cluster.name}", f"--cluster {cluster}"
     )
+
+
+def _drafts(advice: Advice, cluster: str) -> dict[str, object]:
+    from workbench.runs.advice_text import draft_commands
+
+    drafts = advice.drafts
+    if drafts is None:
+        return {}
+    offers = [
+        {
+            "draft": one.name,
+            "guesser": one.guesser,
+            "checkers": one.checkers,
+            "system": one.system,
+            "round_s": one.round_s,
+            "break_even": one.break_even,
+            "at_most": one.at_most,
+        }
+        for one in drafts.offers
+    ]
+    return {"token_s": drafts.token_s, "drafts": offers, "draft_commands": draft_commands(drafts, cluster)}
 
 
 def _described(choice: Choice, cluster: str) -> dict[str, object]:

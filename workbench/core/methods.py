@@ -119,6 +119,8 @@ class Declaration:
     forward passes only.
     converges: whether an epoch's mean loss decides if training may end.  runs_jax: whether JAX may compute a device's
     layers.
+    advises_drafts: 'module:function' that compares drafts for the texts that its devices write (a
+    methods.common.draft_advice.DraftAdvice); '' without.
     alternatives: sets of options that an adviser compares, by words, such as 'LoRA'.  keeps_data: whether each device
     trains on its own data, which stay there.
     """
@@ -133,6 +135,7 @@ class Declaration:
     backpropagates: bool = True
     converges: bool = True
     runs_jax: bool = False
+    advises_drafts: str = ""
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     keeps_data: bool = False
 

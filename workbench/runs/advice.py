@@ -10,22 +10,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from workbench import experiment
 from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve, curves_of
-from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
+from workbench.core.errors import ConfigError, MissingDataError, PlanError, WorkbenchError
 from workbench.core.job import Job
-from workbench.core.methods import declaration_of, registered
+from workbench.core.methods import attribute, declaration_of, registered
 from workbench.core.once import shared_results
 from workbench.core.plan import RECOMPUTE
+from workbench.core.profile import Profile
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
+from workbench.core.serial import shown
 from workbench.core.summary import energy_j
 from workbench.methods.base import Event, ignore
+from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.methods.training.estimates import estimated_steps
-from workbench.models.configuration import require_known
+from workbench.models.configuration import model_config, require_known
+from workbench.models.loading import family_of
+from workbench.models.speculation import DraftChoice
 
 Goal = Literal["time", "energy", "memory"]
 COMPUTED = "computed"
@@ -85,7 +90,8 @@ class Choice:
 class Advice:
     """The combinations, best first; those without a figure for the goal last.
 
-    refused: what cannot run here, by name, with the reason.  costs: 'measured' or 'computed'.
+    refused: what cannot run here, by name, with the reason.  costs: 'measured' or 'computed'.  drafts: for the texts of
+    a model that generates, where requests are answered.
     """
 
     goal: Goal
@@ -94,6 +100,7 @@ class Advice:
     costs: Literal["measured", "computed"]
     score: float | None
     spent_s: float
+    drafts: DraftAdvice | None = None
 
     @property
     def reason(self) -> str:
@@ -128,6 +135,7 @@ def advise(
     score: float | None = None,
     keeps_data: bool = False,
     serves: bool = False,
+    draft: str = "",
     computed: bool = False,
     progress: Callable[[Event], None] = ignore,
 ) -> Advice:
@@ -135,8 +143,10 @@ def advise(
 
     job: its method and options are the adviser's to choose.  score: rank by the time (or energy) until the validation
     metric reaches this, as measured curves say.  keeps_data: only methods whose devices keep their data.  serves:
-    answer requests instead of training.  computed: take costs from the catalogue, without measuring.
-    Raises ConfigError if nothing can run, with the reasons, and MissingDataError without the model or the data.
+    answer requests instead of training.  draft: of texts, to compare with those of the model itself (see
+    DraftChoice.read).  computed: take costs from the catalogue, without measuring.
+    Raises ConfigError if nothing can run, with the reasons, for a draft without texts or of another tokenizer, and
+    MissingDataError without the model or the data.
     """
     began_s = time.monotonic()
     require_known(job.model)
@@ -147,7 +157,17 @@ def advise(
     priced = replace(cluster, devices=devices)
     with shared_results(), estimated_steps(), paused_collector():
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
+        writes = serves and family_of(model_config(job.model).model_type).generates
+        if draft:
+            _require_writing(job.model, draft, writes=writes)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)
+        drafts = None
+        if writes and choices:
+            progress(Event("phase", message="Simulating drafts"))
+            try:
+                drafts = _drafts(job, priced, draft, progress)
+            except PlanError as error:
+                refused["texts, one token after the other"] = error.found
     if not choices:
         widest = sorted(by_reason(refused).items(), key=lambda reason: -len(reason[1]))
         reasons = " ".join(f"{', '.join(names)}: {why}" for why, names in widest[:SHOWN_REASONS])
@@ -169,7 +189,29 @@ def advise(
         costs="computed" if computed else "measured",
         score=score,
         spent_s=time.monotonic() - began_s,
+        drafts=drafts,
     )
+
+
+def _require_writing(model: str, draft: str, *, writes: bool) -> None:
+    if not writes:
+        request, todo = f"The draft '{shown(draft, 200)}' was to be compared.", "Ask for --serve and such a model."
+        raise ConfigError(request, "Drafts are for requests to a model that writes texts.", todo)
+    DraftChoice.read(draft, model)
+
+
+def _drafts(job: Job, priced: Cluster, draft: str, progress: Callable[[Event], None]) -> DraftAdvice | None:
+    """Return what a method whose devices write texts says of drafts; None without such a method."""
+    names = (name for name in registered() if declaration_of(name).advises_drafts)
+    if (method := next(names, None)) is None:
+        return None
+
+    def profile_of(model: str, options: dict[str, Any]) -> Profile:
+        asked = replace(job, method=method, model=model, options=options)
+        return experiment.profile(asked, priced, "simulate", progress=_phases_of(progress))
+
+    advised: DraftAdvice = attribute(declaration_of(method).advises_drafts)(job.model, priced, profile_of, draft=draft)
+    return advised
 
 
 def _simulated(

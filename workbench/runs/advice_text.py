@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
+from workbench.methods.common.draft_advice import DraftAdvice
+from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
 
 STAR = "* nothing else is as good in time, energy and memory, and better in one of them."
@@ -57,6 +60,55 @@ def conclusion(advice: Advice) -> str:
     if best.figure(advice.goal) is None:
         return "No measured curve says when one of these reaches the score. The order is that of the whole run's time."
     return f"Best for {advice.goal}: {best.name}. {advice.reason}"
+
+
+DRAFT_COLUMNS = ("draft", "guesses on", "checked by", "a round, ms", "pays from", "at most")
+DRAFT_RIGHT = (3, 4, 5)
+DRAFT_NOTE = (
+    "A round guesses some tokens and checks them in one pass. It pays if so many of the guesses are right, those after "
+    "a wrong one not counted; at most: times as fast, if all are."
+)
+
+
+def draft_title(drafts: DraftAdvice) -> str:
+    """Return what is compared with a draft."""
+    writers = f"{' and '.join(drafts.devices)} write{'s' if len(drafts.devices) == 1 else ''}"
+    return f"Drafts, simulated; without one {writers} a token in {_three_digits(1e3 * drafts.token_s)} ms"
+
+
+def draft_rows(drafts: DraftAdvice) -> list[tuple[str, ...]]:
+    """Return a row for each draft, the shortest round first."""
+    return [
+        (
+            one.name,
+            one.guesser,
+            ", ".join(one.checkers),
+            _three_digits(1e3 * one.round_s),
+            "never" if one.break_even is None else f"{one.break_even:.0%}",
+            f"{one.at_most:.2g}",
+        )
+        for one in drafts.offers
+    ]
+
+
+def draft_conclusion(drafts: DraftAdvice) -> str:
+    """Return whether a draft can pay, and how to find out."""
+    if drafts.best is None:
+        return "No draft can pay on these devices, even if every guess were right."
+    return "Whether a draft pays, the texts decide: how many guesses are right depends on them, not on the devices."
+
+
+def draft_commands(drafts: DraftAdvice, cluster: str) -> list[str]:
+    """Return the command that counts right guesses, and the one that serves with this draft; none if none can pay."""
+    best, model = drafts.best, shlex.quote(drafts.model)
+    if best is None or not has_weights(drafts.model):
+        return []
+    system = "" if best.system == "galaxy_plus" else f" --system {best.system}"
+    draft = f"--draft {shlex.quote(best.name)}"
+    return [
+        f'workbench generate {model} "a text of yours" {draft}',
+        f"workbench serve --http --model {model} --cluster {shlex.quote(cluster)}{system} {draft}",
+    ]
 
 
 def impossible(refused: Mapping[str, str]) -> list[str]:

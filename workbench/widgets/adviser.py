@@ -162,6 +162,17 @@ class Adviser(Panel):
         )
         self.headline.value = BIG_FIRST.format(*_parted(advice_text.conclusion(advice)))
         self.table.value = table._repr_html_()
+        if (drafts := advice.drafts) is not None:
+            more = [*advice_text.impossible(drafts.refused), advice_text.draft_conclusion(drafts)]
+            assert self._asked is not None, "what was answered"
+            commands = advice_text.draft_commands(drafts, self._asked.origin.name)
+            self.table.value += Table(
+                advice_text.DRAFT_COLUMNS,
+                advice_text.draft_rows(drafts),
+                title=advice_text.draft_title(drafts),
+                note=advice_text.DRAFT_NOTE,
+                more=[*more, *commands],
+            )._repr_html_()
         self.choice.options = [(f"{number}: {one.name}", number - 1) for number, one in enumerate(advice.choices, 1)]
         self.choice.value = 0
         self.figure.show(choices(advice_text.points(advice), label=f"simulated, {advice.costs} costs"))

@@ -127,6 +127,7 @@ DECLARATION = Declaration(
     trains=False,
     backpropagates=False,
     converges=False,
+    advises_drafts="workbench.methods.galaxy_plus.serving.draft_advice:advise_drafts",
     alternatives={
         "cut inside the layers": {},
         "a pipeline of layers (EdgeShard)": {"system": "edgeshard"},

@@ -119,10 +119,9 @@ class DraftPrices:
         lengths: Sequence[int],
         kept_tokens: int,
     ) -> None:
-        self._programs, self._cluster = programs, programs.cluster
+        self._programs, self._cluster, self._lengths = programs, programs.cluster, tuple(lengths)
         self._drafting = Programs(programs.cluster, draft.stacks, draft)
         decoder_length = lengths[1] if len(lengths) > 1 else None
-        self._past, self._memory_length = lengths[-1], 0 if decoder_length is None else lengths[0]
         self._model, self._draft = (
             Problem(
                 costs,
@@ -136,17 +135,13 @@ class DraftPrices:
 
     def round(self, plan: InferencePlan, rank: int, guesses: int = NUM_GUESSES) -> Round:
         """Return the seconds of a round with one text, in which device `rank` guesses."""
-        sizes = {"past": self._past, "memory_length": self._memory_length}
-        one, several = (self._programs.token(plan, rows=rows, **sizes).program for rows in (1, guesses + 1))
-        guess = self._drafting.token(draft_plan(rank, self._draft.profile.stacks), **sizes).program
-        guess_s, token_s, check_s = (simulate(program, memory=False).makespan_s for program in (guess, one, several))
+        guess_s = token_s(self._drafting, draft_plan(rank, self._draft.profile.stacks), self._lengths)
+        one_s, check_s = (token_s(self._programs, plan, self._lengths, rows=rows) for rows in (1, guesses + 1))
         first, messages_s = plan.ranks[0], 0.0
         if rank != first:
             links = self._cluster.link(first, rank), self._cluster.link(rank, first)
             messages_s = sum(link.transfer_s(MESSAGE_BYTES) for link in links)
-        return Round(
-            rank=rank, guesses=guesses, guess_s=guess_s, messages_s=messages_s, check_s=check_s, token_s=token_s
-        )
+        return Round(rank=rank, guesses=guesses, guess_s=guess_s, messages_s=messages_s, check_s=check_s, token_s=one_s)
 
     def best(self, plan: InferencePlan, others: Collection[int]) -> Round:
         """Return the shortest round in which the plan's first device guesses, or one of the others, which the plan
@@ -172,6 +167,13 @@ class DraftPrices:
         nbytes, what = need.total_bytes + (0 if own is None else own.total_bytes), "a draft"
         purposes = {"the draft": need.total_bytes, "its part of the plan": 0 if own is None else own.total_bytes}
         require_room(self._cluster, [Demand(rank, what, nbytes, purposes)])
+
+
+def token_s(programs: Programs, plan: InferencePlan, lengths: Sequence[int], rows: int = 1) -> float:
+    """Return the simulated seconds of one more token of a text of given lengths, or of `rows` that come together."""
+    memory_length = lengths[0] if len(lengths) > 1 else 0
+    program = programs.token(plan, past=lengths[-1], memory_length=memory_length, rows=rows).program
+    return simulate(program, memory=False).makespan_s
 
 
 def draft_plan(rank: int, stacks: Sequence[StackShape]) -> InferencePlan:

@@ -23,7 +23,6 @@ from workbench.methods.devices import over_ssh, require_emulated
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.method import measure_rank
 from workbench.methods.galaxy_plus.options import System
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
@@ -32,22 +31,22 @@ from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import WHOLE
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
-from workbench.methods.galaxy_plus.serving.serve import fleet_for, planner_of, run_service
+from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
+from workbench.methods.galaxy_plus.serving.text_plans import (
+    KEPT_TOKENS,
+    PLANNED_TOKENS,
+    planned_lengths,
+    text_planner,
+)
 from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.configuration import require_generating
 from workbench.models.sharding import ModelLayout, model_layout
-from workbench.models.speculation import MOST_ROWS, DraftChoice
-from workbench.models.text import MAX_TOKENS
-from workbench.planners.problem import Problem
+from workbench.models.speculation import DraftChoice
 from workbench.runtime.engines import default_pool
 from workbench.simulator import simulate
 
-PLANNED_TOKENS = 64
-"""Tokens of the text for which devices are planned, and after which the shown token comes."""
-KEPT_TOKENS = MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS)
-"""Tokens for whose keys and values there is memory: as many texts as are written together, of usual lengths."""
 END_S = 20.0
 
 
@@ -91,8 +90,8 @@ def text_service(
     require_generating(model, f"Texts of '{model}' were asked for.")
     layout = model_layout(model)
     choice = DraftChoice.read(draft, model) if draft else None
-    longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
-    question = HostQuestion(model=model, longest=longest, what="last")
+    lengths = planned_lengths(layout)
+    question = HostQuestion(model=model, longest=lengths[0], what="last")
     settings = ReschedulingSettings(request_timeout_s=60.0)
     with ExitStack() as stack:
         engines: Any
@@ -122,17 +121,11 @@ def text_service(
             say(f"Starting {cluster.size_words}")
             engines = default_pool().acquire(cluster, fidelity)
             stack.callback(default_pool().stop)
-        lengths = (longest, longest)[: len(layout.stacks)]
-        if first_plan is None and system != "galaxy_plus":
-            decoder_length = lengths[1] if len(lengths) > 1 else None
-            sizes: Any = {"decoder_length": decoder_length, "kept_tokens": KEPT_TOKENS}
-            problem = Problem(profile, cluster, sequence_length=lengths[0], **sizes)
-            first_plan = INFERENCE_SYSTEMS[system](problem)
         log = ServingLog(watch=lambda event: _tell(event, cluster, say))
         rescheduler = Rescheduler(
             settings,
             cluster.world_size,
-            planner_of(profile, cluster, lengths, first=first_plan, kept_tokens=KEPT_TOKENS),
+            text_planner(profile, cluster, lengths, system=system, first=first_plan),
             lambda plan, slow_downs: BlockTimes(plan.predicted_s, {rank: {WHOLE: 1.0} for rank in plan.ranks}),
             log,
         )

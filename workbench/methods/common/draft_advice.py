@@ -1,0 +1,48 @@
+"""What an adviser says of drafts for texts on some devices: the acceptance from which each pays, simulated.
+
+How many guesses are right only texts can tell, so nothing here says it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftOffer:
+    """A draft where its round is shortest.
+
+    name: as --draft takes it.  system: whose plan checks the guesses, as --system takes it.  guesser, checkers: names
+    of devices.  round_s: of some guesses and the pass that checks them.  break_even: the least share of right guesses
+    with which a text comes as fast as by the fastest plan without a draft, None if it never does.  at_most: how many
+    times as fast it comes if every guess is right.
+    """
+
+    name: str
+    system: str
+    guesser: str
+    checkers: tuple[str, ...]
+    round_s: float
+    break_even: float | None
+    at_most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAdvice:
+    """Drafts for a model on some devices.
+
+    system, devices, token_s: of the fastest plan without a draft.  offers: the shortest round first.  refused: drafts
+    for which no device has memory, with the reason.
+    """
+
+    model: str
+    system: str
+    devices: tuple[str, ...]
+    token_s: float
+    offers: tuple[DraftOffer, ...]
+    refused: dict[str, str]
+
+    @property
+    def best(self) -> DraftOffer | None:
+        """Return the draft that pays with the fewest right guesses; None if none can pay."""
+        return next((one for one in self.offers if one.break_even is not None), None)

@@ -1,0 +1,45 @@
+"""Plans of devices that write texts: for texts of a usual length, with room for the keys and values of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workbench.core.cluster import Cluster
+from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.methods.galaxy_plus.options import System
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
+from workbench.methods.galaxy_plus.serving.rescheduler import Planner
+from workbench.methods.galaxy_plus.serving.serve import planner_of
+from workbench.models.sharding import ModelLayout
+from workbench.models.speculation import MOST_ROWS
+from workbench.models.text import MAX_TOKENS
+from workbench.planners.problem import Problem
+
+PLANNED_TOKENS = 64
+"""Tokens of the text for which devices are planned, and after which the shown token comes."""
+KEPT_TOKENS = MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS)
+"""Tokens for whose keys and values there is memory: as many texts as are written together, of usual lengths."""
+
+
+def planned_lengths(layout: ModelLayout) -> tuple[int, ...]:
+    """Return the tokens in each stack for which devices are planned."""
+    longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
+    return (longest, longest)[: len(layout.stacks)]
+
+
+def text_planner(
+    profile: InferenceProfile,
+    cluster: Cluster,
+    lengths: tuple[int, ...],
+    *,
+    system: System,
+    first: InferencePlan | None = None,
+) -> Planner:
+    """Return a system's planner.  first: the plan of all devices, instead of its own.  Raises PlanError if the model
+    fits on no devices.
+    """
+    if first is None and system != "galaxy_plus":
+        decoder_length = lengths[1] if len(lengths) > 1 else None
+        sizes: Any = {"decoder_length": decoder_length, "kept_tokens": KEPT_TOKENS}
+        first = INFERENCE_SYSTEMS[system](Problem(profile, cluster, sequence_length=lengths[0], **sizes))
+    return planner_of(profile, cluster, lengths, first=first, kept_tokens=KEPT_TOKENS)
