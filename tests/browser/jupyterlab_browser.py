@@ -102,14 +102,31 @@ def jupyterlab(folder: Path, notebooks: list[Path], variables: dict[str, str] = 
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True
     )
     try:
-        wait_until(
-            lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
-        )
-        yield f"http://127.0.0.1:{port}/doc/tree/{work.name}/%s?token={token}&reset"
+        with _killed_with_us(folder):
+            wait_until(
+                lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
+            )
+            yield f"http://127.0.0.1:{port}/doc/tree/{work.name}/%s?token={token}&reset"
     finally:
         _end(server)
         log.close()
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _killed_with_us(folder: Path) -> Iterator[None]:
+    """If our process ends in here, also by a kill, each process with the folder on its command line is killed.
+
+    Our end closes the pipe that the guard reads from.
+    """
+    script = 'cat > /dev/null; pkill -KILL -f -- "$1"'
+    with subprocess.Popen(
+        ["sh", "-c", script, "sh", str(folder)], stdin=subprocess.PIPE, start_new_session=True
+    ) as guard:
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def _answers(address: str, server: subprocess.Popen[bytes]) -> bool:
@@ -160,12 +177,14 @@ def browser(folder: Path) -> Iterator[webdriver.Chrome]:
         f"--user-data-dir={folder / 'chromium'}",
     ):
         options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    log = f"--log-path={folder / 'chromedriver.log'}"
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver"), service_args=[log]))
     driver.set_script_timeout(LIMIT_S)  # a busy page answers late, too
     # A window that nobody looks at may start without focus, and JupyterLab then has no current notebook.
     driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     try:
-        yield driver
+        with _killed_with_us(folder):
+            yield driver
     finally:
         driver.quit()
 
