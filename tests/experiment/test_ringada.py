@@ -125,12 +125,23 @@ def test_a_cache_of_frozen_layers_changes_no_loss_and_is_filled_again_after_a_re
     assert [loss for *_, loss in losses(run(cached, tmp_path / "resumed", resume=True))] == pytest.approx(
         loss_of, rel=1e-5
     )
-    without = run(
-        replace(job, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost without"
-    )
-    lost = run(replace(cached, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost")
-    assert "alpha is lost" in " ".join(lost.notes)
+    without, lost = alpha_lost_after_step_3(job, tmp_path), alpha_lost_after_step_3(cached, tmp_path)
     assert [loss for *_, loss in losses(lost)] == pytest.approx([loss for *_, loss in losses(without)], rel=1e-5)
+
+
+def alpha_lost_after_step_3(job: Job, folder: Path) -> Report:
+    """Run the job without alpha, and without its samples, from step 4 on.
+
+    On a busy host alpha may be killed before its snapshot of step 3 has reached beta.  Then step 3 is repeated without
+    alpha's samples, with another loss: the run is tried again.
+    """
+    lost = replace(job, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour")
+    for attempt in range(5):
+        report = run(lost, folder / f"lost, cache {job.options.get('cache', False)}, {attempt}")
+        assert "alpha is lost" in " ".join(report.notes)
+        if any(note.startswith("From step 4 on") for note in report.notes):
+            return report
+    pytest.fail("The snapshot of step 3 never reached beta.")
 
 
 def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_path: Path) -> None:
