@@ -11,4 +11,4 @@ from workbench.planners.fixed import (
 )
 from workbench.planners.hybrid import cached_step_s, candidates, plan, plan_cached
 from workbench.planners.problem import Problem
-from workbench.planners.refine import refine
+from workbench.planners.refine import refine, refine_on_any_count

@@ -8,16 +8,19 @@ be faster.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm
+from workbench.planners.hybrid import candidates
 from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.problem import Problem
 
@@ -98,6 +101,37 @@ def refine(
     return replace(
         first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why)
     )
+
+
+def refine_on_any_count(
+    starts: Sequence[Plan],
+    problem: Problem[Profile],
+    price: Callable[[Plan], float],
+    *,
+    method: str,
+    max_prices: int = 400,
+) -> Plan:
+    """Return the plan that `refine` finds from the starts, or a faster one on the fastest 1, 2, 4, ... devices.
+
+    Algorithm 1 uses all devices.  The closed form, which does not see waiting, may find no reason to leave one out, and
+    from all devices no small change leads to a plan of few.  method: of the plans.
+    """
+    refined = refine(starts, problem, price, max_prices=max_prices)
+    limit_s, world_size = price(refined), problem.cluster.world_size
+    alone_s = [problem.profile.train_s(rank, problem.batch_size, problem.sequence_length) for rank in range(world_size)]
+    fastest = sorted(range(world_size), key=alone_s.__getitem__)
+    fewer: list[Plan] = []
+    count = 1
+    while count < world_size:
+        # However they share a mini-batch, computing alone takes them so long.
+        together_s = 1 / sum(1 / max(alone_s[rank], 1e-12) for rank in fastest[:count])
+        if together_s < limit_s:
+            with contextlib.suppress(PlanError):  # where the model does not fit
+                order = sorted(fastest[:count])
+                fewer.append(candidates(problem, order=order, objective="bottleneck", method=method)[0])
+        count *= 2
+    near = [plan for plan in fewer if price(plan) <= NEAR * limit_s]
+    return min(refined, refine(near, problem, price, max_prices=max_prices), key=price) if near else refined
 
 
 def _neighbours(current: Stages, plan: Plan, times: StageTimes, world_size: int, num_layers: int) -> Iterator[Stages]:

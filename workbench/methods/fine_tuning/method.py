@@ -27,7 +27,7 @@ from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
 from workbench.models.quantization import quantize
 from workbench.models.stack import LayerStack
-from workbench.planners import PARADIGMS, asteroid, refine
+from workbench.planners import PARADIGMS, asteroid, refine_on_any_count
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import Need, plan_needs
@@ -117,7 +117,9 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     simulated_s = step_of_job(prepared, profile, cluster)
     if paradigm != "hybrid":
         return PARADIGMS[paradigm](problem)
-    plans = [refine([asteroid(problem)], problem, simulated_s, max_prices=MAX_SIMULATIONS)]
+    plans = [
+        refine_on_any_count([asteroid(problem)], problem, simulated_s, method="asteroid", max_prices=MAX_SIMULATIONS)
+    ]
     for name in ("standalone", "data_parallel"):
         with contextlib.suppress(PlanError):  # if a simpler plan does not fit
             plans.append(PARADIGMS[name](problem))

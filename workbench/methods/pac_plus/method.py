@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, PlanError
+from workbench.core.errors import ConfigError
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile
 from workbench.core.run_files import DEVICES, INITIAL
@@ -28,7 +27,15 @@ from workbench.models.evaluation import predict as predict_split
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.saving import TrainedDescription, kept_name, save_adapter, save_tokenizer
 from workbench.models.stack import LayerStack
-from workbench.planners import Problem, candidates, data_parallel, pipeline_parallel, plan_cached, refine, standalone
+from workbench.planners import (
+    Problem,
+    candidates,
+    data_parallel,
+    pipeline_parallel,
+    plan_cached,
+    refine_on_any_count,
+    standalone,
+)
 from workbench.planners.memory import check as check_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
@@ -68,33 +75,13 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
     )
     if options.objective != "simulated":
         return found[0]
-    fewer = _of_fewer_devices(problem)
     step = prepared.typical_step(problem.micro_batches)
 
     def simulated_s(plan: Plan) -> float:
         run = rank_job(prepared, problem.profile, problem.cluster, plan)
         return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
 
-    refined = refine([*found, *fewer], problem, simulated_s, max_prices=MAX_SIMULATIONS)
-    # The closed form, which does not see waiting, may find no reason to try fewer devices.
-    return min((refined, *fewer), key=simulated_s)
-
-
-def _of_fewer_devices(problem: Problem[Profile]) -> list[Plan]:
-    """Return the best plan on the fastest device, and on the fastest 2, 4, ..., where the model fits.
-
-    Algorithm 1 uses all devices.  On slow links, from there no small change leads to a plan of few.
-    """
-    profile, length = problem.profile, problem.sequence_length
-    seconds = [sum(one.forward_s(1, length) + one.backward_s(1, length) for one in row) for row in profile.layers]
-    fastest = sorted(range(profile.world_size), key=seconds.__getitem__)
-    plans: list[Plan] = []
-    count = 1
-    while count < profile.world_size:
-        with contextlib.suppress(PlanError):
-            plans.append(candidates(problem, order=sorted(fastest[:count]), objective="bottleneck")[0])
-        count *= 2
-    return plans
+    return refine_on_any_count(found, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS)
 
 
 class Trained:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -145,12 +144,10 @@ def with_in_flight(run: RingRankJob) -> Plan:
     """Return the plan with the fewest mini-batches in flight that fit in memory and are within 1 % of the shortest
     time.
 
-    Time and memory are simulated for the first, the middle and the last round.  The search ends where twice as many in
-    flight save less than 1 %.
+    Time and memory are simulated for the first, the middle and the last round.
     """
     found: dict[int, float] = {}
     chosen = 0
-    former_s = math.inf
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         seconds, busy_s, peaks = once_for_plan(planned, "three rounds", partial(_three_rounds, planned))
@@ -160,9 +157,8 @@ def with_in_flight(run: RingRankJob) -> Plan:
             found[count] = seconds
         chosen = min(count for count, seconds in found.items() if seconds <= 1.01 * min(found.values()))
         # No round is shorter than the work of its busiest device, and none has more mini-batches to let in.
-        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round or seconds > former_s / 1.01:
+        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round:
             break
-        former_s = seconds
     return replace(run.plan, in_flight=chosen)
 
 
