@@ -37,6 +37,9 @@ def test_pictures_are_those_of_the_script(name: str) -> None:
 def test_the_folder_holds_and_lists_all_of_them() -> None:
     """No picture is left over, and README.md names each one.  That of an executed run is not drawn again."""
     assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, "run"}
+    for path in FOLDER.glob("*.svg"):
+        boxes = ElementTree.fromstring(path.read_text(encoding="utf-8")).iter(f"{SVG}rect")
+        assert all(float(box.attrib[side]) > 0 for box in boxes for side in ("width", "height")), path.name
     listed = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert all(f"({name}.svg)" in listed for name in [*PICTURES, "run"])
 

@@ -204,10 +204,13 @@ def lanes(
         svg.box(x, y + rank * pitch, timeline.makespan_s * scale, height, svg.TRACK, rx=2) for rank in range(len(names))
     ]
     for span in timeline.spans:
-        left, wide = x + span.start_s * scale, (span.end_s - span.start_s) * scale
+        if span.end_s == span.start_s:
+            continue
+        left = x + span.start_s * scale + 0.75
+        wide = max(0.5, (span.end_s - span.start_s) * scale - 1.5)  # neighbours stand apart; a short one is still seen
         fill, top = style.COLOURS[style.class_of(span.op)], y + span.rank * pitch
-        if wide and not span.op.is_communication:
-            parts.append(block(left + 0.75, top, wide - 1.5, height, label(span.op), fill, size=12))
-        elif wide and network and style.class_of(span.op) == "send":
-            parts.append(svg.box(left + 0.75, top + height + 2, wide - 1.5, 5, fill, rx=1.5))
+        if not span.op.is_communication:
+            parts.append(block(left, top, wide, height, label(span.op), fill, size=12))
+        elif network and style.class_of(span.op) == "send":
+            parts.append(svg.box(left, top + height + 2, wide, 5, fill, rx=1.5))
     return "".join(parts)
