@@ -18,7 +18,7 @@ from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster, Device
 from workbench.core.serial import from_builtins, read_toml
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.planners.pricing import ends_s, layer_s
+from workbench.methods.galaxy_plus.planners.terms import ends_s, layer_s
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 

@@ -25,7 +25,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.faults import CHANGES
 from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
-from workbench.runtime.virtual_devices import VirtualWorld
+from workbench.runtime.virtual_work import VirtualWorld
 
 
 @pytest.fixture(scope="module")

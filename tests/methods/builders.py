@@ -16,7 +16,8 @@ from workbench.models.quantization import QuantizationConfig
 from workbench.models.side_layers import TOKEN_KINDS, WORD_KINDS
 from workbench.models.stack import LayerStack
 from workbench.tasks.embedded import SOURCES
-from workbench.tasks.tokenize import IGNORED, TokenizedSplit, Window, collate
+from workbench.tasks.tokenize import IGNORED, TokenizedSplit, collate
+from workbench.tasks.windows import Window
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")

@@ -42,7 +42,7 @@ from workbench.methods.pac_plus.handlers import StageCompute as SideCompute
 from workbench.methods.pac_plus.prepare import whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import StepHandlers, share_of
-from workbench.methods.training.phases import make_optimizer
+from workbench.methods.training.rank_phases import make_optimizer
 from workbench.models.adapter_config import Kind
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_stack

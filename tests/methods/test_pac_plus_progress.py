@@ -14,7 +14,7 @@ from workbench.core.timeline import Span
 from workbench.methods.base import Event
 from workbench.methods.common.session import DeviceReporter, StepTrace
 from workbench.methods.pac_plus.method import PacPlus
-from workbench.methods.training.step_policy import OncePolicy
+from workbench.methods.training.recording_policy import OncePolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.models.loading import load_stack
 from workbench.runs.progress import RunState

@@ -29,7 +29,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob, TechniquePha
 from workbench.methods.fine_tuning.stashing import StashingHandlers, WindowOptimizer, all_parts
 from workbench.methods.training.handlers import share_of
 from workbench.methods.training.interrupted import begin, take_up
-from workbench.methods.training.phases import make_optimizer
+from workbench.methods.training.rank_phases import make_optimizer
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, set_learning_rate

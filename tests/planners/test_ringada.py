@@ -14,14 +14,9 @@ from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import one_device_stages
 from workbench.core.profile import Grid, LayerProfile, Profile
-from workbench.methods.ringada.planner import (
-    RingEstimate,
-    Segment,
-    Stages,
-    change_s,
-    plan_ring,
-    plan_segments,
-)
+from workbench.methods.ringada.estimate import RingEstimate
+from workbench.methods.ringada.moves import Stages, change_s
+from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
 from workbench.planners import Problem
 
 FREE = Link(bytes_per_s=1e12)

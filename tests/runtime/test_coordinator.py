@@ -13,7 +13,8 @@ from workbench.core.device_faults import Fault, FaultKind, random_faults
 from workbench.core.errors import DeviceLostError
 from workbench.core.heat import Level
 from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWorld
+from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_work import VirtualWorld
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 

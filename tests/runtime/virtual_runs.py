@@ -14,7 +14,8 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Fleet
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
+from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_work import VirtualWork, VirtualWorld
 
 WORK_S = 0.4  # of a step on one device
 

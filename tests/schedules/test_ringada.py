@@ -13,8 +13,10 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
-from workbench.methods.ringada.schedule import Iteration, layers_of, ring_round, terminator
+from workbench.methods.ringada.costs import layers_of
+from workbench.methods.ringada.estimate import RingEstimate
+from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
+from workbench.methods.ringada.schedule import Iteration, ring_round, terminator
 from workbench.planners import Problem
 from workbench.simulator import simulate
 from workbench.simulator.steps import SAMPLES, equal_blocks

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workbench.tasks.columns import columns_by_role
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.metrics import LOSS
-from workbench.tasks.own import columns_by_role, divided, texts_of
+from workbench.tasks.own import divided, texts_of
 from workbench.tasks.question_answering import load_questions
 from workbench.tasks.tables import Table, read_tables
 from workbench.tasks.task import Split, Task, numbered

@@ -22,7 +22,7 @@ from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, DivergedError, MissingDataError, require_numbers
 from workbench.core.serial import shown
 from workbench.tasks.task import IGNORED, Split
-from workbench.tasks.tokenize import first_tokens
+from workbench.tasks.windows import first_tokens
 
 if TYPE_CHECKING:
     from workbench.tasks.tokenize import TokenizedSplit

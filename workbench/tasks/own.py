@@ -1,50 +1,35 @@
-"""Load own data as a task: find its columns, read texts, classes and numbers, divide the rows.  tables.py reads the
-files.
+"""Load own data as a task: read texts, classes and numbers, and divide the rows.  tables.py reads the files, columns.py
+finds the columns.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError
 from workbench.core.serial import listed, shown
-from workbench.tasks.tables import FILE, SPLITS, Table, read_tables
+from workbench.tasks.columns import (
+    LARGEST_NUMBER,
+    Columns,
+    as_class,
+    as_number,
+    as_text,
+    find_columns,
+    is_missing,
+    named_columns,
+)
+from workbench.tasks.tables import SPLITS, Table, read_tables
 from workbench.tasks.task import Split, Task, fixed_order, numbered
 
 OWN = ("classification", "regression")
 FROM_FILES = (*OWN, "question_answering", "token_classification", "instruction_tuning")
 """Tasks whose data may be a file or a hub name."""
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
-LARGEST_NUMBER = 1e18
-"""Heads compute in float32, in which the square of a regression's error must be a number."""
-
-_PAIRS = (
-    ("sentence1", "sentence2"),
-    ("text1", "text2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-)
-_TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
-_LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
 _WHOLE = re.compile(r"-?\d{1,300}")
-EXAMPLE = "text=review,label=stars"
-
-
-class Columns(NamedTuple):
-    """Names of the columns for the text, the second text of a pair, the label, and the source.  None: no
-    such column.
-    """
-
-    text: str
-    pair: str | None
-    label: str | None
-    source: str | None = None
 
 
 class Rows(NamedTuple):
@@ -124,137 +109,6 @@ def _has_no_label(table: Table, column: str) -> bool:
     return column not in table.columns or all(
         is_missing(value) or value in (-1, "-1") for value in table.values(column)
     )
-
-
-def named_columns(
-    columns: str, roles: Sequence[str], table: Table, example: str = EXAMPLE, *, left_out: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the column of each role in 'text=review,label=stars'.  A column's name may contain commas and blanks.
-
-    left_out: roles that are not needed, whose columns the table may lack.
-    Raises ConfigError for an unknown role or column, for a role that is named twice, and for a name that two columns
-    have.
-    """
-    blank, *parts = re.split(rf"(?:^|,)\s*({'|'.join(roles)})\s*=", columns)
-    named = [(role, name) for role, name in zip(parts[::2], parts[1::2], strict=True) if role not in left_out]
-    trimmed = {name.strip(): name for name in reversed(table.names)}
-    column_of = {role: name if name in table.columns else trimmed.get(name.strip(), "") for role, name in named}
-    wrong = blank.strip(" ,") or next(
-        (f"{role}={name}" for role, name in named if column_of[role] not in table.columns), ""
-    )
-    request = f"The columns '{shown(columns, 200)}' were asked for."
-    if wrong:
-        problem = f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}."
-        raise ConfigError(request, problem, f"Name them, such as --columns {example}.")
-    if len(column_of) < len(named):
-        raise ConfigError(request, "A role is named twice.", "Name each once.")
-    for name in column_of.values():
-        _require_one(table, [name])
-    return column_of
-
-
-def usual_column(table: Table, usual: Iterable[str]) -> str | None:
-    """Return the first column with one of these names, in any case.  Raises ConfigError if two columns have it."""
-    for name in usual:
-        if matching := [column for column in table.names if column.strip().lower() == name]:
-            return _require_one(table, matching)
-    return None
-
-
-def columns_by_role(
-    table: Table, columns: str, usual: Mapping[str, Sequence[str]], optional: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the column of each role, as named in `columns` (see named_columns) or by one of its usual names.
-
-    optional: roles without which the data are complete, which may be missing in the result.  Raises ConfigError with
-    the columns present if another role has none.
-    """
-    example = ",".join(f"{role}=NAME" for role in usual)
-    named = named_columns(columns, tuple(usual), table, example)
-    column_of = {role: named.get(role) or usual_column(table, names) for role, names in usual.items()}
-    if any(name is None and role not in optional for role, name in column_of.items()):
-        raise ConfigError(
-            f"Data with the columns {listed(usual)} were asked for.",
-            f"The data have the columns {listed(table.names)}.",
-            f"Name them, such as --columns {example}.",
-        )
-    return {role: name for role, name in column_of.items() if name is not None}
-
-
-def _require_one(table: Table, names: list[str]) -> str:
-    if len(names) > 1 or names[0] in table.repeated:
-        problem = (
-            f"The columns {listed(names)} differ in case or blanks only."
-            if len(names) > 1
-            else "Several columns have that name."
-        )
-        raise ConfigError(
-            f"The column '{shown(names[0])}' was to be read.", problem, "Rename them, or name one by --columns."
-        )
-    return names[0]
-
-
-def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -> Columns:
-    """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the columns found and
-    wanted.
-    """
-    label = named.get("label") or usual_column(table, _LABELS)
-    text, pair = named.get("text"), named.get("pair")
-    if text is None:
-        both = ((usual_column(table, [first]), usual_column(table, [two])) for first, two in _PAIRS)
-        text, usual_pair = next(((first, two) for first, two in both if first and two), (None, None))
-        text, pair = (
-            text or usual_column(table, [name for name in _TEXTS if label is None or name != label.lower()]),
-            pair or usual_pair,
-        )
-    if text is None:
-        texts = [name for name in table.names if name not in (label, FILE) and _holds_text(table.values(name))]
-        text = texts[0] if len(texts) == 1 else None
-    missing = "text" if text is None else "label" if label is None and needs_label else ""
-    if missing:
-        usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
-        problem = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
-        todo = f"Name them, such as --columns {EXAMPLE}."
-        raise ConfigError(f"Data with a column of each {missing} were asked for.", problem, todo)
-    assert text is not None
-    return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))
-
-
-def _holds_text(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, str) and value and as_number(value) is None for value in values)
-
-
-def is_missing(value: Any) -> bool:
-    """Return whether a table's cell is empty."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def as_text(value: Any) -> str | None:
-    """Return a value as text, '' for a missing one.  None if it is not a single value, or bytes that are not UTF-8."""
-    if is_missing(value):
-        return ""
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return None
-    return None if isinstance(value, list | dict | tuple) else str(value)
-
-
-def as_class(value: Any) -> str | None:
-    """Return the name of a class, '' for a missing one, None for lists and the like.  The number 3.0 is the class '3';
-    a text is its own name.
-    """
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else as_text(value)
-
-
-def as_number(value: Any) -> float | None:
-    """Return a value as a number that can be learnt; None for others."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if abs(number) <= LARGEST_NUMBER and "_" not in str(value) else None
 
 
 def read_rows(table: Table, columns: Columns, split: str) -> Rows:

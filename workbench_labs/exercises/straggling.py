@@ -20,7 +20,7 @@ from workbench.methods.galaxy_plus.serving.records import ServingReport, StreamS
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times, compare
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
-from workbench.runtime.virtual_devices import VirtualWorld
+from workbench.runtime.virtual_work import VirtualWorld
 from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,

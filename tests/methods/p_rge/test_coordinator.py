@@ -24,7 +24,8 @@ from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork
+from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_work import VirtualWork
 
 ROW_S = 1e-3
 

@@ -8,7 +8,7 @@ from galaxy_plus_builders import check_inference, inference_needs, instance, seq
 from workbench.core.errors import ConfigError
 from workbench.core.medium import Medium
 from workbench.methods.galaxy_plus.planners import oracle, price_plan
-from workbench.methods.galaxy_plus.planners.pricing import Cut
+from workbench.methods.galaxy_plus.planners.equation9 import Cut
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
 

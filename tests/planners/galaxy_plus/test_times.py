@@ -16,7 +16,8 @@ from workbench.methods.galaxy_plus.planners import (
     price_plan,
     stack_lengths,
 )
-from workbench.methods.galaxy_plus.planners.pricing import Equation9, cut_of, hop_lines, ring_s
+from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
+from workbench.methods.galaxy_plus.planners.terms import hop_lines, ring_s
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 

@@ -32,18 +32,9 @@ from workbench.models.stack import LayerStack
 from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
 from workbench.models.text_batch import BatchModel
 from workbench.tasks import load_task
+from workbench.tasks.columns import Columns, find_columns, named_columns
 from workbench.tasks.metrics import answers, score, tags
-from workbench.tasks.own import (
-    FROM_FILES,
-    OWN,
-    Columns,
-    class_numbers,
-    classes,
-    find_columns,
-    named_columns,
-    numbers,
-    read_rows,
-)
+from workbench.tasks.own import FROM_FILES, OWN, class_numbers, classes, numbers, read_rows
 from workbench.tasks.prompts import evaluate, label_log_likelihoods
 from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
 from workbench.tasks.prompts.scoring import (

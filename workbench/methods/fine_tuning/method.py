@@ -21,8 +21,9 @@ from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
-from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, RankJob, once_for_plan
+from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
 from workbench.models.quantization import quantize

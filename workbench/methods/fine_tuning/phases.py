@@ -23,7 +23,8 @@ from workbench.methods.fine_tuning.handlers import (
 from workbench.methods.fine_tuning.jax_stage import JaxStageCompute, activation_of
 from workbench.methods.fine_tuning.stashing import StashingHandlers, Window, WindowOptimizer, all_parts, windows
 from workbench.methods.training.handlers import PlannedStep, StepShape
-from workbench.methods.training.phases import Loaded, Phase, RankJob, StagePhase, make_optimizer
+from workbench.methods.training.phases import Loaded, Phase, RankJob
+from workbench.methods.training.rank_phases import StagePhase, make_optimizer
 from workbench.models.configuration import ModelFacts, import_family
 from workbench.models.cross_framework import require_jax
 from workbench.models.lora import import_peft

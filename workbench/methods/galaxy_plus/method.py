@@ -41,7 +41,7 @@ from workbench.methods.galaxy_plus.serving.messages import Served, ServiceJob
 from workbench.methods.galaxy_plus.serving.policy import RunPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
-from workbench.methods.training.method import ProfiledMethod
+from workbench.methods.training.profiled import ProfiledMethod
 from workbench.models.loading import load_tokenizer
 from workbench.models.sharding import shard_spec
 from workbench.runtime.context import RankContext

@@ -19,7 +19,7 @@ from workbench.methods.common.scaling import kept
 from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
-from workbench.methods.galaxy_plus.planners.pricing import layer_s
+from workbench.methods.galaxy_plus.planners.terms import layer_s
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
 from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, measure_inference
 from workbench.models.configuration import model_facts

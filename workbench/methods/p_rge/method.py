@@ -42,8 +42,9 @@ from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict, under_policy
-from workbench.methods.training.method import LayerMethod, Measurement, SplitName, chosen_epoch
+from workbench.methods.training.method import SplitName, chosen_epoch
 from workbench.methods.training.phases import Plans
+from workbench.methods.training.profiled import LayerMethod, Measurement
 from workbench.models.saving import TrainedDescription, kept_name, save_tokenizer
 from workbench.profiler.analytic import LayerCost, layer_costs
 from workbench.runtime.engine_service import Engines

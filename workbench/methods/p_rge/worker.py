@@ -27,7 +27,7 @@ from workbench.methods.p_rge.zeroth_order import (
     replay,
 )
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import StepPhase
+from workbench.methods.training.rank_phases import StepPhase
 from workbench.methods.training.worker import Paused, StepWorker, run_steps
 from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import StepDone

@@ -26,7 +26,8 @@ from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPl
 from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, parts_of, taped, taped_samples
 from workbench.methods.training.handlers import PlannedStep
-from workbench.methods.training.phases import Phase, RankPhase, StagePhase, make_optimizer
+from workbench.methods.training.phases import Phase
+from workbench.methods.training.rank_phases import RankPhase, StagePhase, make_optimizer
 from workbench.methods.training.worker import run_steps
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import calibrate, set_statistics

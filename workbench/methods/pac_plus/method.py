@@ -19,8 +19,9 @@ from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
-from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, once_for_plan
+from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
 from workbench.models.evaluation import predict as predict_split

@@ -18,13 +18,15 @@ from workbench.core.profile import Profile
 from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
 from workbench.methods.common.measured_stack import measured_stack
+from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
-from workbench.methods.ringada.planner import RingEstimate, Segment, plan_ring, plan_segments
+from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, Round, beside_bytes
-from workbench.methods.training.method import AnalyticTechnique, Measurement, TrainingMethod, nothing
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
 from workbench.methods.training.phases import Predictor, once_for_plan
+from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
 from workbench.planners.memory import require_room, too_small

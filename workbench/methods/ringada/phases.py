@@ -16,11 +16,11 @@ from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
 from workbench.methods.common.session import LOADING, RankResult, RankSession
 from workbench.methods.ringada import schedule as ring
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
-from workbench.methods.ringada.planner import ring_homes
+from workbench.methods.ringada.costs import RingLayout
+from workbench.methods.ringada.moves import ring_homes
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
-from workbench.methods.ringada.schedule import RingLayout
 from workbench.methods.training.handlers import PlannedStep, Targets, named
-from workbench.methods.training.phases import StagePhase
+from workbench.methods.training.rank_phases import StagePhase
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory

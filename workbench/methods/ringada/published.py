@@ -17,8 +17,10 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.published import constants_of
 from workbench.core.timeline import Timeline
-from workbench.methods.ringada.planner import RingEstimate, plan_ring
-from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
+from workbench.methods.ringada.costs import RingLayout, ring_costs
+from workbench.methods.ringada.estimate import RingEstimate
+from workbench.methods.ringada.planner import plan_ring
+from workbench.methods.ringada.schedule import Iteration, ring_round
 from workbench.planners import Problem
 from workbench.profiler.analytic import layer_costs
 from workbench.profiler.descriptions import ModelDescription

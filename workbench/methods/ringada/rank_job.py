@@ -21,10 +21,11 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.methods.common.scaling import TARGET_LENGTH
+from workbench.methods.ringada.costs import RingLayout, ring_costs
+from workbench.methods.ringada.moves import change_s, ring_homes
 from workbench.methods.ringada.options import RingAdaOptions
-from workbench.methods.ringada.planner import change_s, ring_homes
 from workbench.methods.ringada.prepare import Policy, PreparedJob, rounds_per_epoch
-from workbench.methods.ringada.schedule import Iteration, RingLayout, federated_round, ring_costs, ring_round
+from workbench.methods.ringada.schedule import Iteration, federated_round, ring_round
 from workbench.methods.training.handlers import PlannedStep, StepShape, cut_mini_batch
 from workbench.methods.training.phases import Phase, RankJob, once_for_plan
 from workbench.models.configuration import ModelFacts
@@ -130,7 +131,7 @@ class RingRankJob(RankJob):
 
     def change_s(self, former: tuple[Stage, ...], stages: tuple[Stage, ...], first: int) -> float:
         """Return the seconds of moving layers from one assignment to another before a round (see
-        methods.ringada.planner.change_s).
+        methods.ringada.moves.change_s).
         """
         width, tokens = 4 * (self.crossing.hidden_size + self.crossing.side_width), self.crossing.tokens
         return change_s(

@@ -27,7 +27,8 @@ from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import fleet_of
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork
+from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_work import VirtualWork
 from workbench.simulator import simulate
 
 CHANGES = "changes of devices"

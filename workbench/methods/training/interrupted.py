@@ -23,7 +23,8 @@ from workbench.core.schedule import Ranks
 from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
 from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.session import RankResult, StepTrace, on_clock
-from workbench.methods.training.phases import RankJob, RankPhase
+from workbench.methods.training.phases import RankJob
+from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.snapshot import (
     WEIGHTS,
     Position,

@@ -16,7 +16,8 @@ from workbench.core.plan import Homes, held_by, with_neighbours
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
 from workbench.methods.common.session import RankResult, RankSession
-from workbench.methods.training.phases import AJob, RankPhase
+from workbench.methods.training.phases import AJob
+from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.flat_optimizer import Optimizer
 from workbench.runtime.snapshot import Position, SnapshotWriter
 from workbench.runtime.state import carry_out, load_state, spec_of

@@ -34,7 +34,8 @@ from workbench.methods.common.session import (
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog
-from workbench.methods.training.phases import AJob, Loaded, RankPhase, StepPhase
+from workbench.methods.training.phases import AJob, Loaded
+from workbench.methods.training.rank_phases import RankPhase, StepPhase
 from workbench.methods.training.rank_snapshots import KeptInMemory, RankSnapshots
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext

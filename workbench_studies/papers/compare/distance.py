@@ -18,8 +18,10 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
-from workbench.methods.ringada.planner import RingEstimate, plan_ring
-from workbench.methods.ringada.schedule import Iteration, RingLayout, ring_costs, ring_round
+from workbench.methods.ringada.costs import RingLayout, ring_costs
+from workbench.methods.ringada.estimate import RingEstimate
+from workbench.methods.ringada.planner import plan_ring
+from workbench.methods.ringada.schedule import Iteration, ring_round
 from workbench.planners import Problem, candidates
 from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.profiler.analytic import analytic_profile

@@ -13,7 +13,9 @@ from workbench.methods.galaxy_plus.planners.baselines import (
 )
 from workbench.methods.galaxy_plus.planners.memory import check, needs
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan, plans
-from workbench.methods.galaxy_plus.planners.pricing import (
+from workbench.methods.galaxy_plus.planners.pricing import price_plan
+from workbench.methods.galaxy_plus.planners.programme import oracle
+from workbench.methods.galaxy_plus.planners.terms import (
     all_gather_s,
     capacity,
     con_s,
@@ -22,7 +24,5 @@ from workbench.methods.galaxy_plus.planners.pricing import (
     mha_s,
     mlp_sequence_s,
     mlp_tensor_s,
-    price_plan,
     stack_lengths,
 )
-from workbench.methods.galaxy_plus.planners.programme import oracle

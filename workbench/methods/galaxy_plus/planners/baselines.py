@@ -22,7 +22,8 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, kept_unit_bytes, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
-from workbench.methods.galaxy_plus.planners.pricing import boundary_bytes, ends_s, layer_s, lengths_of, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import price_plan
+from workbench.methods.galaxy_plus.planners.terms import boundary_bytes, ends_s, layer_s, lengths_of
 from workbench.planners.problem import Problem
 
 InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]

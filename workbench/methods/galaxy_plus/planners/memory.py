@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
-from workbench.methods.galaxy_plus.planners.pricing import stack_lengths
+from workbench.methods.galaxy_plus.planners.terms import stack_lengths
 from workbench.planners.memory import Demand, readable, require_room
 from workbench.planners.problem import Problem
 

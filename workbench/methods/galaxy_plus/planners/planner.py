@@ -17,10 +17,12 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.methods.galaxy_plus.planners.equation9 import Cut, cut_of
 from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, capacity, cut_of, lengths_of, price_plan
+from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.programme import PlanLP
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
+from workbench.methods.galaxy_plus.planners.terms import capacity, lengths_of
 from workbench.planners.problem import Problem
 
 MOST_CANDIDATES = 12

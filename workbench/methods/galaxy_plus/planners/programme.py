@@ -20,16 +20,16 @@ from scipy.sparse import csr_matrix
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.methods.galaxy_plus.planners.equation9 import Cut
 from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import (
-    Cut,
+from workbench.methods.galaxy_plus.planners.pricing import price_plan
+from workbench.methods.galaxy_plus.planners.terms import (
     Line,
     air_slopes,
     block_lines,
     hop_lines,
     lengths_of,
     num_blocks,
-    price_plan,
 )
 from workbench.planners.problem import Problem
 

@@ -10,9 +10,10 @@ from functools import cache, partial
 
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.core.schedule import Ranks
+from workbench.methods.galaxy_plus.planners.equation9 import Cut, Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import Cut, Equation9, Line, capacity, cut_of, ends_s, lengths_of
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
+from workbench.methods.galaxy_plus.planners.terms import Line, capacity, ends_s, lengths_of
 from workbench.planners.memory import fits
 from workbench.planners.problem import Problem
 

@@ -5,8 +5,9 @@ any paradigm.
 from __future__ import annotations
 
 from workbench.core.schedule import ALLREDUCE, BROADCAST, NONE, Schedule, Value
+from workbench.methods.galaxy_plus.schedules.builder import Builder, value_of
 from workbench.methods.galaxy_plus.schedules.hybrid import tiled_inference
-from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, after, value_of
+from workbench.methods.galaxy_plus.schedules.layout import Block, InferenceLayout, after
 
 
 def whole_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:

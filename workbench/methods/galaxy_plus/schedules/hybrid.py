@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.schedule import RING, Schedule, Value
-from workbench.methods.galaxy_plus.schedules.layout import Block, Builder, InferenceLayout, Tile, after, value_of
+from workbench.methods.galaxy_plus.schedules.builder import Builder, value_of
+from workbench.methods.galaxy_plus.schedules.layout import Block, InferenceLayout, Tile, after
 
 Group = tuple[Tile, ...]
 

@@ -38,7 +38,7 @@ from workbench.methods.galaxy_plus.serving.messages import (
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServedRequest
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import SERVING
-from workbench.methods.training.step_policy import OncePolicy
+from workbench.methods.training.recording_policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
 from workbench.runtime.devices import Fleet

@@ -32,7 +32,8 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, 
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
 from workbench.runtime.commands import End, StepDone
-from workbench.runtime.virtual_devices import VirtualDevices, VirtualWork, VirtualWorld
+from workbench.runtime.virtual_devices import VirtualDevices
+from workbench.runtime.virtual_work import VirtualWork, VirtualWorld
 
 
 def simulate_serving(

@@ -1,0 +1,221 @@
+"""The terms of Eq. 5-7 and 10: seconds of a layer's blocks, and of the ring's collectives (Galaxy+, section III-C)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import mul
+
+from workbench.core.cluster import Cluster
+from workbench.core.costs import on_air_s
+from workbench.core.errors import ConfigError
+from workbench.core.inference import InferenceProfile, StackShape
+from workbench.core.schedule import Ranks
+from workbench.planners.problem import Problem
+
+Line = tuple[float, float]
+"""Fixed seconds and seconds per item, of a time that is 0 for no items."""
+
+
+def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
+    """Return the tokens of one sequence in each stack.
+
+    decoder_length: number of tokens in the second stack (default: `length`).
+    """
+    lengths = (length, length if decoder_length is None else decoder_length)[: len(profile.stacks)]
+    if min(lengths) < 1:
+        raise ConfigError(
+            f"A plan for a sequence of {length} tokens was asked for.",
+            f"The stacks of '{profile.model}' would see {lengths}.",
+            "Give at least one token.",
+        )
+    return lengths
+
+
+def lengths_of(problem: Problem[InferenceProfile]) -> tuple[int, ...]:
+    """Return the tokens of each stack, for timing.  Raises ConfigError for less than one token."""
+    return stack_lengths(problem.profile, problem.sequence_length, problem.decoder_length)
+
+
+def num_blocks(shape: StackShape) -> int:
+    """Return how many blocks of a layer end in a synchronisation under scheme 1: 2, or 3 with cross-attention."""
+    return 3 if shape.has_cross_attention else 2
+
+
+def attention_s(
+    profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int], tokens: int | None = None
+) -> tuple[float, ...]:
+    """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5
+    decoder).
+
+    Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The
+    cross-attention reads the first stack's output, lengths[0] tokens.  tokens: with sequence parallelism the device's
+    own tokens; None: all.
+    """
+    costs, memory = profile.costs[rank][stack], lengths[0]
+    n = lengths[stack] if tokens is None else tokens
+    self_s = (
+        costs.seconds("QKV", n, units)
+        + costs.seconds("ATT", n * lengths[stack], units)
+        + costs.seconds("OUT", n, units)
+    )
+    if not n or not profile.stacks[stack].has_cross_attention:
+        return (self_s,)
+    cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
+    return self_s, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
+
+
+def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> float:
+    """Return T(MHA, A_d, d) of Eq. 5: all attention blocks of one layer."""
+    return sum(attention_s(profile, rank, stack, units, lengths))
+
+
+def mlp_tensor_s(profile: InferenceProfile, rank: int, stack: int, columns: int, lengths: Sequence[int]) -> float:
+    """Return T(MLP, B_d, d) of Eq. 5, tensor parallel: some columns, every token."""
+    costs, n = profile.costs[rank][stack], lengths[stack]
+    return costs.seconds("UP", n, columns) + costs.seconds("DOWN", n, columns)
+
+
+def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
+    """Return T(MLP, S_d, d) of Eq. 5, sequence parallel: every column, some tokens."""
+    costs, columns = profile.costs[rank][stack], profile.stacks[stack].columns
+    return costs.seconds("UP", tokens, columns) + costs.seconds("DOWN", tokens, columns)
+
+
+def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
+    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term
+    for them).
+    """
+    return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
+
+
+def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> dict[str, Line]:
+    """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the
+    others) of a layer.
+
+    Every time is affine from 1 on, and 0 for no items.
+    """
+    shape = profile.stacks[stack]
+    times: dict[str, tuple[Callable[[int], float], int]] = {
+        "own": (lambda count: attention_s(profile, rank, stack, count, lengths)[0], shape.num_units),
+        "tensor": (lambda count: mlp_tensor_s(profile, rank, stack, count, lengths), shape.columns),
+        "sequence": (lambda count: mlp_sequence_s(profile, rank, stack, count), lengths[stack]),
+        "con": (lambda count: con_s(profile, rank, stack, count), lengths[stack]),
+        "add": (lambda count: profile.costs[rank][stack].seconds("ADD", count), lengths[stack]),
+    }
+    if shape.has_cross_attention:
+        times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
+    lines = {}
+    for part, (seconds, most) in times.items():
+        low, high = seconds(1), seconds(most)
+        slope = (high - low) / (most - 1) if most > 1 else 0.0
+        lines[part] = low - slope, slope
+    return lines
+
+
+def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of one whole layer on one device."""
+    shape, n = profile.stacks[stack], lengths[stack]
+    layer_s_in_all = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(
+        profile, rank, stack, shape.columns, lengths
+    )
+    return layer_s_in_all + con_s(profile, rank, stack, n)
+
+
+def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
+    """Return the seconds of embedding and head on the device at position 0."""
+    pairs = zip(profile.costs[rank], lengths, strict=True)
+    return sum(costs.seconds("EMB", n) + costs.seconds("HEAD", n) for costs, n in pairs)
+
+
+def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
+    """Return V_d of Eq. 10, layers per second: the inverse of one layer's time, with two stacks of the mean layer's
+    time.
+    """
+    seconds = sum(
+        shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks)
+    )
+    return 1.0 / max(seconds / profile.num_layers, 1e-12)
+
+
+def slowest_s(lines: Sequence[Line], counts: Sequence[int]) -> float:
+    """Return the seconds of the slowest device; a device without a unit, column or token takes no time."""
+    return max(fixed + slope * count if count else 0.0 for (fixed, slope), count in zip(lines, counts, strict=True))
+
+
+def all_gather_s(cluster: Cluster, ranks: Sequence[int], tokens: Sequence[int], token_bytes: int) -> float:
+    """Return T_AG: every position's tokens make n - 1 hops around the ring, in seconds.
+
+    A position forwards its own tokens, then the tokens that arrived before, one message at a time.  A hop takes its
+    link's latency and the time of its bytes; no tokens take no time.  The slowest chain of hops counts, so unequal
+    links and shares are included.
+    """
+    return max(
+        ring_s(hop_lines(cluster, ranks, token_bytes), tokens, shift=0),
+        sum(map(mul, air_slopes(cluster, ranks, token_bytes, shift=0), tokens)),
+    )
+
+
+def air_slopes(cluster: Cluster, ranks: Sequence[int], token_bytes: int, *, shift: int) -> list[float]:
+    """Return, for each position, the seconds for which each of its tokens occupies shared air in a ring collective, all
+    hops together; 0 on a switch.  shift: see ring_s.
+    """
+    count = len(ranks)
+    if count < 2:
+        return [0.0]
+    hop_s = [on_air_s(cluster, [(rank, ranks[(at + 1) % count], token_bytes)]) for at, rank in enumerate(ranks)]
+    steps = range(shift, count - 1 + shift)
+    return [sum(hop_s[(owner + step) % count] for step in steps) for owner in range(count)]
+
+
+def hop_lines(
+    cluster: Cluster, ranks: Sequence[int], token_bytes: int, adds: Sequence[Line] | None = None
+) -> list[Line]:
+    """Return the line over tokens of each position's hop to the next.
+
+    adds: seconds that each position of a reduce-scatter needs to add the received tokens.
+    """
+    lines = []
+    for position, rank in enumerate(ranks if len(ranks) > 1 else ()):
+        to = (position + 1) % len(ranks)
+        link, (fixed, slope) = cluster.link(rank, ranks[to]), adds[to] if adds else (0.0, 0.0)
+        lines.append((link.latency_s + fixed, token_bytes / link.bytes_per_s + slope))
+    return lines
+
+
+def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
+    """Return the end of a ring collective.
+
+    lines: the line of each position's hop; empty for a ring of one device.
+
+    shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
+    """
+    hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
+    done = [0.0] * len(hops)
+    for step in range(shift, len(hops) - 1 + shift):
+        # The data sent now arrived in the previous step, over the link that was busy until then.
+        before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
+        done = [(own_s if own_s > other else other) + row[position - step] for position, (own_s, other, row) in before]
+    return max(done, default=0.0)
+
+
+def star_s(ranks: Ranks, cluster: Cluster, tokens: Sequence[int], token_bytes: int) -> float:
+    """Return the seconds in which position 0 sends every other position its tokens and receives them back."""
+    first, total = ranks[0], 0.0
+    for rank, count in list(zip(ranks, tokens, strict=True))[1:]:
+        if count:
+            total += cluster.link(first, rank).transfer_s(count * token_bytes) + cluster.link(rank, first).transfer_s(
+                count * token_bytes
+            )
+    return total
+
+
+def boundary_bytes(profile: InferenceProfile, layer: int, lengths: Sequence[int]) -> int:
+    """Return the bytes that one device sends to the next before a layer: hidden states, and in a decoder the encoder's
+    output too.
+    """
+    last = profile.num_layers
+    stack = profile.stack_of(min(layer, last - 1))
+    hidden = lengths[stack] * profile.stacks[stack].hidden_bytes
+    if profile.stacks[stack].has_cross_attention and layer < last:
+        hidden += lengths[0] * profile.stacks[0].hidden_bytes
+    return hidden
