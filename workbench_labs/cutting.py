@@ -16,10 +16,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.planners import Problem, candidates
-from workbench.runs.made_up import execute_program
-from workbench.runtime.engines import default_pool
 from workbench.schedules.pipeline import one_f_one_b_order
-from workbench.simulator import simulate
 from workbench.simulator.steps import step_s
 from workbench.widgets import LiveProgress
 from workbench.widgets.tables import Table
@@ -29,7 +26,7 @@ from workbench_labs.exercises.cuts import makespan_s as makespan_s
 from workbench_labs.exercises.cuts import pipeline as pipeline
 from workbench_labs.exercises.groups import DIVIDE, slowest_s
 from workbench_labs.exercises.judging import every_division
-from workbench_labs.exercises.pipelines import BACKWARD, named, program_of
+from workbench_labs.exercises.pipelines import BACKWARD, both_ways, named, program_on, schedule_of
 from workbench_labs.planning import by_hand, paper_problem, refusals
 
 Divide = Callable[[int, Sequence[float]], Sequence[int]]
@@ -67,10 +64,9 @@ def run_cut(
     layer_s: of as many devices as the cluster has.
     """
     seconds = stage_seconds(counts, layer_s)
-    program = program_of(
-        named(one_f_one_b_order), cluster_name, num_micro_batches, seconds, [BACKWARD * own for own in seconds]
-    )
-    return simulate(program), execute_program(program, default_pool().acquire(load_cluster(cluster_name), fidelity))
+    cluster = load_cluster(cluster_name)
+    schedule = schedule_of(named(one_f_one_b_order), cluster.world_size, num_micro_batches)
+    return both_ways(program_on(cluster, schedule, seconds, [BACKWARD * own for own in seconds]), cluster, fidelity)
 
 
 def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:

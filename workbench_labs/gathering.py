@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, TOKEN, Costs, Spec, TableCosts
-from workbench.core.errors import ScheduleError
+from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
@@ -24,6 +23,7 @@ from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import EngineCluster
 from workbench.simulator import simulate
 from workbench_labs.course.verdict import WrongAnswerError
+from workbench_labs.exercises.judging import in_virtual_time
 
 share_module(__name__)  # its functions run on devices
 
@@ -99,21 +99,12 @@ class Gathering:
 
     def timeline(self, transfer_s: float) -> Timeline:
         """Return the timeline with links on which a whole share takes so long, whatever its tiles (simulated)."""
-        return simulated(self.schedule(), self.costs(seconds={"SEND": transfer_s / self.tiles}))
+        return in_virtual_time(self.schedule(), self.costs(seconds={"SEND": transfer_s / self.tiles}))
 
     @property
     def alone(self) -> Gathering:
         """Return the messages alone, with whole shares."""
         return replace(self, product_s=0.0, tiles=1)
-
-
-def simulated(schedule: Schedule, costs: Costs) -> Timeline:
-    """Return a schedule in virtual time.  Raises WrongAnswerError if its operations wait for each other for ever."""
-    names = tuple(f"device {rank}" for rank in range(schedule.world_size))
-    try:
-        return simulate(Program(schedule=schedule, costs=costs, devices=names), memory=False)
-    except ScheduleError as error:
-        raise WrongAnswerError(f"The devices wait for each other for ever. {error}") from error
 
 
 def _tile(number: int) -> Value:

@@ -7,8 +7,8 @@ And a serving system of which a device breaks, simulated at once (section III-E,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import ipywidgets as widgets
 
@@ -29,6 +29,7 @@ from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
+from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Times
 from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulated, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
@@ -188,6 +189,43 @@ def _without_latency(cluster: Cluster) -> Cluster:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A service in virtual time.  first: the plan over all devices.  request_s: of a request with it."""
+
+    problem: SequenceProblem
+    planner: Planner
+    times: Times
+    first: InferencePlan
+    request_s: float
+
+    @classmethod
+    def of(cls, problem: SequenceProblem) -> Self:
+        """Return the service that answers a problem's requests."""
+        lengths = galaxy_plus.lengths_of(problem)
+        planner = planner_of(problem.profile, problem.cluster, lengths)
+        times = simulated_times(problem.profile, problem.cluster, lengths)
+        first = planner(tuple(range(problem.cluster.world_size)))
+        return cls(problem=problem, planner=planner, times=times, first=first, request_s=times(first, {}).seconds)
+
+    def stream(
+        self, faults: Sequence[Fault], rescheduling: ReschedulingSettings, *, num_requests: int, **more: Any
+    ) -> ServingReport:
+        """Return the report of so many requests, back to back (simulated).  more: of simulate_serving."""
+        usual_s = self.request_s
+        return simulate_serving(
+            self.problem.profile,
+            self.problem.cluster,
+            self.planner,
+            self.times,
+            stream=StreamSettings(num_requests=num_requests, length=self.problem.sequence_length),
+            rescheduling=rescheduling,
+            faults=faults,
+            world=VirtualWorld(start_s=0.0, restart_s=20 * usual_s, join_s=usual_s, probe_s=0.2 * usual_s),
+            **more,
+        )
+
+
 class StragglerLab(Explorer):
     """Controls for one fault and the reaction to it; throughput with and without re-scheduling, processors and events
     below.
@@ -197,10 +235,8 @@ class StragglerLab(Explorer):
 
     def __init__(self, problem: SequenceProblem, *, num_requests: int = 400) -> None:
         self.problem = problem
-        self._planner = planner_of(problem.profile, problem.cluster, galaxy_plus.lengths_of(problem))
-        self._times = simulated_times(problem.profile, problem.cluster, galaxy_plus.lengths_of(problem))
-        self._typical_s = self._times(self._planner(tuple(range(problem.cluster.world_size))), {}).seconds
-        whole_s = num_requests * self._typical_s
+        self._service = Service.of(problem)
+        whole_s = num_requests * self._service.request_s
         self._num_requests, self._tick_s = num_requests, whole_s / 100
         names = [(device.name, rank) for rank, device in enumerate(problem.cluster.devices)]
         controls = lab_controls("straggler", {"device": names}, device=1)
@@ -225,7 +261,7 @@ class StragglerLab(Explorer):
     @property
     def rescheduling(self) -> ReschedulingSettings:
         """Return the settings, with times that suit the duration of a request on this cluster."""
-        return settings_for(self._typical_s, reaction=self.reaction.value)
+        return settings_for(self._service.request_s, reaction=self.reaction.value)
 
     @property
     def report(self) -> ServingReport:
@@ -242,22 +278,11 @@ class StragglerLab(Explorer):
         self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
 
     def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
-        return simulate_serving(
-            self.problem.profile,
-            self.problem.cluster,
-            self._planner,
-            self._times,
-            stream=StreamSettings(num_requests=self._num_requests, length=self.problem.sequence_length),
-            rescheduling=settings,
-            faults=(fault,),
-            world=VirtualWorld(
-                start_s=0.0, restart_s=20 * self._typical_s, join_s=self._typical_s, probe_s=0.2 * self._typical_s
-            ),
-        )
+        return self._service.stream((fault,), settings, num_requests=self._num_requests)
 
     def _headline(self, fault: Fault) -> str:
         report = self.report
-        before = report.throughput_per_s(0.0, fault.start) or 1 / self._typical_s
+        before = report.throughput_per_s(0.0, fault.start) or 1 / self._service.request_s
         assert fault.end is not None
         level = report.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, report.end_s))
         words = f"{level / before:.0%} of the throughput in the second half of the fault"

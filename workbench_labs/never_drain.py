@@ -11,20 +11,16 @@ from typing import Any
 from workbench import experiment, plots
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.costs import MESSAGE_S, TableCosts
+from workbench.core.costs import MESSAGE_S
 from workbench.core.job import Fidelity, Job
 from workbench.core.plan import Plan, one_device_stages
-from workbench.core.program import Program
 from workbench.core.report import Report, busy_note
-from workbench.core.schedule import Op
 from workbench.core.timeline import Timeline
-from workbench.runs.made_up import execute_program
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
-from workbench.simulator import simulate
 from workbench.widgets.tables import Table
 from workbench_labs.confidant import (
     HeadsLab,
@@ -46,7 +42,7 @@ from workbench_labs.exercises.never_drain import (
     usable_descend,
     usable_partition,
 )
-from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table
+from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table, both_ways, program_on
 from workbench_labs.planning import on_this_computer
 from workbench_labs.written import write_run
 
@@ -111,19 +107,9 @@ def run_partition(
     cluster, seconds = on_this_computer(load_cluster(cluster_name)), stage_seconds(counts, layer_s)
     stages = one_device_stages(range(len(counts)), tuple(accumulate(counts, initial=0)), 1)
     plan = Plan(method="confidant", stages=stages, micro_batch_size=1, num_micro_batches=1)
-
-    def share(part: float) -> Callable[[int, Op], float]:
-        return lambda rank, op: part * seconds[op.stage]
-
-    costs = TableCosts(
-        seconds_by_kind={"F": share(1 / (1 + BACKWARD)), "B": share(BACKWARD / (1 + BACKWARD)), "STEP": 0.0},
-        bytes_by_name={"act": CROSSING, "grad": CROSSING},
-        cluster=cluster,
-        message_s=MESSAGE_S,
-    )
     schedule = insert_transfers(asynchronous_1f1b(plan, num_mini_batches, world_size=cluster.world_size))
-    program = Program.on(cluster, schedule, costs)
-    return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))
+    forward_s, backward_s = ([part / (1 + BACKWARD) * own for own in seconds] for part in (1, BACKWARD))
+    return both_ways(program_on(cluster, schedule, forward_s, backward_s), cluster, fidelity)
 
 
 def _descend_rank(context: RankContext, given: tuple[Any, tuple[Any, ...]]) -> list[float]:

@@ -16,6 +16,7 @@ import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.inference import proportional_parts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -268,7 +269,7 @@ class QueryDivider(Explorer):
         self.planned = query_counts(problem, made) if len(made.stages) == 1 else None
         self._planned_s = made.total_s if self.planned is None else query_step_s(problem, self.planned)
         queries, size = problem.queries, problem.cluster.world_size
-        equal = [queries // size + (rank < queries % size) for rank in range(size)]
+        equal = proportional_parts(queries, (1,) * size)
         self.sliders = tuple(
             slider(device.name, f"{device.name}: queries of each step", count, 0, queries, width="30em")
             for device, count in zip(problem.cluster.devices, counts or equal, strict=True)

@@ -8,6 +8,12 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any, TypeVar
 
+from workbench.core.costs import Costs
+from workbench.core.errors import ScheduleError
+from workbench.core.program import Program
+from workbench.core.schedule import Schedule
+from workbench.core.timeline import Timeline
+from workbench.simulator import simulate
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import WrongAnswerError, comparison, number_of, require_list
 
@@ -87,6 +93,15 @@ def is_none(found: Any, possible: Sequence[Any], case: str, details: Table | Non
         why = f"{possible[0]} is possible" if possible else "nothing is possible, so None is asked for"
         raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.", details)
     return found is None
+
+
+def in_virtual_time(schedule: Schedule, costs: Costs) -> Timeline:
+    """Return a student's schedule, simulated.  Raises WrongAnswerError if its operations wait for each other."""
+    names = tuple(f"device {rank}" for rank in range(schedule.world_size))
+    try:
+        return simulate(Program(schedule=schedule, costs=costs, devices=names), memory=False)
+    except ScheduleError as error:
+        raise WrongAnswerError(f"The operations wait for each other for ever. {error}") from error
 
 
 def every_division(total: int, size: int) -> Iterator[tuple[int, ...]]:

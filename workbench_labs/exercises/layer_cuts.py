@@ -32,7 +32,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import random_seed
+from workbench_labs.exercises.judging import in_virtual_time, random_seed
 from workbench_labs.gathering import Gathering, GatherRun
 from workbench_labs.planning import with_bandwidth
 
@@ -249,7 +249,7 @@ def _hidden(numbers: Mapping[str, Any], tiles: int) -> float:
     """Return the share of the messages' time that is hidden with so many tiles, on the executed ring's links."""
     shared = gathering_of(plain_ring, plain_order, product_s=numbers["product_ms"] / 1e3, tiles=tiles)
     cluster = slow_cluster("laptop-equal", numbers["megabits"])
-    together, alone = (gathering.simulated(one.schedule(), one.on(cluster).costs) for one in (shared, shared.alone))
+    together, alone = (in_virtual_time(one.schedule(), one.on(cluster).costs) for one in (shared, shared.alone))
     return gathering.hidden_share(together, alone)
 
 

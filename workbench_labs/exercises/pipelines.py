@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
-from workbench.core.errors import ScheduleError
 from workbench.core.job import Fidelity
 from workbench.core.plan import Plan, one_device_stages
 from workbench.core.program import Program
@@ -35,6 +35,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
+from workbench_labs.exercises.judging import in_virtual_time
 
 OrderOf = Callable[[int, int, int], Sequence[str]]
 """(stages, stage, micro-batches) -> the stage's operations in order, such as ["F0", "F1", "B0", "B1"]."""
@@ -81,12 +82,7 @@ def simulated(schedule: Schedule, seconds: Mapping[str, Sequence[float]]) -> Tim
     def of_stage(rank: int, op: Op) -> float:
         return seconds[op.kind][op.stage]
 
-    costs = TableCosts(seconds_by_kind=dict.fromkeys("FB", of_stage))
-    names = tuple(f"device {rank}" for rank in range(schedule.world_size))
-    try:
-        return simulate(Program(schedule=schedule, costs=costs, devices=names), memory=False)
-    except ScheduleError as error:
-        raise WrongAnswerError(f"The stages wait for each other for ever. {error}") from error
+    return in_virtual_time(schedule, TableCosts(seconds_by_kind=dict.fromkeys("FB", of_stage)))
 
 
 def _random_case(draws: Random) -> tuple[list[list[str]], dict[str, list[float]], Timeline]:
@@ -262,18 +258,16 @@ CROSSING = Spec((4, 32, 128))
 """What crosses a boundary between stages: 64 KB."""
 
 
-def program_of(
-    order: OrderOf,
-    cluster_name: str,
-    num_micro_batches: int,
+def program_on(
+    cluster: Cluster,
+    schedule: Schedule,
     forward_s: Sequence[float],
     backward_s: Sequence[float],
+    *,
+    message_s: float = MESSAGE_S,
 ) -> Program:
-    """Return a pipeline as a program on all devices of a cluster, with its links.  forward_s, backward_s: by stage.
-
-    Raises WrongAnswerError if the order is impossible, ConfigError for an unknown cluster.
-    """
-    cluster, seconds = load_cluster(cluster_name), {"F": forward_s, "B": backward_s}
+    """Return a pipeline as a program on a cluster, with its links.  forward_s, backward_s: by stage."""
+    seconds = {"F": forward_s, "B": backward_s}
 
     def of_stage(rank: int, op: Op) -> float:
         return seconds[op.kind][op.stage]
@@ -282,9 +276,14 @@ def program_of(
         seconds_by_kind={"F": of_stage, "B": of_stage, "STEP": 0.0},
         bytes_by_name={"act": CROSSING, "grad": CROSSING},
         cluster=cluster,
-        message_s=MESSAGE_S,
+        message_s=message_s,
     )
-    return Program.on(cluster, schedule_of(order, cluster.world_size, num_micro_batches), costs)
+    return Program.on(cluster, schedule, costs)
+
+
+def both_ways(program: Program, cluster: Cluster, fidelity: Fidelity) -> tuple[Timeline, Timeline]:
+    """Return a program simulated, and executed by emulated devices with made-up contents."""
+    return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))
 
 
 def run_both(
@@ -297,10 +296,10 @@ def run_both(
     backward_s: float = 0.04,
 ) -> tuple[Timeline, Timeline]:
     """Return a pipeline simulated, and executed by emulated devices with made-up contents; both with the links."""
-    size = load_cluster(cluster_name).world_size
-    program = program_of(order, cluster_name, num_micro_batches, [forward_s] * size, [backward_s] * size)
-    engines = default_pool().acquire(load_cluster(cluster_name), fidelity)
-    return simulate(program), execute_program(program, engines)
+    cluster = load_cluster(cluster_name)
+    size = cluster.world_size
+    schedule = schedule_of(order, size, num_micro_batches)
+    return both_ways(program_on(cluster, schedule, [forward_s] * size, [backward_s] * size), cluster, fidelity)
 
 
 def usable(order: OrderOf) -> OrderOf:

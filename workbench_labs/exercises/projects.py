@@ -13,9 +13,6 @@ from random import Random
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.costs import TableCosts
-from workbench.core.program import Program
-from workbench.core.schedule import Op
 from workbench.core.timeline import Timeline
 from workbench.schedules.pipeline import Slot, gpipe_order, one_f_one_b_order
 from workbench.simulator import simulate
@@ -29,7 +26,7 @@ from workbench_labs.course.verdict import (
 )
 from workbench_labs.exercises.cuts import every_cut, stage_bytes, stage_seconds
 from workbench_labs.exercises.judging import counts_of, random_seed
-from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, named, schedule_of
+from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, named, program_on, schedule_of
 
 Planner = Callable[..., Sequence[int]]
 """(layer_s, layer_bytes, budgets, send_s, micro_batches) -> layers of each device; see Case."""
@@ -80,18 +77,10 @@ class Case:
             Device(name=f"device {rank}", flops_per_s=FASTEST_DEVICE_FLOPS, memory_bytes=DEVICE_BYTES, link=link)
             for rank in used
         )
-
-        def of_stage(rank: int, op: Op) -> float:
-            return seconds[op.stage] * (BACKWARD if op.kind == "B" else 1)
-
         cluster = Cluster(name="a case", devices=devices)
-        costs = TableCosts(
-            seconds_by_kind={"F": of_stage, "B": of_stage, "STEP": 0.0},
-            bytes_by_name={"act": CROSSING, "grad": CROSSING},
-            cluster=cluster,
-        )
         schedule = schedule_of(named(order), len(used), self.micro_batches)
-        return simulate(Program.on(cluster, schedule, costs), memory=False)
+        backward_s = [BACKWARD * own for own in seconds]
+        return simulate(program_on(cluster, schedule, seconds, backward_s, message_s=0.0), memory=False)
 
 
 def every_plan(num_layers: int, num_devices: int) -> Iterator[tuple[int, ...]]:

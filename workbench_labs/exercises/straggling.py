@@ -6,7 +6,7 @@ The judge serves streams on the workbench's virtual devices, which break by scri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from random import Random
 from statistics import median
@@ -14,13 +14,8 @@ from typing import Any
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
-from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench.methods.galaxy_plus.serving.records import ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Rescheduler, Times, compare
-from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
-from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
-from workbench.runtime.virtual_work import VirtualWorld
+from workbench.methods.galaxy_plus.serving.records import ServingReport
+from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare
 from workbench_labs.course.verdict import (
     Exercise,
     WrongAnswerError,
@@ -30,7 +25,7 @@ from workbench_labs.course.verdict import (
     require_number,
 )
 from workbench_labs.exercises.judging import random_seed, require_close
-from workbench_labs.inference_problem import SequenceProblem, described_problem, settings_for
+from workbench_labs.inference_problem import Service, described_problem, settings_for
 from workbench_labs.ruling import Rule, ruled_by
 
 CASES = 40
@@ -41,15 +36,10 @@ ENOUGH = 0.97
 TOKENS, LAYERS = 284, 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A service in virtual time.  first: the plan over all devices.  request_s: of a request with it."""
+class World(Service):
+    """The lab's service (see Service)."""
 
-    problem: SequenceProblem
-    planner: Planner
-    times: Times
-    first: InferencePlan
-    request_s: float
+    __slots__ = ()
 
     @property
     def size(self) -> int:
@@ -68,20 +58,8 @@ class World:
         self, faults: Sequence[Fault], *, decided_by: type[Rescheduler], reaction: str = "exclude", seed: int = 0
     ) -> ServingReport:
         """Return the report of REQUESTS requests, back to back (simulated)."""
-        usual_s = self.request_s
-        return simulate_serving(
-            self.problem.profile,
-            self.problem.cluster,
-            self.planner,
-            self.times,
-            stream=StreamSettings(num_requests=REQUESTS, length=TOKENS),
-            rescheduling=settings_for(usual_s, reaction=reaction),
-            faults=faults,
-            world=VirtualWorld(start_s=0.0, restart_s=20 * usual_s, join_s=usual_s, probe_s=0.2 * usual_s),
-            noise=NOISE,
-            seed=seed,
-            decided_by=decided_by,
-        )
+        settings = settings_for(self.request_s, reaction=reaction)
+        return self.stream(faults, settings, num_requests=REQUESTS, noise=NOISE, seed=seed, decided_by=decided_by)
 
 
 @cache
@@ -89,12 +67,7 @@ def world() -> World:
     """Return the lab's service: two layers of DistilBERT on the paper's environment B, by the catalogue."""
     problem = described_problem("DistilBERT", load_cluster("galaxy-env-b"), length=TOKENS)
     stacks = tuple(replace(stack, num_layers=LAYERS) for stack in problem.profile.stacks)
-    problem = replace(problem, profile=replace(problem.profile, stacks=stacks))
-    lengths = galaxy_plus.lengths_of(problem)
-    planner = planner_of(problem.profile, problem.cluster, lengths)
-    times = simulated_times(problem.profile, problem.cluster, lengths)
-    first = planner(tuple(range(problem.cluster.world_size)))
-    return World(problem=problem, planner=planner, times=times, first=first, request_s=times(first, {}).seconds)
+    return World.of(replace(problem, profile=replace(problem.profile, stacks=stacks)))
 
 
 def scripts(draws: Random) -> dict[str, tuple[Fault, ...]]:

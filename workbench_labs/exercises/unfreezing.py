@@ -16,15 +16,13 @@ from workbench.core.job import Fidelity
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.published import RING, layer_times, load_constants, round_program
 from workbench.methods.ringada.schedule import Iteration
-from workbench.runs.made_up import execute_program
-from workbench.runtime.engines import default_pool
-from workbench.simulator import simulate
 from workbench.simulator.steps import equal_blocks
 from workbench_labs.course.verdict import (
     WrongAnswerError,
     comparison,
     whole_number,
 )
+from workbench_labs.exercises.pipelines import both_ways
 from workbench_labs.planning import on_this_computer
 from workbench_labs.ring import ring_plan
 
@@ -149,4 +147,4 @@ def run_policy(
     iterations = [Iteration(0, BLOCKS - depth, load_constants().micro_batches) for depth in depths]
     plan = ring_plan(proportional_parts(BLOCKS, (1,) * size))
     program = round_program(profile, cluster, plan, iterations, hidden=HIDDEN)
-    return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))
+    return both_ways(program, cluster, fidelity)
