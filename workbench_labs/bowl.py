@@ -16,8 +16,9 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button
+from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button
 from workbench.widgets.fields import lab_controls
+from workbench.widgets.figure_box import FigureBox
 from workbench_labs.plots.zeroth_order import Point, Probe
 from workbench_labs.plots.zeroth_order import bowl as draw_bowl
 

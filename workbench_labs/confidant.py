@@ -44,7 +44,8 @@ from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
+from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
 from workbench_labs.planning import as_described

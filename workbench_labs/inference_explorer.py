@@ -20,7 +20,8 @@ from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import evenly_spaced, size_words, time_words
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Explorer, Html, button, slider
+from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
+from workbench.widgets.explorer import Explorer
 from workbench_labs.inference_problem import (
     PLANNERS,
     SequenceProblem,

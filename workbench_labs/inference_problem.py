@@ -34,7 +34,8 @@ from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulat
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.virtual_work import VirtualWorld
-from workbench.widgets.controls import BIG_FIRST, Explorer
+from workbench.widgets.controls import BIG_FIRST
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench_labs.planning import Comparison, as_described, compared, with_bandwidth
 from workbench_labs.plots.overlapping import OverlapCell

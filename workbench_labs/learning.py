@@ -18,7 +18,8 @@ from workbench.methods.ringada.published import FEDERATED, RING, layer_times, lo
 from workbench.models.configuration import model_facts
 from workbench.plots import lines
 from workbench.trainings.rings import Curve, Training, train_in_turn
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html
+from workbench.widgets.controls import BIG_FIRST, Html
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.run_panel import bar
 from workbench.widgets.tables import Table

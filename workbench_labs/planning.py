@@ -41,7 +41,8 @@ from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import step_s
-from workbench.widgets.controls import BIG_FIRST, Explorer, button, slider
+from workbench.widgets.controls import BIG_FIRST, button, slider
+from workbench.widgets.explorer import Explorer
 
 MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from workbench.widgets.controls import output_folder
+from workbench.widgets.notebook_files import output_folder
 from workbench.widgets.tables import Table
 from workbench_labs.course.minutes import Measured, measured, minutes_of_work
 

@@ -16,7 +16,8 @@ from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.plots import gantt, lines
 from workbench.profiler.analytic import layer_costs
 from workbench.simulator.steps import SAMPLES, equal_blocks
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html
+from workbench.widgets.controls import BIG_FIRST, Html
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
 

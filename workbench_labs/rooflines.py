@@ -27,7 +27,8 @@ from workbench.plots.style import time_unit
 from workbench.profiler.descriptions import describe
 from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html
+from workbench.widgets.controls import BIG_FIRST, Html
+from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import Pass, roofline

@@ -18,7 +18,8 @@ from workbench.planners import Problem
 from workbench.plots import gantt, needs, placement
 from workbench.simulator.steps import simulated_step, step_s
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, Explorer, Html, button, described, slider
+from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
+from workbench.widgets.explorer import Explorer
 from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need_parts, on, refusals
 
 

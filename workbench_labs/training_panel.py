@@ -26,8 +26,9 @@ from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Message, Panel, button
+from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button
 from workbench.widgets.fields import Field, lab_controls, ranged, require_valid
+from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import Table
 from workbench_labs.plots.zeroth_order import learning
 

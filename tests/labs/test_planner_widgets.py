@@ -10,7 +10,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem
 from workbench.simulator.steps import step_s
-from workbench.widgets.controls import Latest
+from workbench.widgets.explorer import Latest
 from workbench_labs.planning import PLANNERS, compare, needs_of, on, paper_problem, refusals
 from workbench_labs.split_editor import PlannerExplorer, SplitEditor
 from workbench_labs.tables import comparison_table, orders_table, phases_table

@@ -8,7 +8,7 @@ import comm
 import plotly.graph_objects as go
 import pytest
 
-from workbench.widgets.controls import FigureBox
+from workbench.widgets.figure_box import FigureBox
 
 
 def test_a_figure_arrives_with_all_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

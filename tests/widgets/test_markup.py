@@ -27,7 +27,8 @@ from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.methods.base import DeviceState, Event
 from workbench.planners import Problem
 from workbench.trainings import queries
-from workbench.widgets.controls import FigureBox, Html, Message
+from workbench.widgets.controls import Html, Message
+from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import report_table
 from workbench_labs.course.verdict import Verdict
 

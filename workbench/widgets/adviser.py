@@ -20,9 +20,11 @@ from workbench.runs import advice_text
 from workbench.runs.advice import Advice, Goal, advise
 from workbench.tasks import TASKS
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, FigureBox, Html, Latest, Message, Panel, button, described
+from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button, described
 from workbench.widgets.copying import CopyButtons
+from workbench.widgets.explorer import Latest
 from workbench.widgets.fields import Field, choice, ranged, require_valid, text
+from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.job_form import form_of
 from workbench.widgets.tables import Table
 

@@ -22,7 +22,8 @@ from workbench.plots.style import empty
 from workbench.runs import history
 from workbench.runs.comparison import settings_of
 from workbench.runs.history import PastRun
-from workbench.widgets.controls import FigureBox, Html, Message, Panel, button, described
+from workbench.widgets.controls import Html, Message, Panel, button, described
+from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import Table
 
 MOST_ROWS = 25

@@ -20,8 +20,9 @@ from workbench.plots.live_charts import step_chart
 from workbench.plots.style import OPERATIONS, class_of, number_of, size_words, time_unit
 from workbench.plots.topology import Node, topology, traffic_of
 from workbench.plots.trace import chrome_trace
-from workbench.widgets.controls import FigureBox, Html, Panel, button, described, slider
+from workbench.widgets.controls import Html, Panel, button, described, slider
 from workbench.widgets.download import trace_button
+from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.live import LiveView, still
 from workbench.widgets.tables import Table
 

@@ -1,0 +1,186 @@
+"""Controls, and below them the answer for their newest position, computed in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from workbench.core.errors import WorkbenchError
+from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel
+from workbench.widgets.figure_box import FigureBox
+
+Request = TypeVar("Request")
+
+
+class Latest(Generic[Request]):
+    """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the
+    last is kept.
+
+    work: must not raise; it shows its own errors.
+    """
+
+    def __init__(self, work: Callable[[Request], None]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._waiting: list[Request] = []  # at most one
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def ask(self, request: Request) -> None:
+        """Request work on `request`; it replaces a waiting request."""
+        with self._lock:
+            self._waiting = [request]
+            if not self._busy:
+                self._busy = True
+                self._thread = threading.Thread(target=self._run, name="workbench-latest", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no work is left."""
+        while (thread := self._thread) is not None and thread.is_alive():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._busy = False
+                    return
+                request = self._waiting.pop()
+            self._work(request)
+
+
+class Explorer(Panel):
+    """Controls above, a headline, a message, and one figure, or several in tabs, below.
+
+    The last answer's words stay in a notebook without its kernel.
+    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
+    background.
+    tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
+    answered.
+    pin: a button that keeps the answer as A, with its headline and figure, while the settings are changed.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[widgets.Widget],
+        controls: Sequence[Any],
+        asked: Callable[[], Any],
+        answer: Callable[[Any], None],
+        *,
+        tabs: Sequence[str] = (),
+        below: Sequence[Html] = (),
+        refused: str = "",
+    ) -> None:
+        self.message, self.headline = Message(), Html()
+        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
+        self._paused = False
+        self._boxes = [FigureBox() for _ in tabs or ("",)]
+        self._figures: tuple[Callable[[], go.Figure], ...] = ()
+        self._latest: Latest[Any] = Latest(self._work)
+        self.figure = self._boxes[0]
+        self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
+        self._first_values = [(control, control.value) for control in controls]
+        told = "Keep this answer as A, in sight while you change the settings"
+        self.pin = widgets.ToggleButton(description="Keep as A", tooltip=told, icon="thumb-tack")
+        self.kept_headline, self.kept_figure = Html(), FigureBox()
+        self.kept_figure.layout.display = "none"
+        self._kept: tuple[Callable[[], go.Figure], ...] = ()
+        for control in controls:
+            control.observe(lambda _: self.changed(), names="value")
+        self.tabs.observe(lambda _: self._switch(), names="selected_index")
+        self.pin.observe(lambda change: self._keep(change["new"]), names="value")
+        answers = [self.pin, self.kept_headline, self.headline, self.message, *below]
+        super().__init__([*rows, *answers, self.tabs if tabs else self.figure, self.kept_figure])
+        self.changed()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the answer shown belongs to the controls' settings."""
+        self._latest.wait()
+
+    def changed(self) -> None:
+        """Answer the current request of the controls."""
+        if self._paused:
+            return
+        try:
+            self._latest.ask(self._asked())
+        except WorkbenchError as error:
+            self._latest.ask(error)  # after the current work, which would clear it
+
+    @contextmanager
+    def setting(self) -> Iterator[None]:
+        """Change several controls inside the context; their answer is shown once, at the end."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+        self.changed()
+
+    def reset(self) -> None:
+        """Put every control back to its first value, and keep no answer."""
+        self.pin.value = False
+        with self.setting():
+            for control, value in self._first_values:
+                control.value = value
+
+    def refuse(self, headline: str, why: str) -> None:
+        """Show why a request has no answer, and no figure."""
+        self.headline.value = BIG_FIRST.format(headline, "")
+        self.message.error(why)
+        self.show()
+
+    def show(self, *figures: Callable[[], go.Figure]) -> None:
+        """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive
+        part.
+        """
+        self._figures = figures
+        for box in self._boxes:
+            box.layout.display = "" if figures else "none"
+        self._draw()
+
+    def _keep(self, is_kept: bool) -> None:
+        """Show the answer as A, next to the following ones, or show no A any more."""
+        self.wait()
+        self._kept = self._figures if is_kept else ()
+        self.pin.description = "Drop A" if is_kept else "Keep as A"
+        kept = Markup("<div style='border-left:4px solid;padding-left:8px'><b>A, kept:</b> {}</div>")
+        self.kept_headline.value = kept.format(Markup(self.headline.value)) if is_kept else Markup()
+        self._switch()
+
+    def _switch(self) -> None:
+        try:
+            self._draw()
+        except Exception as error:  # nobody would see the error of a callback
+            self.message.show_exception(error)
+
+    def _draw(self) -> None:
+        at = self.tabs.selected_index or 0
+        if self._figures:
+            self._boxes[at].show(self._figures[at]())
+        self.kept_figure.layout.display = "" if self._kept else "none"
+        if self._kept:
+            kept = self._kept[at]()
+            kept.update_layout(title_text=f"A, kept: {kept.layout.title.text or ''}")
+            self.kept_figure.show(kept)
+
+    def _work(self, request: Any) -> None:
+        try:
+            if isinstance(request, WorkbenchError):
+                raise request
+            self.message.clear()
+            self._answer(request)
+            self.keep(Markup().join(Markup(one.value) for one in (self.headline, *self._below)))
+        except Exception as error:  # nobody would see the error of a thread
+            self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
+            for one in self._below:
+                one.value = Markup()
+            self.show()
+            self.message.show_exception(error)
