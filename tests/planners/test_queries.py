@@ -217,6 +217,11 @@ def test_memory_forces_smaller_passes() -> None:
         plan_queries(replace(asked, cluster=_one(min(needs.values()) - 1)))
     with pytest.raises(PlanError, match="execution 'auto'"):
         plan_queries(step_of(profile, _one(needs[Passing(2, "both")]), 4, "both"))
+    momentum = replace(costs, problem=replace(asked, estimator="low_rank_momentum"))
+    trained = profile.layers[0][0].trainable_bytes
+    assert trained > 0
+    assert momentum.need_bytes(8) - costs.need_bytes(8) == trained  # at most another copy of the trained values
+    assert momentum.resident_bytes - costs.resident_bytes == trained
 
 
 def _one(memory_bytes: int) -> Cluster:

@@ -75,6 +75,7 @@ def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[
         ("tiny-llama", chain(2, 6, ranks=(2, 0), queries=Q + 1), {"estimator": "one_sided", "learning_rate": 1e-3}),
         ("tiny-llama", shared(1, 3), {"estimator": "low_rank", "subspace_steps": 3}),
         ("tiny-llama", chain(2, 6, ranks=(0, 1)), {"estimator": "low_rank", "subspace_steps": 3}),
+        ("tiny-llama", chain(2, 6, ranks=(0, 1)), {"estimator": "low_rank_momentum", "subspace_steps": 3}),
         ("tiny-llama", shared(2, 1, 1), {"estimator": "jvp"}),
     ],
     ids=[
@@ -86,6 +87,7 @@ def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[
         "chain, one-sided",
         "low-rank",
         "chain, low-rank",
+        "chain, low-rank with momentum",
         "jvp",
     ],
 )
@@ -253,7 +255,7 @@ def test_as_one_job_of_all_devices(engines: EngineCluster, tmp_path: Path) -> No
         ({"execution": "sideways"}, "one of auto"),
         ({"perturbation": 3}, "perturbation"),
         ({"rank": 0}, "rank = 0"),
-        ({"estimator": "one_side"}, "one of two_point, one_sided, low_rank, jvp"),
+        ({"estimator": "one_side"}, "one of two_point, one_sided, low_rank, low_rank_momentum, jvp"),
         ({"estimator": "one_sided", "queries": 1}, "needs at least 2"),
         ({"estimator": "one_sided", "execution": "inner"}, "It has: auto, both, sequential"),
         ({"estimator": "jvp", "execution": "outer"}, "It has: auto, both, inner"),

@@ -76,7 +76,15 @@ def trainer(folder: Path, out: Path, arguments: type[TrainingArguments] = ZeroOr
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"estimator": "one_sided"}, {"estimator": "low_rank", "subspace_steps": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"estimator": "one_sided"},
+        {"estimator": "low_rank", "subspace_steps": 3},
+        {"estimator": "low_rank_momentum", "subspace_steps": 3, "momentum": 0.5},
+    ],
+)
 def test_every_step_is_the_methods_own(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     made = trainer(folder, tmp_path, settings=options)
     made.train()
@@ -96,6 +104,9 @@ def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(folder:
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-6"))
     assert resumed.step_logs == whole.step_logs[6:]
     assert torch.equal(worlds.theta(resumed.trained), worlds.theta(whole.trained))
+    moving = trainer(folder, tmp_path / "cut", settings={"estimator": "low_rank_momentum"})
+    with pytest.raises(ConfigError, match="A checkpoint has no momentum"):
+        moving.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-6"))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's

@@ -164,6 +164,8 @@ def test_other_estimators_train_as_their_formulas_say(estimator: str, program, r
 def test_an_estimator_that_the_engine_cannot_make_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"compute no derivatives. Choose two_point, one_sided, low_rank"):
         replace(CONFIG, estimator="jvp")
+    with pytest.raises(ConfigError, match=r"keeps no momentum between steps. Choose low_rank"):
+        replace(CONFIG, estimator="low_rank_momentum")
     with pytest.raises(ConfigError, match=r"has normal directions. Use noise = input"):
         replace(CONFIG, estimator="low_rank", noise="drawn")
 

@@ -16,6 +16,7 @@ from workbench.methods.p_rge.seeds import query_seed, subspace_seed
 from workbench.methods.p_rge.zeroth_order import (
     Mezo,
     Prge,
+    StepLog,
     TrainableConfig,
     ZerothOrderConfig,
     load_causal_model,
@@ -87,6 +88,7 @@ def forward_gradient(model, loss, theta) -> Tensor:
 
 
 WRITTEN = {"two_point": two_point, "one_sided": one_sided, "low_rank": lozo, "jvp": forward_gradient}
+WRITTEN["low_rank_momentum"] = lambda model, loss, theta: 0.1 * lozo(model, loss, theta)  # beta = .9, from rest
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -111,6 +113,7 @@ def test_a_step_is_that_of_the_formulas(name: str) -> None:
     def step_of(made, batch=None) -> Tensor:
         with torch.no_grad():
             model.trainables.flat.copy_(theta)
+        model.trainables.momentum = None
         result = made.step(prompts(), STEP)
         assert len(result.losses) == rule.num_passes(Q) and len(result.log.seeds) == Q
         assert result.loss == pytest.approx(loss(theta), rel=0.05)
@@ -124,6 +127,7 @@ def test_a_step_is_that_of_the_formulas(name: str) -> None:
         model.trainables.flat.copy_(theta)
     numbers = range(rule.num_queries(Q))
     shared = [Prge(model, config).losses(prompts(), STEP, part) for part in (numbers[:2], numbers[2:])]
+    model.trainables.momentum = None
     model.trainables.apply(make_log(config, STEP, torch.cat(shared).tolist()))
     torch.testing.assert_close(theta - model.trainables.flat.double(), moved, **close)
     if rule.tangent:
@@ -160,6 +164,43 @@ def test_directions_of_low_rank_stay_in_a_subspace_for_some_steps() -> None:
 
     assert rank_of(0) == rank_of(0, 1, 2) == rank_of(3, 5) == 2
     assert rank_of(2, 3) == 4
+
+
+def test_momentum_is_that_of_whole_matrices_projected_into_each_subspace() -> None:
+    """Written again with whole matrices M = N V^T instead of factors, over several subspaces; and of vectors."""
+    model, config = started("dora"), replace(CONFIG, estimator="low_rank_momentum", momentum=0.6)
+    theta, momenta = model.trainables.flat.double(), [torch.zeros(shape).double() for shape in model.trainables.shapes]
+    gradients = torch.linspace(-1.0, 2.0, Q).tolist()
+    for step in range(7):
+        seeds = config.seeds(step, range(Q))
+        shared = torch.Generator().manual_seed(subspace_seed(5, step // 3))
+        own = [torch.Generator().manual_seed(seed) for seed in seeds]
+        moves = []
+        for index, shape in enumerate(model.trainables.shapes):
+            if len(shape) == 1:
+                drawn = [torch.empty(shape).normal_(generator=one).double() for one in own]
+                kept = momenta[index]
+            else:
+                us = [torch.empty(shape[0], 2).normal_(generator=one).double() for one in own]
+                v = torch.empty(shape[1], 2).normal_(generator=shared).double()
+                drawn = [u @ v.T for u in us]
+                kept = momenta[index] @ v @ v.T / shape[1] if step and step % 3 == 0 else momenta[index]
+            mean = sum(gradient * one for gradient, one in zip(gradients, drawn, strict=True)) / Q
+            momenta[index] = 0.6 * kept + 0.4 * mean
+            moves.append(momenta[index].flatten())
+        theta = theta - ETA * torch.cat(moves)
+        log = StepLog(
+            step=step,
+            seeds=seeds,
+            gradients=tuple(gradients),
+            learning_rate=ETA,
+            directions=config.directions(step),
+        )
+        model.trainables.apply(log)
+        torch.testing.assert_close(model.trainables.flat.double(), theta, rtol=1e-4, atol=1e-5)
+    kept = model.trainables.momentum
+    sizes = [shape[0] * (2 if len(shape) == 2 else 1) for shape in model.trainables.shapes]
+    assert kept is not None and kept.nbytes == 4 * sum(sizes) <= 4 * model.trainables.num_values
 
 
 def test_equal_losses_make_no_step() -> None:

@@ -44,6 +44,8 @@ def fresh(technique="lora_fa"):
         (Mezo, "full", {"estimator": "one_sided"}),
         (Prge, "lora", {"estimator": "low_rank", "subspace_steps": 2}),
         (Mezo, "full", {"estimator": "low_rank", "subspace_steps": 2}),
+        (Prge, "dora", {"estimator": "low_rank_momentum", "subspace_steps": 2}),
+        (Mezo, "full", {"estimator": "low_rank_momentum", "subspace_steps": 2}),
         (Prge, "lora_fa", {"estimator": "jvp"}),
     ],
 )

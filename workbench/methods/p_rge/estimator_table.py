@@ -6,7 +6,7 @@ P-RGE: section 2 and Algorithm 1.
 FZOO: Dang et al., "FZOO: Fast Zeroth-Order Optimizer for Fine-Tuning Large Language Models towards Adam-Scale Speed",
 ICLR 2026, arXiv:2506.09034, with the arithmetic of the authors' code.
 LOZO: Chen et al., "Enhancing Zeroth-Order Fine-Tuning for Language Models with Low-Rank Structures", ICLR 2025,
-arXiv:2410.07698, section 4.
+arXiv:2410.07698, section 4, and its variant with momentum, LOZO-M.
 Forward gradient: Baydin et al., "Gradients without Backpropagation", arXiv:2202.08587, Definition 1.
 """
 
@@ -37,6 +37,7 @@ class EstimatorRule:
     direction: how a direction is drawn from its seed.  executions: the ways in which a device can compute the parts.
     min_directions: the fewest directions from which a step can be made.  slopes: (results, epsilon) -> the factor of
     each direction in the update, by query; empty if the results do not suffice.
+    has_momentum: whether a step also goes along the former steps (see Trainables.apply).
     pass_cost: the time of a pass over that of one of as many parts without derivatives (measured for 'jvp':
     all-MiniLM-L6-v2, q = 4, E = 4, .68 against .32 s of one core).
     """
@@ -47,6 +48,7 @@ class EstimatorRule:
     executions: tuple[Execution, ...] = ("both", "outer", "inner", "sequential")
     has_base: bool = False
     tangent: bool = False
+    has_momentum: bool = False
     min_directions: int = 1
     pass_cost: float = 1.0
 
@@ -118,6 +120,12 @@ ESTIMATORS: Mapping[str, EstimatorRule] = MappingProxyType(
             signs=(1, -1),
             direction="low_rank",
             slopes=two_point_slopes,
+        ),
+        "low_rank_momentum": EstimatorRule(
+            signs=(1, -1),
+            direction="low_rank",
+            slopes=two_point_slopes,
+            has_momentum=True,
         ),
         "jvp": EstimatorRule(
             signs=(1,),

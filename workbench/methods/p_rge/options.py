@@ -19,7 +19,10 @@ METHOD = "p_rge"
 Execution = Literal["sequential", "outer", "inner", "both"]
 Choice = Literal["auto", "sequential", "outer", "inner", "both"]
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
-EstimatorName = Literal["two_point", "one_sided", "low_rank", "jvp"]
+EstimatorName = Literal["two_point", "one_sided", "low_rank", "low_rank_momentum", "jvp"]
+
+LOW_RANK: tuple[EstimatorName, ...] = ("low_rank", "low_rank_momentum")
+Momentum = Annotated[float, Meta(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +32,10 @@ class PRGEOptions:
 
     queries: q, random directions of a step.  epsilon: the perturbation's scale; 'jvp' has none.
     estimator: how losses become a gradient (see estimator_table): 'two_point' from two losses on either side, P-RGE;
-    'one_sided' from one and the loss in the middle, FZOO; 'low_rank' along matrices of low rank, LOZO; 'jvp' from exact
-    derivatives along the directions.
+    'one_sided' from one and the loss in the middle, FZOO; 'low_rank' along matrices of low rank, LOZO;
+    'low_rank_momentum' the same with momentum, LOZO-M; 'jvp' from exact derivatives along the directions.
     direction_rank: r, the rank of LOZO's directions U V^T.  subspace_steps: nu, the steps in which V stays the same.
+    momentum: beta, the share of LOZO-M's former steps in the next one.
     steps: number of steps of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
@@ -56,10 +60,11 @@ class PRGEOptions:
     )
 
     queries: Annotated[int, Meta(ge=1, le=MAX_QUERIES)] = 4
-    epsilon: Annotated[Positive, only(estimator=("two_point", "one_sided", "low_rank"))] = 1e-2
+    epsilon: Annotated[Positive, only(estimator=("two_point", "one_sided", *LOW_RANK))] = 1e-2
     estimator: EstimatorName = "two_point"
-    direction_rank: Annotated[Width, only(estimator="low_rank")] = 2
-    subspace_steps: Annotated[Count, only(estimator="low_rank")] = 50
+    direction_rank: Annotated[Width, only(estimator=LOW_RANK)] = 2
+    subspace_steps: Annotated[Count, only(estimator=LOW_RANK)] = 50
+    momentum: Annotated[Momentum, only(estimator="low_rank_momentum")] = 0.9
     steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
     words: str = ""
@@ -94,6 +99,7 @@ DECLARATION = Declaration(
                 "two points (P-RGE)": "two_point",
                 "one-sided, q + 1 passes (FZOO)": "one_sided",
                 "low-rank (LOZO)": "low_rank",
+                "low-rank with momentum (LOZO-M)": "low_rank_momentum",
                 "exact derivatives (jvp)": "jvp",
             },
         ),

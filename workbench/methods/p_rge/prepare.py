@@ -145,7 +145,12 @@ class PreparedJob:
             "seed": job.seed,
             "learning_rate": job.peak_learning_rate,
             "epsilon": options.epsilon,
-            "estimator": [options.estimator, options.direction_rank, options.subspace_steps],
+            "estimator": [
+                options.estimator,
+                options.direction_rank,
+                options.subspace_steps,
+                *([options.momentum] if self.rule.has_momentum else []),
+            ],
             "setting": [*self.setting, options.precision],
         }
 
@@ -177,6 +182,7 @@ def estimate(options: PRGEOptions, job: Job, queries: int) -> ZerothOrderConfig:
         estimator=options.estimator,
         direction_rank=options.direction_rank,
         subspace_steps=options.subspace_steps,
+        momentum=options.momentum,
     )
 
 

@@ -105,21 +105,26 @@ class RankCosts:
 
     @property
     def resident_bytes(self) -> int:
-        """Return the bytes that the device keeps: frozen weights, trained values and one query's noise."""
-        return sum(layer.frozen_bytes + 2 * layer.trainable_bytes for layer in self._layers)
+        """Return the bytes that the device keeps: frozen weights, trained values, one query's noise, and momentum."""
+        return sum(layer.frozen_bytes + (2 + self._momentum) * layer.trainable_bytes for layer in self._layers)
+
+    @property
+    def _momentum(self) -> int:
+        """Return the copies of the trained values that momentum takes at most: that of a vector is as large as it."""
+        return int(ESTIMATORS[self.problem.estimator].has_momentum)
 
     def need_bytes(self, parts: int) -> int:
         """Return the bytes that these layers need to compute `parts` parts at once.
 
-        These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise, the
-        temporary memory of a pass, and its input and output.
+        These are frozen and trainable values, the parts' perturbed copies of the trainable values and their noise,
+        momentum, the temporary memory of a pass, and its input and output.
         """
         rows, length = parts * self.problem.batch_size, self.problem.longest
         scratch = max(layer.workspace_bytes(rows, length) for layer in self._layers)
         crossing = 2 * max(layer.output_bytes(rows, length) for layer in self._layers)
         return (
             sum(layer.frozen_bytes for layer in self._layers)
-            + (2 + parts) * trainable_bytes(self._layers)
+            + (2 + self._momentum + parts) * trainable_bytes(self._layers)
             + scratch
             + crossing
         )

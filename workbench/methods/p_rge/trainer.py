@@ -39,8 +39,8 @@ class ZeroOrderArguments(TrainingArguments):
     """transformers' TrainingArguments with the settings of forward-only training.
 
     queries: random directions of a step.  epsilon: the perturbation's scale.  estimator, direction_rank,
-    subspace_steps: how losses become a gradient (see PRGEOptions).  execution: which of a step's forward passes run in
-    parallel (see ZerothOrderConfig).  technique, rank, alpha: the matrices that are trained (see
+    subspace_steps, momentum: how losses become a gradient (see PRGEOptions).  execution: which of a step's forward
+    passes run in parallel (see ZerothOrderConfig).  technique, rank, alpha: the matrices that are trained (see
     TrainableConfig).
     per_device_train_batch_size is E, the samples of each query; the learning rate is constant unless another scheduler
     is named.
@@ -54,6 +54,7 @@ class ZeroOrderArguments(TrainingArguments):
     estimator: EstimatorName = "two_point"
     direction_rank: int = 2
     subspace_steps: int = 50
+    momentum: float = 0.9
     execution: Execution = "both"
     technique: ZerothOrderTechnique = "lora_fa"
     rank: int = 16
@@ -137,10 +138,16 @@ class ZeroOrderTrainer(Trainer):
         torch.save(self.args, folder / "training_args.bin")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._estimator.config.rule.has_momentum:
+            raise ConfigError(
+                f"Training was to continue from '{resume_from_checkpoint}'.",
+                "A checkpoint has no momentum.",
+                "Begin again, or use `workbench run --method p_rge`, whose log has it.",
+            )
         self.trained.trainables.load_state(load_file(Path(resume_from_checkpoint) / TRAINED))
 
 
-_ESTIMATE = ("queries", "epsilon", "estimator", "direction_rank", "subspace_steps", "execution")
+_ESTIMATE = ("queries", "epsilon", "estimator", "direction_rank", "subspace_steps", "momentum", "execution")
 _DEFAULTS = {
     name: ZeroOrderArguments.__dataclass_fields__[name].default for name in (*_ESTIMATE, "technique", "rank", "alpha")
 }

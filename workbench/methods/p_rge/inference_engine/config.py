@@ -42,8 +42,8 @@ class EngineConfig:
     backend: the kernels for matmuls: XNNPACK's, or ExecuTorch's portable ones (correct on any processor, slow).
     noise: whether the host passes the noise in, so that a step can be repeated, or the program draws it from a
     generator without a seed.
-    estimator, direction_rank, subspace_steps: as in PRGEOptions; the engine computes no derivatives ('jvp'), and draws
-    normal noise only.
+    estimator, direction_rank, subspace_steps: as in PRGEOptions; the engine computes no derivatives ('jvp'), keeps no
+    momentum, and draws normal noise only.
     choices: the tokens over which the loss is computed, such as the label words' (see PromptBatch); empty: the whole
     vocabulary.
     """
@@ -64,8 +64,11 @@ class EngineConfig:
         require_ranges(self, "A program of the inference engine")
         asked = f"A program with the estimator '{self.estimator}' was asked for."
         if self.rule.tangent:
-            todo = f"Choose {', '.join(name for name, rule in ESTIMATORS.items() if not rule.tangent)}."
-            raise ConfigError(asked, "The engine's kernels compute no derivatives.", todo)
+            able = [name for name, rule in ESTIMATORS.items() if not (rule.tangent or rule.has_momentum)]
+            found = "The engine's kernels compute no derivatives."
+            raise ConfigError(asked, found, f"Choose {', '.join(able)}.")
+        if self.rule.has_momentum:
+            raise ConfigError(asked, "A program keeps no momentum between steps.", "Choose low_rank.")
         if self.noise == "drawn" and self.estimator != "two_point":
             raise ConfigError(asked, "A program that draws its own noise has normal directions.", "Use noise = input.")
         self.estimate(0, 1.0)

@@ -31,12 +31,14 @@ Shape = tuple[int, ...]
 class Directions:
     """How a step's directions are drawn from the seeds of its queries.
 
-    rank: r of low-rank directions.  subspace: the seed of their V.
+    rank: r of low-rank directions.  subspace: the seed of their V.  momentum: the share of former steps in a step
+    along them; None: a step has no momentum.
     """
 
     kind: DirectionKind = "normal"
     rank: int = 0
     subspace: int = 0
+    momentum: float | None = None
 
     def draw(self, seed: int, preceding: Sequence[Shape] = ()) -> Draw:
         """Return the draw of a query's direction.  preceding: shapes of the parameters before the first to be drawn."""
@@ -77,6 +79,15 @@ class Draw:
             return
         for _ in self.pieces(shape):
             pass
+
+    def factors(self, shape: Shape) -> tuple[Tensor, Tensor | None]:
+        """Return U (m, r) and V (n, r) of the next parameter (m, n); of a vector its values, and None."""
+        if self._is_product(shape):
+            return self._factors(shape)
+        drawn = torch.empty(_size(shape))
+        for place, piece in self.pieces(shape):
+            drawn[place] = piece
+        return drawn.view(shape), None
 
     def fill(self, out: Tensor, shapes: Sequence[Shape]) -> None:
         """Draw the values of the next parameters into out (sum of their sizes,), float32."""

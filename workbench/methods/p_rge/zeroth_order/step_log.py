@@ -22,7 +22,7 @@ from workbench.core.ranges import Count, Positive, Width, require_ranges
 from workbench.core.sealed import Lines, SealedLog, first_line, read_lines
 from workbench.core.serial import from_json
 from workbench.methods.p_rge.estimator_table import ESTIMATORS, DirectionKind, EstimatorRule, Results, two_point_slopes
-from workbench.methods.p_rge.options import EstimatorName, Execution
+from workbench.methods.p_rge.options import EstimatorName, Execution, Momentum
 from workbench.methods.p_rge.seeds import MAX_QUERIES, query_seed, subspace_seed
 from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions
 
@@ -34,7 +34,8 @@ class ZerothOrderConfig:
     """How a step estimates its gradient (Algorithm 1).
 
     queries: q, number of random directions per step.  epsilon: the perturbation's scale.  learning_rate: eta.
-    estimator: the entry of the estimator table.  direction_rank, subspace_steps: r and nu of 'low_rank'.
+    estimator: the entry of the estimator table.  direction_rank, subspace_steps: r and nu of LOZO's.
+    momentum: beta of 'low_rank_momentum'.
     execution: which of a step's forward passes run in parallel: none, the queries (outer), the signs (inner), or both.
     The update is the same.
     copies: whether the perturbed copies of the trainable values are made for one layer at a time from one master copy
@@ -52,6 +53,7 @@ class ZerothOrderConfig:
     estimator: EstimatorName = "two_point"
     direction_rank: Width = 2
     subspace_steps: Count = 50
+    momentum: Momentum = 0.9
 
     def __post_init__(self) -> None:
         require_ranges(self, "A step of forward passes")
@@ -88,7 +90,8 @@ class ZerothOrderConfig:
         if self.rule.direction != "low_rank":
             return Directions(kind=self.rule.direction)
         subspace = subspace_seed(self.seed, step // self.subspace_steps)
-        return Directions(kind="low_rank", rank=self.direction_rank, subspace=subspace)
+        momentum = self.momentum if self.rule.has_momentum else None
+        return Directions(kind="low_rank", rank=self.direction_rank, subspace=subspace, momentum=momentum)
 
     def results(self, parts: Sequence[float], queries: Iterable[int]) -> Results:
         """Return the results of some queries from their parts, in the order of the queries."""
@@ -105,7 +108,8 @@ class ZerothOrderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLog:
-    """One step: theta <- theta - learning_rate / q * sum of gradients[i] * direction(seeds[i]).
+    """One step: theta <- theta - learning_rate / q * sum of gradients[i] * direction(seeds[i]), or along its momentum
+    (see Trainables.apply).
 
     gradients: g_i, the factors of the directions (projected gradients), as float32 values.  directions: how they are
     drawn.  loss: the mean over all passes.  seconds: duration of
@@ -188,6 +192,7 @@ class Drawn(NamedTuple):
     kind: DirectionKind
     rank: int
     subspace: int
+    momentum: float | None = None
 
 
 class _Line(NamedTuple):
@@ -246,7 +251,7 @@ class LogFile:
         line = _Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds)
         drawn = log.directions
         if drawn != NORMAL:
-            line = line._replace(directions=Drawn(drawn.kind, drawn.rank, drawn.subspace))
+            line = line._replace(directions=Drawn(drawn.kind, drawn.rank, drawn.subspace, drawn.momentum))
         self._lines.append(line if line.directions else line[:-1])
 
     def remark(self, value: Any) -> None:

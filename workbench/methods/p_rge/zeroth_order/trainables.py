@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Positive, Width, require_ranges
 from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions, Draw, Shape
+from workbench.methods.p_rge.zeroth_order.momentum import LowRankMomentum
 from workbench.methods.p_rge.zeroth_order.step_log import StepLog
 
 HEAD = -1
@@ -94,6 +95,7 @@ class Trainables:
     parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the
     parameters are views, or None if they are a model's own.
     ranges: for each layer the range of its values in theta, and the shapes of its parameters.
+    momentum: of steps that have one, since the first; None before it.
     preceding: shapes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
     noise is the same as in the whole model.
     """
@@ -110,6 +112,7 @@ class Trainables:
         )
         self.ranges = _ranges(self.slots)
         self.preceding: tuple[Shape, ...] = ()
+        self.momentum: LowRankMomentum | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -165,11 +168,24 @@ class Trainables:
                 flat[place].add_(piece, alpha=scale)
 
     def apply(self, log: StepLog) -> None:
-        """Apply a step (Algorithm 1, line 14).  The arithmetic is the same, bit for bit, however the gradients were
-        computed.
+        """Apply a step (Algorithm 1, line 14), with momentum if its directions have one (see momentum.py).  The
+        arithmetic is the same, bit for bit, however the gradients were computed.
         """
+        if log.directions.momentum is not None:
+            self._apply_momentum(log)
+            return
         for seed, gradient in zip(log.seeds, log.gradients, strict=True):
             self.move(seed, -log.learning_rate * gradient / len(log.seeds), log.directions)
+
+    @torch.no_grad()
+    def _apply_momentum(self, log: StepLog) -> None:
+        # Noise follows the memory order of a matrix, as in move().
+        values = [parameter.detach() for parameter in self.parameters.values()]
+        values = [one if one.is_contiguous() else one.t() for one in values]
+        if self.momentum is None:
+            self.momentum = LowRankMomentum([tuple(one.shape) for one in values], self.preceding)
+        for one, move in zip(values, self.momentum.step(log.seeds, log.gradients, log.directions), strict=True):
+            one.add_(move, alpha=-log.learning_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the values by name."""
