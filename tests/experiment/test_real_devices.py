@@ -31,11 +31,13 @@ from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
+from workbench.core.inference import InferencePlan
 from workbench.methods.base import Event
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.devices import over_ssh
 from workbench.methods.galaxy_plus.profiles import analytic_profile
 from workbench.methods.galaxy_plus.serving import text_service
+from workbench.methods.galaxy_plus.serving.drafts import DraftPrices
 from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.models.generation import Sampling
@@ -294,9 +296,22 @@ def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
         )
 
 
-def test_texts_go_on_without_a_killed_device(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has the tokens that one process writes, also those that were being written when the device was lost."""
-    model, cluster = "tiny-llama-2", real_cluster(NAMES)
+@pytest.mark.parametrize("draft", ["", "on the first device", "on a device that the plan leaves out"])
+def test_texts_go_on_without_a_killed_device(
+    draft: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the tokens that one process writes, also those that were being written when the device was lost.
+
+    A draft is another model, which is brought to the devices; it changes no token.
+    """
+    model, cluster, plan, guesser = "tiny-llama-2", real_cluster(NAMES), None, ""
+    if draft:
+        guesser = str(tmp_path / "guesser")
+        load_model("tiny-gpt2-2").save_pretrained(guesser)
+        save_tokenizer("tiny-gpt2-2", tmp_path / "guesser")
+    if draft.endswith("leaves out"):
+        plan = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(2,))
+        monkeypatch.setattr(DraftPrices, "best", lambda self, plan, others: self.round(plan, max((0, *others))))
     local, wanted = load_text_model(model).writer, [([5 + number] * (4 + number), 24) for number in range(6)]
     expected = [list(local.write(*one, Sampling(temperature=0.9, seed=3))) for one in wanted]
     lasting = ([7] * 9, 300)  # longer than a kill takes
@@ -308,16 +323,21 @@ def test_texts_go_on_without_a_killed_device(place: Place, monkeypatch: pytest.M
         return list(service.writer.write(*one, Sampling(temperature=0.9, seed=3)))
 
     with (
-        text_service.text_service(model, cluster, "auto", ends=[], say=said.append, system="megatron_lm") as service,
+        text_service.text_service(
+            model, cluster, "auto", ends=[], say=said.append, system="megatron_lm", first_plan=plan, draft=guesser
+        ) as service,
         ThreadPoolExecutor(len(wanted)) as threads,
     ):
         assert service.fidelity == "real" and list(threads.map(written, wanted)) == expected
         first = service.writer.write(*lasting, Sampling(temperature=0.9, seed=3))
         found = [next(first)]
+        round_ = service.policy.draft_round
+        assert (round_ and round_.rank) == (None if not draft else 0 if plan is None else 1)
         service.policy.actions.put((1, "kill"))
         others = [threads.submit(written, one) for one in wanted]
         assert found + list(first) == expected_last and [other.result() for other in others] == expected
         assert service.policy.num_again and service.policy.log.plans[-1].ranks == (0,)
+        assert bool(service.policy.passes.right) == bool(draft)
     assert any("beta is lost" in line for line in said)
 
 

@@ -314,9 +314,8 @@ class SshEngines(Engines):
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         model_place = brought_folder(name, Path()).as_posix()
         self._weights[model_place] = {file: path for file, path in files.items() if path.suffix == ".safetensors"}
-        self.inbox.most_bytes = LEAST_LIMIT_BYTES + 8 * sum(
-            path.stat().st_size for path in self._weights[model_place].values()
-        )
+        sizes = (sum(path.stat().st_size for path in weights.values()) for weights in self._weights.values())
+        self.inbox.most_bytes = LEAST_LIMIT_BYTES + 8 * max(sizes)
         digests = "".join(f"{digest_of(path)} {file}\n" for file, path in files.items())
 
         def bring(slot: SshSlot) -> None:
