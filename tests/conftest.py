@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 
-# nbformat imports jsonschema, which builds a parser of internationalized addresses (3 s) where this package is
+gc.disable()  # until all is imported: collections in between take a fifth of the time
+# nbformat imports jsonschema, which builds a parser of internationalized addresses (1 s) where this package is
 # installed; no schema here has such an address.  Only this process is without it: what tests start has it.
 if "jsonschema" not in sys.modules:
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
@@ -13,10 +14,8 @@ if "jsonschema" not in sys.modules:
 
 def pytest_collection_finish() -> None:
     """Take the libraries' hundreds of thousands of objects, which live as long as the process, out of collections."""
+    import hypothesis  # noqa: F401  # its plugin does at the end, and then looks for what refers to a frozen object
+
+    gc.enable()
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    """Let collections see everything again, as hypothesis does, whose plugin looks for what refers to an object."""
-    gc.unfreeze()
