@@ -68,7 +68,7 @@ def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) ->
         plan = plan_over_run(method, prepared, costs, cluster)
     else:
         plan = method.plan(prepared, costs, cluster)
-    note = plan.idle_note([device.name for device in cluster.devices])
+    note = plan.idle_note(cluster.names)
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 

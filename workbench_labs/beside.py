@@ -179,7 +179,7 @@ def devices_table(reports: dict[str, Report]) -> Table:
     for name, report in reports.items():
         first, *later = (epoch.seconds for epoch in report.epochs)
         measured = [one for title, one in report.timelines.items() if title.endswith("measured")]
-        most = max(one.peak_bytes(rank) for one in measured for rank in range(one.world_size))
+        most = max(one.highest_peak_bytes for one in measured)
         seconds = (first, moved_s(report), sum(later), training_s(report))
         rows.append(
             (

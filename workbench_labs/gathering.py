@@ -171,7 +171,7 @@ def run(gathering: Gathering, term: Term, cluster: Cluster, engines: EngineClust
         hidden_simulated=hidden_share(expected, simulate(gathering.alone.on(cluster))),
         hidden_executed=hidden_share(executed, alone),
         largest_error=float((total - torch.relu(x @ w1) @ w2).abs().max()),
-        sent_bytes=sum(executed.bytes_sent(rank) for rank in range(size)),
+        sent_bytes=executed.all_sent_bytes,
         expected_bytes=(size - 1) * x.nbytes,
     )
 

@@ -78,7 +78,7 @@ class InferenceExplorer(Explorer):
         )
         words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *made.configuration, made.num_positions)
         self.headline.value = BIG_FIRST.format(f"{time_words(first.seconds)} a sequence{change}", words)
-        names = [device.name for device in problem.cluster.devices]
+        names = problem.cluster.names
         self.show(
             lambda: layer_cut(
                 made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]
@@ -181,7 +181,7 @@ class LayerCutter(Explorer):
         self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(
             words, moved
         )
-        names = [device.name for device in self.cluster.devices]
+        names = self.cluster.names
         self.show(lambda: layer_cut(plan, self.shape, names, length=length, scheme=scheme))
 
 
@@ -280,7 +280,7 @@ class SchemeEditor(Explorer):
         if error is not None:
             self.message.error(str(error))
         self.headline.value = self._headline(plan, timeline, fits=error is None)
-        names = [device.name for device in problem.cluster.devices]
+        names = problem.cluster.names
         mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
             lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
@@ -305,7 +305,7 @@ class SchemeEditor(Explorer):
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
         first, second = plan.configuration
-        seconds, sent = self._seconds(plan), sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+        seconds, sent = self._seconds(plan), timeline.all_sent_bytes
         theirs = (
             f"the planner's [{self.planned.configuration[0]}, {self.planned.configuration[1]}] takes "
             f"{time_words(self._planned_s)}"

@@ -301,7 +301,7 @@ class QueryDivider(Explorer):
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem
         seconds = query_seconds(problem, counts)
-        names = [device.name for device in problem.cluster.devices]
+        names = problem.cluster.names
         lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
         if lacking:
             return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")

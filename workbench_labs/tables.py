@@ -98,7 +98,7 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
     """Return each planner's plan, its simulated latency of a sequence and the ratio to the first that fits; else what
     is missing.
     """
-    names = [device.name for device in problem.cluster.devices]
+    names = problem.cluster.names
     fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
     rows, refused = [], []
     for one in compared:

@@ -202,7 +202,7 @@ def watch(
     return Watched(
         model=model,
         label=f"emulated, {engines.fidelity} links",
-        names=tuple(device.name for device in cluster.devices),
+        names=cluster.names,
         messages=tuple(message for messages in found for message in messages),
         split=whole.split,
         samples=tuple(tuple(rows) for rows in whole.planned_epoch(0)[0].samples),

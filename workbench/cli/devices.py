@@ -63,7 +63,7 @@ def devices(
                 "Give --measure, --links or --layers.",
             )
         if device is not None:
-            check_choice(f"device of cluster '{found.name}'", device, (known.name for known in found.devices))
+            check_choice(f"device of cluster '{found.name}'", device, found.names)
         from workbench.cli.measure import measure_devices, measure_layers, measure_links
 
         if measure or links:

@@ -192,7 +192,7 @@ class Cluster:
             raise ConfigError(
                 f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]]."
             )
-        names = [device.name for device in self.devices]
+        names = self.names
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
@@ -225,6 +225,11 @@ class Cluster:
     def is_real(self) -> bool:
         """Return whether a device has an address; the cluster then runs over SSH."""
         return any(device.address for device in self.devices)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the devices' names, by rank."""
+        return tuple(device.name for device in self.devices)
 
     @property
     def size_words(self) -> str:

@@ -106,7 +106,7 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
         )
     if kind not in kinds:
         raise ConfigError(request, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
-    names = [device_of.name for device_of in cluster.devices]
+    names = cluster.names
     ends = [device] if device in names or kind != "slow" or unit == "s" else device.split(">")
     for end in ends:
         if end not in names and not (end.isascii() and end.isdecimal() and len(end) < 10 and int(end) < len(names)):

@@ -59,7 +59,7 @@ class Program:
         return cls(
             schedule=schedule,
             costs=costs,
-            devices=tuple(device.name for device in cluster.devices),
+            devices=cluster.names,
             budget_bytes=tuple(device.memory_bytes for device in cluster.devices),
             air=cluster.air,
         )

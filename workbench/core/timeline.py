@@ -183,6 +183,16 @@ class Timeline:
         """Return the bytes that the rank sent in transfers and collectives."""
         return sum(s.nbytes for s in self.spans if s.rank == rank and (s.op.kind == SEND or s.op.kind in COLLECTIVES))
 
+    @property
+    def all_sent_bytes(self) -> int:
+        """Return the bytes that all ranks sent."""
+        return sum(map(self.bytes_sent, range(self.world_size)))
+
+    @property
+    def highest_peak_bytes(self) -> int:
+        """Return the peak memory of the rank that needs most, in bytes."""
+        return max(map(self.peak_bytes, range(self.world_size)))
+
 
 def busy_of(spans: Iterable[Span]) -> float:
     """Return the seconds in which at least one compute stream of a rank with these spans was busy."""

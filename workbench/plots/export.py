@@ -167,7 +167,7 @@ def _sentence(name: str) -> str:
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
     notes = [note for note in dict.fromkeys((*all_notes(report), why_none)) if note]
-    job, devices = report.job, ", ".join(device.name for device in report.cluster.devices)
+    job, devices = report.job, ", ".join(report.cluster.names)
     training = f", {job.epochs} epochs, batch {job.batch_size}" if report.plan.inference is None else ""
     facts = [("Job", f"{job.method}: {job.model} on {job.task}{training}, seed {job.seed}"), ("Numbers", report.label)]
     facts += [("Cluster", f"{report.cluster.name}: {devices}"), *summary_rows(report)]

@@ -285,7 +285,7 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
         run_s=whole_s,
         seconds=seconds,
         joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
-        memory_bytes=max((one.peak_bytes(rank) for one in timelines for rank in range(one.world_size)), default=0),
+        memory_bytes=max((one.highest_peak_bytes for one in timelines), default=0),
         sent_bytes=_sent_bytes(report),
         curve=curve,
     )
@@ -293,7 +293,7 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
 
 def _sent_bytes(report: Report) -> int:
     timeline = next(iter(report.timelines.values()))
-    return sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+    return timeline.all_sent_bytes
 
 
 def seconds_of(report: Report, epochs: float) -> float:

@@ -145,8 +145,8 @@ def results_of(report: Report) -> dict[str, float]:
         report.timelines.values()
     )
     if timelines:
-        found["memory_bytes"] = max(one.peak_bytes(rank) for one in timelines for rank in range(one.world_size))
-        found["sent_bytes"] = sum(timelines[0].bytes_sent(rank) for rank in range(timelines[0].world_size))
+        found["memory_bytes"] = max(one.highest_peak_bytes for one in timelines)
+        found["sent_bytes"] = timelines[0].all_sent_bytes
     last = [step.loss for step in report.steps if step.loss is not None and step.epoch == report.steps[-1].epoch]
     if last:
         found["loss"] = sum(last) / len(last)

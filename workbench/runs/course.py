@@ -181,6 +181,6 @@ class CourseLog:
     def _timeline(self) -> Timeline:
         return Timeline(
             source="real" if self.cluster.is_real else "emulated",
-            device_names=tuple(device.name for device in self.cluster.devices),
+            device_names=self.cluster.names,
             spans=self._spans,
         )

@@ -192,7 +192,7 @@ def describe(folder: Path) -> PastRun:
         state="finished",
         job=report.job,
         cluster=report.cluster.name,
-        devices=tuple(device.name for device in report.cluster.devices),
+        devices=report.cluster.names,
         label=report.label,
         valid=report.valid,
         metric=main_metric(report),

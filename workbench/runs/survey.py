@@ -188,7 +188,7 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
         found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
         together = engines.run(measure_rank_at_once, [(sizes[-1], repeats)] * cluster.world_size)
         used = engines.fidelity
-    names = [device.name for device in cluster.devices]
+    names = cluster.names
     rows = []
     for samples in (kept for of_rank in found for kept in of_rank):
         a, b = samples[0].source, samples[0].destination
@@ -220,7 +220,7 @@ def survey_layers(
 
     Sizes between measured ones are interpolated.  Raises ConfigError for an unknown device.
     """
-    names = [known.name for known in cluster.devices]
+    names = cluster.names
     if device is not None:
         check_choice(f"device of cluster '{cluster.name}'", device, names)
     if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:

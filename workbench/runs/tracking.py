@@ -116,7 +116,7 @@ class Tracking:
 
     def __init__(self, tracker: Tracker, job: Job, cluster: Cluster, mode: Mode = "execute") -> None:
         require_tracker(tracker)
-        self._names = [device.name for device in cluster.devices]
+        self._names = cluster.names
         self._first: dict[int, int] = {}
         self._num_steps = 0
         self._sink: Sink | None = None

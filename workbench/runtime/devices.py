@@ -422,7 +422,7 @@ class Fleet(Watch):
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:
     """Return a cluster's devices with the faults that a job requests."""
-    names, faults = [device.name for device in cluster.devices], FaultSchedule(parse_faults(job.faults, cluster))
+    names, faults = cluster.names, FaultSchedule(parse_faults(job.faults, cluster))
     is_described = (
         cluster.is_real or not devices.is_real
     )  # a rank of torchrun has no battery or throttle that is known here

@@ -101,7 +101,7 @@ class Engines(ABC):
     @property
     def device_names(self) -> tuple[str, ...]:
         """Return the device names by rank."""
-        return tuple(device.name for device in self.cluster.devices)
+        return self.cluster.names
 
     def request_stop(self) -> None:
         """Make should_stop() true on every rank of the running job.  May be called from any thread."""

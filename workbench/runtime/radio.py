@@ -97,7 +97,7 @@ def common_rate(cluster: Cluster) -> float:
     paths = {cluster.link(a, b).bytes_per_s: (a, b) for a in ranks for b in ranks if a != b}
     if len(paths) > 1:
         slow, fast = (paths[rate] for rate in (min(paths), max(paths)))
-        names = [device.name for device in cluster.devices]
+        names = cluster.names
         words = [f"{names[a]}>{names[b]} {8e-6 * cluster.link(a, b).bytes_per_s:.3g} Mbit/s" for a, b in (slow, fast)]
         raise RuntimeSetupError(
             f"Cluster '{cluster.name}' was to be emulated on shared air.",

@@ -83,7 +83,7 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
         with _netlink() as hub:
             shape_air(hub, cluster, [address_of(rank) for rank in range(cluster.world_size)])
         return
-    names = [device.name for device in cluster.devices]
+    names = cluster.names
     for rank, device in enumerate(cluster.devices):
         pairs = {}
         for name, link in cluster.pairs.items():

@@ -129,7 +129,7 @@ def report_table(report: Report) -> Table:
     rows = [("Numbers", report.label), *summary_rows(report)]
     if report.plan.inference is None:
         timed = sum(step.measured_s is not None for step in report.steps)  # a step in which a device was lost is not
-        rows.insert(2, ("", report.plan.described([device.name for device in report.cluster.devices])))
+        rows.insert(2, ("", report.plan.described(report.cluster.names)))
         rows.append(("Steps", f"{len(report.steps)}{f', {timed} of them timed' * (0 < timed < len(report.steps))}"))
     notes = all_notes(report)
     warning = notes[0] if notes and notes[0].startswith(INVALID_MARK) else ""

@@ -218,7 +218,7 @@ def _cluster_table(cluster: Cluster) -> Any:
     shares = ["none" if device.host_share is None else f"{device.host_share:g}" for device in cluster.devices]
     rates = [f"{8e-6 * device.link.bytes_per_s:g}" for device in cluster.devices]
     computed = [f"{device.flops_per_s / 1e9:g}" for device in cluster.devices]
-    rows = zip([device.name for device in cluster.devices], shares, computed, rates, strict=True)
+    rows = zip(cluster.names, shares, computed, rates, strict=True)
     return comparison("Your cluster", ("device", "host_share", "gflops", "Mbit/s"), rows)
 
 

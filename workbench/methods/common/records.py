@@ -204,7 +204,7 @@ def measured_timeline(
     return Timeline(
         source="real" if fidelity == "real" else "emulated",
         fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]
-        device_names=tuple(device.name for device in cluster.devices),
+        device_names=cluster.names,
         spans=tuple(sorted(settled(spans), key=lambda span: (span.rank, span.start_s))),
         memory=tuple(memory),
         budget_bytes=tuple(device.memory_bytes for device in cluster.devices),

@@ -114,7 +114,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         prediction = predict(job)
         (timeline,), num_devices = prediction.timelines.values(), len(planned.plan.busy_ranks)
         nbytes = {
-            "sent in a step": sum(timeline.bytes_sent(rank) for rank in range(planned.cluster.world_size)),
+            "sent in a step": timeline.all_sent_bytes,
             # A ring all-reduce of a gradient sends 2 (n - 1) times the bytes of all trained values.
             "sent in a step of first-order data parallelism": 2 * (num_devices - 1) * trainable_bytes(job.layers),
             "kept of a step in the log": 8 * job.change.setting.queries

@@ -44,7 +44,7 @@ def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int,
     """
     if prepared.owned is not None:
         return prepared.owned
-    names = [device.name for device in cluster.devices]
+    names = cluster.names
     owned = split_samples(prepared.task.train, len(names), prepared.options.data, prepared.job.seed, names)
     return {name: prepared.train.rows_of(own) for name, own in zip(names, owned, strict=True)}
 

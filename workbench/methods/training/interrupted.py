@@ -145,7 +145,7 @@ def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None
     One within an epoch counts if the epoch's mini-batches are the same under the new plan.
     """
     folder, plan, run, num_epochs = rank_job.folder, rank_job.plan, rank_job.fingerprint, rank_job.job.epochs
-    mine = Ran(devices=tuple(device.name for device in rank_job.cluster.devices), plan=plan)
+    mine = Ran(devices=rank_job.cluster.names, plan=plan)
     damage: list[str] = []
     former = _former(folder, run, damage)
     logs = _read_logs(folder, run, damage)
@@ -211,7 +211,7 @@ def same_batches(former: Plan, plan: Plan, *, cached: bool) -> bool:
 
 def begin(rank_job: RankJob) -> Interrupted:
     """Record the devices that use a folder from the start."""
-    devices = tuple(device.name for device in rank_job.cluster.devices)
+    devices = rank_job.cluster.names
     path = rank_job.folder / PLAN
     write_sealed(path, owner_of(rank_job.fingerprint, path), Ran(devices=devices, plan=rank_job.plan))
     return Interrupted()

@@ -153,7 +153,7 @@ class StepPolicy(RecordingPolicy):
             step=self._step,
             num_steps=self.num_steps,
             generations=len(self.generations),
-            devices=tuple(device.name for device in last.job.cluster.devices),
+            devices=last.job.cluster.names,
             layers=last.job.plan.partition(),
             samples=last.job.plan.grouping(),
             after_loss=bool(self.generations) and self.now is None,
@@ -286,7 +286,7 @@ class StepPolicy(RecordingPolicy):
             return None
         before = after = self.now.plan
         idle, exchanges = [rank for rank in ready if rank not in before.busy_ranks], []
-        names, now = [device.name for device in self.cluster.devices], self._as_measured(factors)
+        names, now = self.cluster.names, self._as_measured(factors)
         remaining_share = 1 - self._step / self.num_steps
         for rank in sorted(before.busy_ranks.difference(ready)):
             substitute = self.method.stand_in(self.prepared, *now, after, rank, idle, remaining_share)

@@ -42,7 +42,7 @@ def advise_drafts(
         return profile
 
     profile, lengths = costs_of(model), planned_lengths(layout)
-    programs, names = Programs(cluster, layout.stacks, profile), [device.name for device in cluster.devices]
+    programs, names = Programs(cluster, layout.stacks, profile), cluster.names
     plans = _plans(profile, cluster, lengths)
     seconds = {system: token_s(programs, plan, lengths) for system, plan in plans.items()}
     fastest = min(seconds, key=lambda system: seconds[system])

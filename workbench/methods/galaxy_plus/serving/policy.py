@@ -146,7 +146,7 @@ class ServingPolicy:
     @property
     def state(self) -> ServingState:
         """Return the state of the service as data."""
-        rescheduler, names = self.rescheduler, [device.name for device in self.cluster.devices]
+        rescheduler, names = self.rescheduler, self.cluster.names
         serving, wanted_plan = (
             tuple(names[rank] for rank in self.log.plans[index].ranks) if index >= 0 else ()
             for index in (rescheduler.current, rescheduler.wanted)

@@ -116,7 +116,7 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
 
 def fleet_for(devices: Devices, cluster: Cluster, faults: FaultSchedule, settings: ReschedulingSettings) -> Fleet:
     """Return the devices of a service with its faults."""
-    names = [device.name for device in cluster.devices]
+    names = cluster.names
     return Fleet(devices, names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
 
 

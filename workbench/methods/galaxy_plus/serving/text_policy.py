@@ -222,7 +222,7 @@ class TextPolicy(ServingPolicy):
 
     def rank_of(self, name: str) -> int:
         """Return a device's rank.  Raises ConfigError for an unknown name."""
-        names = [device.name for device in self.cluster.devices]
+        names = self.cluster.names
         if name not in names:
             raise ConfigError(f"The device '{name[:100]}' was named.", f"There are {', '.join(names)}.", "Name one.")
         return names.index(name)
