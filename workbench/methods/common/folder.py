@@ -13,6 +13,8 @@ from workbench.core.errors import CacheError, ConfigError
 from workbench.core.job import Job
 from workbench.core.run_files import IDENTITY, WORK_FILES, remove_run_files
 from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
+from workbench.models.configuration import stored_weights
+from workbench.models.loading import load_stack
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -22,6 +24,22 @@ def weights_digest(module: nn.Module) -> str:
         if isinstance(tensor, torch.Tensor):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def model_digest(name: str) -> str:
+    """Return a digest of a model's weights: of its safetensors files and their config.json, read once and in parts.
+
+    A model without such files is loaded.  Raises as load_stack does.
+    """
+    tensors = stored_weights(name)
+    if tensors is None:
+        return weights_digest(load_stack(name))
+    digest = hashlib.sha256()
+    paths = sorted({tensor.path for tensor in tensors.values()})
+    for path in (*paths, *(beside for beside in [paths[0].with_name("config.json")] if beside.is_file())):
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.models.layers_on_disk import KEPT_BYTES
 from workbench.planners.memory import readable
 from workbench.profiler.analytic import LayerCost
 from workbench.profiler.layers import Stacks
@@ -53,19 +54,21 @@ def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_l
 
 
 def require_running_room(model: str, costs: Sequence[LayerCost], plan: Plan, cluster: Cluster) -> None:
-    """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and the whole
-    model, which it scores.
+    """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and what it holds
+    of the model to score it: all that is trained; of frozen layers KEPT_BYTES, one more and those at both ends.
     """
-    whole = sum(FLOAT32_BYTES * (cost.frozen_params + cost.trainable_params) for cost in costs)
+    layers = [FLOAT32_BYTES * cost.frozen_params for cost in costs]
+    frozen = min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
+    own = frozen + sum(FLOAT32_BYTES * cost.trainable_params for cost in costs)
     places = sum(
         len(stage.ranks) * sum(cost.frozen_bytes + cost.trainable_bytes for cost in costs[stage.start : stage.stop])
         for stage in plan.stages
     )
     _require_free(
         f"A run of '{model}' on {cluster.size_words}, which this machine emulates, was asked for.",
-        whole + places,
-        f"The devices' weights take {readable(places)}, and the whole model, which this machine scores,"
-        f" {readable(whole)}: together",
+        own + places,
+        f"The devices' weights take {readable(places)}, and what this machine holds of the model to score it"
+        f" {readable(own)}: together",
         "Close other programs, choose a smaller model, train fewer weights, or simulate.",
     )
 

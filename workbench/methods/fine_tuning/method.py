@@ -14,20 +14,18 @@ from workbench.core.errors import PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile
-from workbench.methods.base import MAX_SIMULATIONS, Notify
+from workbench.methods.base import MAX_SIMULATIONS
 from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.phases import Predictor, RankJob, once_for_plan
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
-from workbench.models.quantization import quantize
-from workbench.models.stack import LayerStack
 from workbench.planners import PARADIGMS, asteroid, refine_on_any_count
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
@@ -127,12 +125,6 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     return min(plans, key=simulated_s)
 
 
-def begin(prepared: PreparedJob, stack: LayerStack | None, rank_job: RankJob, is_new: bool, notify: Notify) -> None:
-    """Convert the backbone to the form with which the run computes."""
-    if stack is not None:
-        quantize(stack, prepared.quantization)
-
-
 class FineTuning(TrainingMethod[PreparedJob]):
     """Full fine-tuning, LoRA or Adapters, on one device or several: the baselines of PAC+."""
 
@@ -144,7 +136,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
     rank_job = staticmethod(rank_job)
     phases_on = staticmethod(phases_on)
     trained = Trained
-    begin = staticmethod(begin)
+    begin = staticmethod(nothing)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, and settings that JAX does not support here (see Method)."""

@@ -32,9 +32,9 @@ from workbench.methods.training.worker import run_steps
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.initialization import initialize
-from workbench.models.loading import load_language_model_head, load_tokenizer
+from workbench.models.loading import load_language_model_head, load_stack, load_tokenizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage
-from workbench.models.quantization import held_bytes, quantize
+from workbench.models.quantization import held_bytes
 from workbench.models.sealed_tensors import save_sealed
 from workbench.models.side_layers import WORD_KINDS
 from workbench.models.stack import LayerStack
@@ -310,33 +310,32 @@ DISTILLATION_BATCH = 32
 def begin(
     prepared: PreparedJob, stack: LayerStack | None, rank_job: PacPlusRankJob, is_new: bool, notify: Notify
 ) -> None:
-    """Quantize the backbone, and write the initial adapter of a new run into its folder (see TrainingMethod)."""
+    """Write the initial adapter of a new run into its folder (see TrainingMethod)."""
     if stack is None:
         adapter = ParallelAdapter(prepared.adapter)
         initialize(adapter, "fan_in")
         save_initial(adapter, rank_job.folder, rank_job.fingerprint)
     elif is_new:
         save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
-    else:
-        quantize(stack, prepared.quantization)
 
 
 def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:
-    """Return the initial adapter, and quantize the backbone after the initialization has read its original weights.
+    """Return the initial adapter, calibrated on the backbone as the devices store it.
 
+    An initialization that is made from the original weights loads the whole model for its time.
     Raises ConfigError if this backbone does not support the initialization.
     """
     adapter = ParallelAdapter(prepared.adapter)
     how = prepared.options.initialization
+    original = partial(load_stack, prepared.job.model, with_head=prepared.predicts_words)
     if how == "distilled":
-        load_distilled(adapter, _distilled_state(prepared, stack, notify))
+        load_distilled(adapter, _distilled_state(prepared, original(), notify))
     elif how == "torch_pruned":
         from workbench.models.initialization import copy_torch_pruned  # imported only on use: the package is optional
 
-        copy_torch_pruned(adapter, stack)
+        copy_torch_pruned(adapter, original())
     else:
-        initialize(adapter, how, stack=stack)
-    quantize(stack, prepared.quantization)
+        initialize(adapter, how, stack=original() if how == "pruned" else None)
     train = prepared.train
     chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
     batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]

@@ -21,7 +21,7 @@ from workbench.core.serial import to_json
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common import records
-from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
+from workbench.methods.common.folder import begin_folder, holds_run, model_digest
 from workbench.methods.common.room import require_places
 from workbench.methods.common.scaling import describe_facts
 from workbench.methods.training.faults import predict, with_faults
@@ -35,7 +35,9 @@ from workbench.methods.training.recording_policy import OncePolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.methods.training.worker import PhasesOn, TrainingWorker
 from workbench.models.evaluation import Predictions
+from workbench.models.layers_on_disk import load_frozen
 from workbench.models.loading import load_stack
+from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.sealed_tensors import damage_of
 from workbench.models.stack import LayerStack
 from workbench.profiler.analytic import (
@@ -90,8 +92,8 @@ class TrainingMethod(LayerMethod[P], Plans):
     phases_on: builds the phases of a RankJob on a rank (see worker.TrainingWorker).  serve_rank: the function that
     devices call, built from it.
     trained: the trained model of a run, for a backbone.
-    begin(prepared, backbone, rank_job, is_new, notify): builds the backbone as the run uses it; writes the initial
-    state of a new run.  Without a backbone any state serves: its steps are only timed.
+    begin(prepared, backbone, rank_job, is_new, notify): writes the initial state of a new run.  Without a backbone any
+    state serves: its steps are only timed.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
@@ -173,9 +175,8 @@ class TrainingMethod(LayerMethod[P], Plans):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared, cluster = planned.prepared, planned.cluster
         job, is_real = prepared.job, engines.fidelity == "real"
-        stack = load_stack(job.model, with_head=prepared.predicts_words)
         message = replace(self.rank_job(*planned), folder=folder)
-        identity = _fingerprint(prepared, stack, message)
+        identity = _fingerprint(prepared, message)
         message = replace(message, fingerprint=identity)
         spoilt = ""
         if resumes := resume and holds_run(folder, identity, job):
@@ -189,6 +190,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         notes = (_resumed(former, job.epochs, has_run=resumes), *former.notes, *former.damage) if resume else ()
         if resumes:
             notify(Event("phase", message=notes[0]))
+        stack = self.backbone(prepared, message.quantization)
         self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
         policy = TrainingPolicy(self, planned, message, former, notify)
@@ -239,6 +241,16 @@ class TrainingMethod(LayerMethod[P], Plans):
             recoveries=recoveries,
         )
 
+    def backbone(self, prepared: P, quantization: QuantizationConfig) -> LayerStack:
+        """Return the model as the run's devices store it, to initialize and to score what they train.
+
+        The process holds some of its layers at a time, unless training changes them.
+        """
+        model, with_head = prepared.job.model, prepared.predicts_words
+        if self.technique(prepared).name == "full":
+            return quantize(load_stack(model, with_head=with_head), quantization)
+        return load_frozen(model, quantization, with_head=with_head)
+
     def sweep_point(
         self,
         planned: Planned[P],
@@ -275,9 +287,9 @@ class TrainingMethod(LayerMethod[P], Plans):
         return Predictor(phase).timeline(step)
 
 
-def _fingerprint(prepared: PreparedTraining, stack: LayerStack, rank_job: RankJob) -> str:
+def _fingerprint(prepared: PreparedTraining, rank_job: RankJob) -> str:
     """Return the identity of a run on any devices: the backbone's weights, the tokens, and every setting of the job."""
-    digest = hashlib.sha256(weights_digest(stack).encode())
+    digest = hashlib.sha256(model_digest(prepared.job.model).encode())
     digest.update(prepared.data_digest().encode())
     digest.update(b"" if rank_job.phases()[0].epochs else b"from a kept cache")
     digest.update(to_json(prepared.job.identity).encode())

@@ -119,8 +119,9 @@ CONSTANTS_BLOCK = 256
 _NF4 = torch.tensor(NF4_VALUES)
 _NF4_MIDPOINTS = ((_NF4[1:] + _NF4[:-1]) / 2).tolist()
 
-_PART_VALUES = 1 << 17
-"""Values that are quantized at a time."""
+_PART_VALUES = 31 << 10
+"""Values that are quantized at a time: fewer than torch divides over threads (32,768), because threads would wait for
+each other at each of many short operations."""
 
 
 def _pairs(values: Tensor) -> Tensor:
