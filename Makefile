@@ -46,11 +46,11 @@ help:
 quickstart: setup
 	@$(BIN)/python -m workbench.cli.quickstart
 
-# Groups of tests, long ones first.  The first two often wait for emulated devices, so three run side by side on the two cores of a small
-# machine; with four, steps of emulated devices come so late that tests of lost devices fail.  "rest" is whatever no other names, mypy comes
-# last.  Each group imports torch again, so there are few; the second three take less than the first, and fill what is left of their time.
-TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment \
-	tests/models+tests/planners+tests/schedules+tests/studies/papers tests/methods rest tests/labs mypy
+# Groups of tests, long ones first, so that short ones fill what is left of the last minutes.  The first two often wait for emulated devices,
+# so three run side by side on the two cores of a small machine; with four, steps of emulated devices come so late that tests of lost devices
+# fail.  "rest" is whatever no other names.  Each group imports torch again, so there are few; planners and schedules do without.
+TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment tests/models rest tests/methods tests/labs \
+	tests/studies/papers tests/planners+tests/schedules mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 # One notebook runs in a kernel of its own under nbval; a browser or one process runs the others.
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 notebooks/02_write_the_simulator.ipynb

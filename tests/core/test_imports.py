@@ -111,6 +111,7 @@ for name, code in json.loads(sys.stdin.read()).items():
         print(json.dumps({name: said}), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
+os._exit(0)
 """
 
 
