@@ -120,6 +120,11 @@ def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ROLES = ("query", "value", "cross_query", "cross_value", "query_key_value")
+ALL_ROLES = (
+    *("query", "key", "value", "query_key_value", "output"),
+    *("cross_query", "cross_key", "cross_value", "cross_output"),
+    *("gate", "up", "gate_up", "down"),
+)
 
 
 @cache
@@ -262,7 +267,7 @@ def save_lora(
         "task_type": shape.task,
         "base_model_name_or_path": base,
         **settings,
-        "target_modules": sorted(set(lora_targets(stage).values())),
+        "target_modules": sorted({name.split(".", 2)[2].split(".lora_")[0] for name in state}),
         "modules_to_save": [shape.head] if head else None,
         "fan_in_fan_out": stage.family.stores_inputs_first,
         "bias": "none",

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order import (
@@ -32,16 +33,22 @@ def estimate(**changes):
     return ZerothOrderConfig(**settings | changes)
 
 
-def started(family, **options):
+def started(family, projections="query_value", **options):
     """A model in the midst of its training: B is zero only in the beginning."""
-    model = load_causal_model(f"tiny-{family}-2", CONFIG, **options)
+    model = load_causal_model(f"tiny-{family}-2", replace(CONFIG, projections=projections), **options)
     model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
     return model
 
 
+@pytest.mark.parametrize("projections", ["query_value", "all"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_execution_gives_the_losses_of_the_definition(family):
-    model, batch, naive = started(family, dtype=torch.float64), prompts(family), Naive(f"tiny-{family}-2")
+def test_every_execution_gives_the_losses_of_the_definition(family, projections):
+    model = started(family, projections, dtype=torch.float64)
+    batch, naive = prompts(family), Naive(f"tiny-{family}-2")
+    for index, layer in enumerate(naive.stack.layers) if projections == "all" else ():
+        matrices = {name for name, module in layer.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+        slots = {slot.name.removesuffix(".B") for slot in model.trainables.slots if slot.layer == index}
+        assert {name.split(".", 2)[2] for name in slots} == matrices
     theta = model.trainables.flat.clone()
     expected = []
     for query in range(2):

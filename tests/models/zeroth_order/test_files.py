@@ -74,12 +74,21 @@ def test_heads_and_stages_of_files_are_those_of_transformers(family, quantizatio
 @pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # peft asks transformers for it
-@pytest.mark.parametrize(("family", "technique"), [("llama", "lora_fa"), ("gpt2", "lora"), ("opt", "lora_fa")])
-def test_peft_alone_reads_what_was_trained(family, technique, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "technique", "projections"),
+    [
+        ("llama", "lora_fa", "query_value"),
+        ("gpt2", "lora", "query_value"),
+        ("opt", "lora_fa", "query_value"),
+        ("llama", "lora_fa", "all"),
+        ("gpt2", "lora", "all"),
+    ],
+)
+def test_peft_alone_reads_what_was_trained(family, technique, projections, tmp_path):
     """Over the base that the adapter itself names; other techniques than LoRA's leave nothing for peft."""
     torch.manual_seed(0)
     MODELS[family]().eval().save_pretrained(tmp_path / "base")
-    batch, config = prompts(), TrainableConfig(technique=technique, rank=4, alpha=12)
+    batch, config = prompts(), TrainableConfig(technique=technique, projections=projections, rank=4, alpha=12)
     model = load_causal_model(str(tmp_path / "base"), config)
     model.trainables.flat.add_(model.trainables.noise(3), alpha=0.3)
     assert save_for_peft(tmp_path / "adapter", model, name=str(tmp_path / "base")).task == "CAUSAL_LM"

@@ -185,10 +185,14 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
 
 
 def trained_values(prepared: PreparedJob) -> int:
-    """Return the number of trained values in a layer, at its query and value projections."""
+    """Return the number of trained values in a layer: next to its query and value projections, or to all."""
     facts = prepared.facts
-    narrow = facts.hidden_size * facts.num_key_value_heads // facts.num_heads
-    shapes = (prepared.trainable.shapes(facts.hidden_size, outputs) for outputs in (facts.hidden_size, narrow))
+    wide, inner = facts.hidden_size, facts.feed_forward_size
+    narrow = wide * facts.num_key_value_heads // facts.num_heads
+    sizes = [(wide, wide), (wide, narrow)]  # query and value
+    if prepared.trainable.projections == "all":
+        sizes += [(wide, narrow), (wide, wide), *[(wide, inner)] * (1 + facts.is_gated), (inner, wide)]
+    shapes = (prepared.trainable.shapes(*size) for size in sizes)
     return sum(math.prod(shape) for each in shapes for shape in each)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         key = {
             "method": METHOD,
             "version": 5,
-            "trainable": asdict(replace(prepared.trainable, seed=0)),
+            "trainable": replace(prepared.trainable, seed=0).identity,
             "precision": options.precision,
             "compute_dtype": options.compute_dtype,
         }

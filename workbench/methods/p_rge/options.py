@@ -21,6 +21,7 @@ Choice = Literal["auto", "sequential", "outer", "inner", "both"]
 Precision = Literal["float32", "bfloat16", "float16", "int8", "nf4"]
 EstimatorName = Literal["two_point", "one_sided", "low_rank", "low_rank_momentum", "jvp"]
 
+Projections = Literal["query_value", "all"]
 LOW_RANK: tuple[EstimatorName, ...] = ("low_rank", "low_rank_momentum")
 Momentum = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -41,7 +42,8 @@ class PRGEOptions:
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
     as in MeZO.
-    technique, rank, alpha: the matrices that are trained (see TrainableConfig).
+    technique, projections, rank, alpha: the matrices that are trained (see TrainableConfig); MobiZO, the later form of
+    P-RGE, trains next to all projections.
     precision: precision of the frozen weights.
     compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the
     weights' own dtype, or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times
@@ -70,6 +72,7 @@ class PRGEOptions:
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"
+    projections: Projections = "query_value"
     rank: Width = 16
     alpha: Annotated[Positive, only(technique=("lora_fa", "lora", "dora"))] = 32.0
     precision: Precision = "float32"

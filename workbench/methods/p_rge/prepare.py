@@ -141,7 +141,7 @@ class PreparedJob:
             "shape": asdict(self.facts),
             "task": job.task,
             "prompts": self.train.digest(),
-            "trainable": asdict(self.trainable),
+            "trainable": self.trainable.identity,
             "seed": job.seed,
             "learning_rate": job.peak_learning_rate,
             "epsilon": options.epsilon,
@@ -208,6 +208,7 @@ def prepare(job: Job) -> PreparedJob:
     predicts_words = facts.is_causal or facts.num_encoder_layers is not None
     trainable = TrainableConfig(
         technique=options.technique,
+        projections=options.projections,
         rank=options.rank,
         alpha=options.alpha,
         num_outputs=0 if predicts_words else len(task.template.words),

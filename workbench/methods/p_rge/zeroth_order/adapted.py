@@ -19,7 +19,7 @@ from workbench.core.errors import ConfigError
 from workbench.methods.p_rge.zeroth_order.directions import Shape
 from workbench.methods.p_rge.zeroth_order.trainables import HEAD, Binding, TrainableConfig, Trainables, flatten
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import ROLES, projections
+from workbench.models.lora import ALL_ROLES, ROLES, projections
 from workbench.models.quantization import QuantizedLinear, dense_weight
 from workbench.models.stack import BackboneStage
 
@@ -46,18 +46,30 @@ class PartModule(nn.Module):
         return copies[:, start : start + parameter.numel()].view(-1, *parameter.shape).to(dtype)
 
 
-class LoraFaLinear(PartModule):
+class AdaptedLinear(PartModule):
+    """A frozen projection with added values.  base: nn.Linear, GPT-2's Conv1D or a quantized one."""
+
+    def __init__(self, base: nn.Module, binding: Binding) -> None:
+        super().__init__(binding)
+        self.base = base
+
+    @property
+    def weight(self) -> Any:
+        """Return the frozen weight, whose dtype some models read."""
+        return self.base.weight
+
+
+class LoraFaLinear(AdaptedLinear):
     """y = x W + (x A) B, A frozen.
 
-    base: the frozen projection: nn.Linear, GPT-2's Conv1D or a quantized one.  a: (k, r), multiplied by alpha / r.  B:
+    a: (k, r), multiplied by alpha / r.  B:
     (r, out) zeros.
     """
 
     a: Tensor
 
     def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding) -> None:
-        super().__init__(binding)
-        self.base = base
+        super().__init__(base, binding)
         self.register_buffer("a", a)
         self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
 
@@ -66,12 +78,12 @@ class LoraFaLinear(PartModule):
         return add_product(self.base(x), x @ self.a, self.values("B", x.dtype))
 
 
-class LoraLinear(PartModule):
+class LoraLinear(AdaptedLinear):
     """y = x W + alpha / r (x A) B.  A: (k, r).  B: (r, out) zeros."""
 
     def __init__(self, base: nn.Module, a: Tensor, out_features: int, binding: Binding, scale: float) -> None:
-        super().__init__(binding)
-        self.base, self.scale = base, scale
+        super().__init__(base, binding)
+        self.scale = scale
         self.A = nn.Parameter(a.float())
         self.B = nn.Parameter(torch.zeros(a.shape[1], out_features))
 
@@ -111,7 +123,7 @@ class DoraLinear(LoraLinear):
         return (weight.square().sum(dim=1) + (crossed * b).sum(dim=1)).clamp(min=1e-24).sqrt()
 
 
-class VeraLinear(PartModule):
+class VeraLinear(AdaptedLinear):
     """y = x W + lambda_b * ((lambda_d * (x A)) B).  a: (k, r), b: (r, out), frozen and shared by all layers; lambda_d
     0.1, lambda_b 0.
     """
@@ -120,8 +132,7 @@ class VeraLinear(PartModule):
     b: Tensor
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, binding: Binding) -> None:
-        super().__init__(binding)
-        self.base = base
+        super().__init__(base, binding)
         self.register_buffer("a", a)
         self.register_buffer("b", b)
         self.lambda_d = nn.Parameter(torch.full((a.shape[1],), 0.1))
@@ -177,7 +188,7 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     without the projections.
     """
     modules: list[tuple[str, int, PartModule]] = []
-    layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
+    layers = _projections(stage, config)
     shared = _shared_matrices(stage, layers, config) if config.technique == "vera" else None
     for index, paths in layers.items():
         for path in paths.values():
@@ -204,9 +215,14 @@ def inject(stage: BackboneStage, config: TrainableConfig, pooled: PooledHead | N
     return trainables
 
 
+def _projections(stage: BackboneStage, config: TrainableConfig) -> dict[str, dict[str, str]]:
+    roles = ROLES if config.projections == "query_value" else ALL_ROLES
+    return projections(stage, roles, technique=_NAMES[config.technique], all_of_them=False)
+
+
 def shapes_of(stage: BackboneStage, config: TrainableConfig) -> tuple[Shape, ...]:
     """Return the shapes of the parameters that `inject` would add to a stage, which may be on the meta device."""
-    layers = projections(stage, ROLES, technique=_NAMES[config.technique], all_of_them=False)
+    layers = _projections(stage, config)
     bases = (stage.layers[index].get_submodule(path) for index, paths in layers.items() for path in paths.values())
     return tuple(shape for base in bases for shape in config.shapes(*shape_of(base)))
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from msgspec import Meta
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Positive, Width, require_ranges
+from workbench.methods.p_rge.options import Projections
 from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions, Draw, Shape
 from workbench.methods.p_rge.zeroth_order.momentum import LowRankMomentum
 from workbench.methods.p_rge.zeroth_order.step_log import StepLog
@@ -33,6 +34,8 @@ class TrainableConfig:
 
     technique: LoRA-FA trains B next to a frozen A; LoRA both; DoRA their direction and a magnitude; VeRA two vectors
     next to frozen, shared A and B (Appendix B); full all parameters.
+    projections: next to which projections of a layer: queries and values (P-RGE, Appendix D.3), or all of them (MobiZO,
+    arXiv:2409.15520v3).
     rank, alpha: r and alpha, the update is alpha / r x A B (Appendix D.3).  VeRA has no alpha.
     num_outputs: number of outputs of the linear head added to models without a vocabulary (encoders, images); 0 if the
     model has one.
@@ -40,6 +43,7 @@ class TrainableConfig:
     """
 
     technique: ZerothOrderTechnique = "lora_fa"
+    projections: Projections = "query_value"
     rank: Width = 16
     alpha: Positive = 32.0
     num_outputs: Annotated[int, Meta(ge=0, le=10**9)] = 0
@@ -47,6 +51,14 @@ class TrainableConfig:
 
     def __post_init__(self) -> None:
         require_ranges(self, "Training by forward passes")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that identify a run.  The default projections are left out, as in older runs."""
+        settings = asdict(self)
+        if self.projections == "query_value":
+            del settings["projections"]
+        return settings
 
     def shapes(self, inputs: int, outputs: int) -> tuple[Shape, ...]:
         """Return the shapes of the parameters added to a projection.  Empty for 'full'."""
