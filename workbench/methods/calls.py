@@ -4,10 +4,12 @@ runtime.ssh_agent).
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 
 from workbench.core.errors import ConfigError
 from workbench.core.methods import Parts, declaration_of, registered
+from workbench.core.schedule import paused_collector
 from workbench.runtime.messages import CallTable
 
 
@@ -37,6 +39,7 @@ CALLS = CallTable(
 
 
 if __name__ == "__main__":
-    from workbench.runtime.pipe_engine import serve
-
+    with paused_collector():  # collections while libraries are imported find nothing
+        from workbench.runtime.pipe_engine import serve
+    gc.freeze()  # the libraries' objects live as long as the process: collections skip them
     serve(CALLS)
