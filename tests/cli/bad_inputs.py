@@ -306,7 +306,6 @@ memory:alpha:1@step3 -> above 1
 memory:alpha>beta:2@step3 -> devices of
 kill:alpha:4@step3 -> factor
 return:alpha@step3 -> not gone
-kill:alpha@3s -> steps
 kill:alpha@step1000000 -> steps
 """
 

@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
-    monkeypatch.setattr("workbench.runtime.engine_starter.warm_up", lambda: None)  # no device will start
+    monkeypatch.setattr("workbench.runtime.engine_starter.warm_up", lambda **_: None)  # no device will start
 
 
 def refused(*words: str) -> dict[str, str]:

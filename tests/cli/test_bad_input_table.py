@@ -192,7 +192,7 @@ def test_refused_in_one_sentence(case: Case, places: dict[str, str], monkeypatch
     folder = Path(places["folder"])
     monkeypatch.chdir(folder / "here")
     monkeypatch.setenv("WORKBENCH_CACHE", str(folder / "cache"))
-    monkeypatch.setattr("workbench.runtime.engine_starter.warm_up", lambda: None)  # no device will start
+    monkeypatch.setattr("workbench.runtime.engine_starter.warm_up", lambda **_: None)  # no device will start
     for name, text in case.files:
         (folder / name).write_text(text)
     before = held(folder)
