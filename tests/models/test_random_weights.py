@@ -3,17 +3,20 @@
 import shutil
 import weakref
 from collections import namedtuple
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from workbench.assets.fetch import asset_path
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.models import hub, random_weights
+from workbench.models import hub, loading, random_weights
 from workbench.models.configuration import model_config, stored_weights
 from workbench.models.loading import load_model, load_stack, load_stage, load_tokenizer
-from workbench.models.quantization import QuantizationConfig, quantize
+from workbench.models.quantization import QuantizationConfig, held_bytes, quantize
 from workbench.models.random_weights import drawn, write_random
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
 NAME = "random:small"
 
@@ -65,6 +68,27 @@ def test_a_layer_is_freed_once_it_is_stored_otherwise(small):
 
     load_stage(NAME, 0, 4, after_layer=store)
     assert len(alive) == 4 * 7
+
+
+@pytest.mark.parametrize("storage", ["float32", "nf4"])
+def test_steps_that_are_only_timed_read_one_of_equal_layers(small, monkeypatch, storage):
+    """The others have modules of their own, so a technique changes each of them, and share its memory."""
+    small("llama")
+    write_random(NAME, lambda line: None)
+    store = partial(quantize, config=QuantizationConfig(storage=storage))
+    equal = [0, 1, 1, 3].__getitem__
+    own = store(load_stage(NAME, 0, 4, after_layer=store))
+    assert held_bytes(store(load_stage(NAME, 0, 4, after_layer=store, stands_for=equal))) == held_bytes(own)
+    monkeypatch.setattr(loading, "LARGE_LAYER", 1)
+    stored = list[nn.Module]()
+    stage = store(load_stage(NAME, 0, 4, after_layer=lambda layer: stored.append(store(layer)), stands_for=equal))
+    assert len(stored) == 3
+    assert held_bytes(stage) == held_bytes(own) - held_bytes(own.layers["2"])
+    ids, mask = torch.randint(0, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
+    assert stage(ids, mask)[0].isfinite().all()
+    model = TechniqueStage(stage, TechniqueConfig(technique="full", hidden_size=32, num_layers=4))
+    plain = TechniqueStage(own, TechniqueConfig(technique="full", hidden_size=32, num_layers=4))
+    assert [*model.trained()] == [*plain.trained()]
 
 
 def test_what_cannot_be_written_or_read_is_refused_before_it_is_drawn(small, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from workbench.models.configuration import (
     stored_weights,
 )
 from workbench.models.families import FAMILIES, family_of
+from workbench.models.family import Family
 from workbench.models.hub import (
     SHAPE,
     STAND_IN,
@@ -73,12 +75,15 @@ def load_stage(
     *,
     after_layer: Callable[[nn.Module], object] | None = None,
     with_head: bool = False,
+    stands_for: Callable[[int], int] | None = None,
 ) -> BackboneStage:
     """Return layers [start, stop) of a model.
 
     after_layer: called with each layer, where possible before the next one is read.
 
     with_head: also load the head of a decoder-only model.
+    stands_for: for steps that are only timed.  Of the layers for which it returns the same number, the first is read
+    and lends the others its weights, if a layer has more than LARGE_LAYER of them.
     From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest
     released.
     """
@@ -88,8 +93,11 @@ def load_stage(
         with parameters_on_meta():
             model = model_from_config(config, name)
         head = read_head(config, tensors, dtype) if with_head else None
+        lends = None if stands_for is None else _lenders(model, config, start, stop, stands_for)
         stage = read_stage(model, tensors, start, stop, dtype=dtype, after_layer=after_layer, head=head)
         if stage is not None and (head is not None or not with_head):
+            for index, lender in (lends or {}).items():
+                stage.layers[str(index)] = _borrowing(stage.layers[str(lender)])
             return stage
     stage = load_stack(name, dtype, with_head=with_head).stage(start, stop)
     if after_layer is not None:
@@ -116,17 +124,10 @@ def load_sample(
         family = family_of(config.model_type)
         with parameters_on_meta():
             model = model_from_config(config, name)
-        first = 0
-        for part in (family, family.decoder):
-            if part is not None:
-                layers = model.get_submodule(part.layers)
-                chosen = [layers[stands_for(first + index) - first] for index in range(len(layers))]
-                for index, layer in enumerate(chosen):
-                    layers[index] = layer
-                first += len(layers)
+        num_layers = _take_places(model, family, stands_for)
         needs_head = family.decoder is not None or (with_head and family.is_causal)
         head = read_head(config, tensors, torch.float32) if needs_head else None
-        stage = read_stage(model, tensors, 0, first, dtype=torch.float32, after_layer=after_layer)
+        stage = read_stage(model, tensors, 0, num_layers, dtype=torch.float32, after_layer=after_layer)
         if stage is not None and (head is not None or not needs_head):
             return LayerStack(model, language_model_head=head)
     stack = load_stack(name, with_head=with_head)
@@ -134,6 +135,46 @@ def load_sample(
         for layer in stack.layers:
             after_layer(layer)
     return stack
+
+
+LARGE_LAYER = 1 << 23
+"""Weights of a layer that no processor's cache holds: it takes as long with another layer's weights as with its own."""
+
+
+def _lenders(model: Any, config: Any, start: int, stop: int, stands_for: Callable[[int], int]) -> dict[int, int]:
+    """Let the first of equal layers take the others' places in a stage; return its number for each of the others."""
+    family = family_of(config.model_type)
+    first: dict[int, int] = {}
+    lends = {
+        index: lender for index in range(start, stop) if (lender := first.setdefault(stands_for(index), index)) != index
+    }
+    layers = LayerStack(model).layers
+    if any(sum(weight.numel() for weight in layers[index].parameters()) < LARGE_LAYER for index in lends):
+        return {}
+    _take_places(model, family, lambda index: lends.get(index, index))
+    return lends
+
+
+def _take_places(model: Any, family: Family, stands_for: Callable[[int], int]) -> int:
+    """Put the layers that stand for others into their places; return the number of all layers."""
+    first = 0
+    for part in (family, family.decoder):
+        if part is not None:
+            layers = model.get_submodule(part.layers)
+            chosen = [layers[stands_for(first + index) - first] for index in range(len(layers))]
+            for index, layer in enumerate(chosen):
+                layers[index] = layer
+            first += len(layers)
+    return first
+
+
+def _borrowing(layer: nn.Module) -> nn.Module:
+    """Return a layer of its own modules that shares its tensors' memory with another one."""
+    shared: dict[int, Any] = {id(buffer): buffer for buffer in layer.buffers()}
+    shared |= {
+        id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad) for weight in layer.parameters()
+    }
+    return copy.deepcopy(layer, shared)
 
 
 def load_language_model_head(name: str, dtype: torch.dtype = torch.float32) -> Head:
