@@ -8,6 +8,7 @@ from tests.models.test_random_weights import NAME, small  # noqa: F401  # a fixt
 from workbench.assets.fetch import asset_path
 from workbench.core.job import Job
 from workbench.methods.common.folder import model_digest
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, loading
 from workbench.methods.pac_plus.epochs import initial_adapter
 from workbench.methods.pac_plus.method import PacPlus
 from workbench.models import hub, layers_on_disk
@@ -90,6 +91,21 @@ def test_a_run_of_pac_plus_reads_no_whole_model_on_the_laptop(request, monkeypat
     assert in_memory(stack) == []
     state = initial_adapter(prepared, stack).state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in plain.items())
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bert"])
+def test_p_rges_quantized_model_is_read_layer_by_layer(small, monkeypatch, family):  # noqa: F811
+    small(family)
+    write_random(NAME, lambda line: None)
+    config = QuantizationConfig(storage="int8")
+    whole = quantize(load_stack(NAME, with_head=True), config)
+    monkeypatch.setattr(loading, "load_stack", lambda *name, **settings: pytest.fail("the whole model"))
+    model = loading.load_causal_model(NAME, TrainableConfig(rank=2, num_outputs=2), quantization=config)
+    mine, theirs = model.backbone.state_dict(), whole.stage(0, whole.num_layers).state_dict()
+    assert held_bytes(model.backbone) >= held_bytes(whole.layers)
+    shared = mine.keys() & theirs.keys()  # LoRA-FA moves the projections that it changes
+    assert len(shared) > whole.num_layers and all(torch.equal(mine[name], theirs[name]) for name in shared)
+    assert (model.head is None) == (whole.language_model_head is None)
 
 
 def test_a_models_digest_follows_its_weights(small):  # noqa: F811

@@ -190,6 +190,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         notes = (_resumed(former, job.epochs, has_run=resumes), *former.notes, *former.damage) if resume else ()
         if resumes:
             notify(Event("phase", message=notes[0]))
+        notify(Event("phase", message=f"Reading {job.model}, by which this machine scores what is trained"))
         stack = self.backbone(prepared, message.quantization)
         self.begin(prepared, stack, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))

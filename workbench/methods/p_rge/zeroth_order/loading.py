@@ -25,7 +25,7 @@ from workbench.core.serial import to_json
 from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, shapes_of
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
-from workbench.models.configuration import model_config, model_from_config
+from workbench.models.configuration import model_config, model_facts, model_from_config
 from workbench.models.loading import load_language_model_head, load_stack, load_stage
 from workbench.models.lora import save_lora
 from workbench.models.partial_loading import parameters_on_meta
@@ -54,6 +54,10 @@ def load_causal_model(
     """
     keep_freed_memory()
     stage: BackboneStage
+    if (
+        span is None and quantization is not None
+    ):  # read layer by layer, as a device does: the floats never exist at once
+        span = (0, model_facts(name).num_layers)
     if span is None:
         stack = load_stack(name, dtype, with_head=True)
         stage, head = stack.stage(0, stack.num_layers), stack.language_model_head
