@@ -4,7 +4,6 @@ runtime.ssh_agent).
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 
 from workbench.core.errors import ConfigError
@@ -41,5 +40,4 @@ CALLS = CallTable(
 if __name__ == "__main__":
     with paused_collector():  # collections while libraries are imported find nothing
         from workbench.runtime.pipe_engine import serve
-    gc.freeze()  # the libraries' objects live as long as the process: collections skip them
     serve(CALLS)

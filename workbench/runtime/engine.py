@@ -63,7 +63,6 @@ def become_engine(folder: Path, rank: int) -> None:
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
-    gc.freeze()  # the libraries' hundreds of thousands of objects live as long as the process: collections skip them
     from workbench.runtime.messages import calls_of_emulated
     from workbench.runtime.pipe_engine import serve
 

@@ -6,6 +6,7 @@ the laptop along with its events, so that the two share nothing but this connect
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import queue
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from workbench import __version__
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
+from workbench.core.schedule import paused_collector
 from workbench.models.stored_tensors import MISSING_WEIGHTS
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
@@ -319,10 +321,11 @@ class Engine:
         """Read messages in another thread, and run one call after the other in this one, until `finish` is called."""
         threading.Thread(target=self.read, name="leader", daemon=True).start()
         self.send("ready", __version__.encode())
-        for name in os.environ.get(
-            "WORKBENCH_IMPORTS", ""
-        ).split():  # while the leading process prepares the job that needs them
-            importlib.import_module(name)
+        with paused_collector():  # collections would take a fifth of the imports' time, and find nothing
+            # While the leading process prepares the job that needs them.
+            for name in os.environ.get("WORKBENCH_IMPORTS", "").split():
+                importlib.import_module(name)
+        gc.freeze()  # the libraries' hundreds of thousands of objects live as long as the process: none looks at them
         while (message := self._calls.get()) is not None:
             answer = self._answer(message)
             if self._channel is not None and self._channel.upward is not None:
