@@ -1,0 +1,83 @@
+"""Goodput of devices that come and go: against plain predictions, the closed form of one loss, and what ships."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, pairwise, repeat
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from workbench.core.device_faults import Fault
+from workbench_studies.papers import COMPARE, find_item
+from workbench_studies.papers.compare.churn import (
+    AWAY,
+    BOARD,
+    CLASSROOM,
+    COUNT,
+    LESSON_WAYS,
+    NEVER,
+    START_S,
+    STAYS_S,
+    WAYS,
+    Draw,
+    exponential,
+    length_s,
+    run,
+    there,
+    undisturbed,
+)
+from workbench_studies.papers.compare.churn_picture import COLUMNS, DRAWS
+from workbench_studies.papers.result import shipped_result
+
+
+@pytest.mark.parametrize("way", ["P-RGE", "LoRA, pipeline", "Confidant"])
+def test_without_churn_the_coordinator_does_what_the_plain_prediction_says(way: str) -> None:
+    made, plain = run(way, 2, BOARD, NEVER, 100.0), undisturbed(way, 2, BOARD, 100.0)
+    assert made.changes == 0 and made.present == 1
+    assert made.rate == pytest.approx(plain, rel=0.02 if way != "Confidant" else 0.2)  # whole windows of mini-batches
+    assert made.lost_s < 1 or way == "Confidant"
+
+
+@pytest.mark.parametrize("way", ["P-RGE", "LoRA, data parallel"])
+def test_after_one_loss_the_others_go_on_at_their_own_rate(way: str) -> None:
+    """The closed form: the rate of both until the loss, that of one from then on, and at most two steps in between."""
+    end_s, lost_s = 200.0, 60.0
+    stays = chain([lost_s], repeat(math.inf))
+    made = run(way, 2, BOARD, Draw(stay=lambda draws: next(stays), away=lambda draws: math.inf), end_s)
+    both, one = (undisturbed(way, count, BOARD, end_s) for count in (2, 1))
+    free = both * lost_s + one * (end_s - lost_s)
+    assert made.changes == 1 and made.present == pytest.approx(1 - (end_s - lost_s) / (2 * end_s))
+    assert free - 3 * 32 <= made.rate * end_s <= free + 32
+    assert 0.1 < made.lost_s < 2 * 32 / one
+
+
+def test_devices_are_there_as_long_as_the_distributions_say() -> None:
+    """Short stays are merged into absences, because a device that starts computes nothing."""
+    end_s = 400_000.0
+    for stay_s in (30.0, 300.0):
+        shares = there(exponential(stay_s).faults(COUNT, end_s, 0), COUNT, end_s)
+        assert sum(shares.values()) == pytest.approx(1) and set(shares) == set(range(COUNT + 1))
+        assert sum(count * share for count, share in shares.items()) / COUNT == pytest.approx(1 / (1 + AWAY), abs=0.01)
+        assert shares[COUNT] == pytest.approx((1 / (1 + AWAY)) ** COUNT, abs=0.01)  # they come and go independently
+    away = exponential(10.0).absences(Random(1), end_s)
+    assert all(begin_s - back_s >= START_S for (_, back_s), (begin_s, _) in pairwise(away))
+    assert fmean(back_s - begin_s for begin_s, back_s in away) > AWAY * 10.0
+    called = [CLASSROOM.absences(Random(seed), 300.0) for seed in range(300)]
+    assert 0.5 < fmean(any(begin < 170 < back for begin, back in one) for one in called) < 0.75  # the teacher's call
+    assert there((Fault(kind="kill", rank=0, start=1.0, end=3.0),), 2, 4.0) == {2: 0.5, 1: 0.5}
+
+
+def test_what_ships_is_simulated_again_and_drawn() -> None:
+    result = shipped_result(COMPARE, "churn")
+    rows = {(row[0], row[1]): dict(zip(COLUMNS, row, strict=True)) for row in result.tables[0].rows}
+    assert set(rows) == {(way, stay_s) for way in WAYS for stay_s in STAYS_S}
+    assert [row[0] for row in result.tables[1].rows] == list(LESSON_WAYS)
+    way, stay_s = "LoRA, pipeline", STAYS_S[0]
+    end_s = length_s(stay_s)
+    rates = [run(way, COUNT, BOARD, exponential(stay_s), end_s, seed).rate for seed in range(DRAWS)]
+    shipped, alone = rows[way, stay_s], undisturbed(way, COUNT, BOARD, end_s)
+    assert (shipped["lowest"], shipped["highest"]) == pytest.approx((min(rates) / alone, max(rates) / alone))
+    [drawn] = find_item(COMPARE, "churn").draw(result)
+    assert len(drawn.figure.data) == 2 * len(WAYS) + 1

@@ -1,0 +1,170 @@
+"""The item and the picture of churn.py."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from workbench.plots.export import Captioned
+from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
+from workbench_studies.papers.compare import churn as simulated
+from workbench_studies.papers.compare.churn import COUNT, LESSON_WAYS, LIDS, STAYS_S, WAYS, lessons, points
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings, Table
+
+COLUMNS = ("way", "mean stay, s", "goodput", "lowest", "highest", "if changes cost nothing", "time lost, %")
+LESSON_COLUMNS = ("way", "lids in use at first", "changes", "lids open, %", "goodput", "time lost, %")
+DRAWS = 2
+"""Seeds at each point: each has dozens of stays."""
+ABOVE = 1.03
+"""Whole steps and texts of other lengths make a run so much faster at most than its undisturbed rates say."""
+LESSONS = "lessons"
+
+
+def churn(item: Item, settings: Settings) -> Result:
+    """Simulate every way at every mean stay, and a lesson."""
+    kept = None if settings.workdir is None else settings.workdir / "churn"
+    seeds = settings.seeds[:1] if settings.quick else settings.seeds[:DRAWS]
+    found = list(points(settings.progress, kept, seeds))
+    classroom = list(lessons(settings.progress, kept, settings.seeds[0]))
+    at = {(one.way, one.stay_s): one for one in found}
+    short, long = STAYS_S[0], STAYS_S[-1]
+    order = sorted(WAYS, key=lambda way: at[way, short].of_free)
+    [present] = {round(run.present, 6) for _, run, _ in classroom}
+    by_goodput = sorted(classroom, key=lambda one: one[2])
+    return item.result(
+        [],
+        tables={
+            "points": [
+                (
+                    one.way,
+                    float(one.stay_s),
+                    one.goodput,
+                    min(one.goodputs),
+                    max(one.goodputs),
+                    sum(one.free) / len(one.free),
+                    100 * one.lost,
+                )
+                for one in found
+            ],
+            LESSONS: [
+                (
+                    way,
+                    float(run.in_use),
+                    float(run.changes),
+                    100 * run.present,
+                    goodput,
+                    100 * run.lost_s / simulated.LESSON_S,
+                )
+                for way, run, goodput in classroom
+            ],
+        },
+        holds={
+            "bounded": all(one.of_free <= ABOVE for one in found),
+            "longer": all(at[way, short].of_free < at[way, long].of_free for way in WAYS),
+        },
+        away=simulated.AWAY,
+        there=100 / (1 + simulated.AWAY),
+        seeds=len(seeds),
+        most=max(one.of_free for one in found),
+        short=short,
+        long=long,
+        worst_long=min(at[way, long].of_free for way in WAYS),
+        median_short=median(at[way, short].of_free for way in WAYS),
+        best=order[-1],
+        best_of=at[order[-1], short].of_free,
+        worst=order[0],
+        worst_of=at[order[0], short].of_free,
+        worst_time=100 * at[order[0], short].lost,
+        worst_then=at[order[0], long].of_free,
+        cached_short=at["PAC+", short].of_free,
+        cached_long=at["PAC+", long].of_free,
+        lids=LIDS,
+        present=100 * present,
+        first=by_goodput[-1][0],
+        first_of=by_goodput[-1][2],
+        first_used=by_goodput[-1][1].in_use,
+        last=by_goodput[0][0],
+        last_of=by_goodput[0][2],
+        last_used=by_goodput[0][1].in_use,
+    )
+
+
+def draw_churn(item: Item, result: Result) -> list[Captioned]:
+    """Return the picture."""
+    return [Captioned("churn", item.title, figure(*result.tables))]
+
+
+def figure(table: Table, lesson: Table) -> go.Figure:
+    """Return goodput by mean stay, over the undisturbed one and over free changes, and that of a lesson."""
+    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    drawn = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{}, {}], [{"colspan": 2}, None]],
+        row_heights=[0.68, 0.32],
+        vertical_spacing=0.2,
+        horizontal_spacing=0.08,
+        subplot_titles=["over devices that stay", "over changes that cost nothing", f"a lesson with {LIDS} lids"],
+    )
+    for number, way in enumerate(WAYS):
+        own = [row for row in rows if row["way"] == way]
+        for column, values in (
+            (1, [row["goodput"] for row in own]),
+            (2, [row["goodput"] / row["if changes cost nothing"] for row in own]),
+        ):
+            line = go.Scatter(
+                x=[row["mean stay, s"] for row in own],
+                y=values,
+                mode="lines+markers",
+                line={"color": CYCLE[number], "width": 1.8},
+                marker={"symbol": SYMBOLS[number], "size": 8},
+                name=way,
+                legendgroup=way,
+                showlegend=column == 1,
+                hovertext=[
+                    f"{way}, mean stay {row['mean stay, s']:.0f} s: {value:.0%}; {row['time lost, %']:.0f} % of the "
+                    "time lost"
+                    for row, value in zip(own, values, strict=True)
+                ],
+            )
+            drawn.add_trace(line, row=1, col=column)
+    lessons_of = {row[0]: dict(zip(LESSON_COLUMNS, row, strict=True)) for row in lesson.rows}
+    shown = [lessons_of[way] for way in LESSON_WAYS]
+    bars = go.Bar(
+        x=[one["goodput"] for one in shown],
+        y=list(LESSON_WAYS),
+        orientation="h",
+        marker={"color": [CYCLE[list(WAYS).index(way)] for way in LESSON_WAYS]},
+        text=[f"{one['goodput']:.0%}, {one['lids in use at first']:.0f} in use" for one in shown],
+        textposition="outside",
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    drawn.add_trace(bars, row=2, col=1)
+    drawn.add_vline(
+        x=lesson.rows[0][LESSON_COLUMNS.index("lids open, %")] / 100,  # type: ignore[operator]
+        line={"color": DARK_GREY, "width": 1.5, "dash": "dot"},
+        row=2,
+        col=1,
+    )
+    ticks = {"tickvals": list(STAYS_S), "ticktext": [f"{stay_s}" for stay_s in STAYS_S]}
+    drawn.update_xaxes(type="log", title_text="mean stay, s", row=1, **ticks)
+    drawn.update_yaxes(tickformat=".0%", range=[0, 1.09], row=1)
+    drawn.update_yaxes(title_text="goodput", row=1, col=1)
+    drawn.update_xaxes(tickformat=".0%", range=[0, 1.6], tickvals=[0, 0.25, 0.5, 0.75, 1, 1.25], row=2)
+    drawn.update_yaxes(autorange="reversed", row=2)
+    drawn.update_annotations(font_size=12.5)
+    return finish(
+        drawn,
+        title="What is left of a training when devices come and go?",
+        label="simulated",
+        subtitle=f"Samples of finished steps per second. Above: {COUNT} Raspberry Pi 5 that are there for 80 % of the "
+        "time. Below: laptops; dotted: the share of the lids that is open.",
+        height=640,
+        margin={"l": 20, "r": 30, "t": 130, "b": 110},
+    )
