@@ -28,7 +28,7 @@ from workbench.core.errors import CacheError, ConfigError, DeviceLostError, Runt
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
 from workbench.core.timeline import Span
-from workbench.methods.common.session import RankResult, StepTrace, on_rank_zeros_clock
+from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.profiler.cache import measuring_threads
 from workbench.runtime.context import RankContext
 from workbench.runtime.messages import CallMessage, CallTable, decode, encode

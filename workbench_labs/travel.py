@@ -18,7 +18,8 @@ from torch import Tensor
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Fidelity, Job
 from workbench.core.schedule import RECV, Op, Value
-from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.session import RankSession
 from workbench.methods.ringada.method import RingAda
 from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.rank_job import RingRankJob

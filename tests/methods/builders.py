@@ -6,7 +6,7 @@ from pathlib import Path
 from workbench.core import Job, Plan, Share, Stage
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.pac_plus.epochs import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
 from workbench.models.adapter_config import Kind, ParallelAdapterConfig

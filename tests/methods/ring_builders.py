@@ -16,7 +16,7 @@ from tests.methods.builders import LEARNING_RATE, free_profile, split_for
 from tests.methods.one_process import run_program
 from workbench.core import Cluster, Job, Link, Plan, Share, Stage
 from workbench.core.schedule import Value
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.prepare import Policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from workbench.methods.common.session import RankResult, StepTrace
+from workbench.methods.common.rank_results import RankResult, StepTrace
 from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.pac_plus.method import PacPlus

@@ -23,8 +23,8 @@ from workbench.core.methods import registered
 from workbench.core.profile import Grid
 from workbench.core.report import StepRecord
 from workbench.methods.base import Event
+from workbench.methods.common.rank_results import RankResult, StepTrace
 from workbench.methods.common.records import measured_steps
-from workbench.methods.common.session import RankResult, StepTrace
 from workbench.methods.confidant import method as confidant
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.training import worker

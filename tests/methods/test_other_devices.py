@@ -17,7 +17,7 @@ from tests.methods.builders import PLANS, losses_of, make_rank_job, stage
 from tests.methods.conftest import four_devices
 from tests.methods.test_fine_tuning_equality import rank_job as fine_tuning_job
 from workbench.core import Cluster, Plan
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.methods.training.phases import RankJob
 from workbench.models.loading import load_stack

@@ -14,7 +14,7 @@ from stopped_run import train_rank
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.adapter_config import Kind

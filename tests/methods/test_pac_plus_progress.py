@@ -12,7 +12,8 @@ from workbench.core.job import Job
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.base import Event
-from workbench.methods.common.session import DeviceReporter, StepTrace
+from workbench.methods.common.rank_results import StepTrace
+from workbench.methods.common.session import DeviceReporter
 from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.training.recording_policy import OncePolicy
 from workbench.methods.training.timetable import Timetable

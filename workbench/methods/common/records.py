@@ -14,7 +14,8 @@ from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.schedule import RECV, SEND
 from workbench.core.timeline import MemorySample, Span, Timeline
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
-from workbench.methods.common.session import RankResult, SessionJob, StepTrace, moved
+from workbench.methods.common.rank_results import RankResult, StepTrace, moved
+from workbench.methods.common.session import SessionJob
 
 WARM_UP_STEPS = 2
 """Steps that a sweep runs first and does not count."""

@@ -10,7 +10,8 @@ from workbench.core.cluster import Device
 from workbench.core.division import Division
 from workbench.core.plan import Stage
 from workbench.core.virtual_workers import VersionRule, delay_of
-from workbench.methods.common.session import LOADING, RankResult, RankSession
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.session import LOADING, RankSession
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (

@@ -21,8 +21,8 @@ from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.device_counts import publishing
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import device_bytes, measured_timeline, overrun_share
-from workbench.methods.common.session import RankResult
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners.memory import check as check_memory

@@ -86,7 +86,7 @@ DECLARATION = Declaration(
         "workbench.methods.galaxy_plus.method:measure_rank": "",
         f"{_SERVING}:serve_worker": Parts(
             job=f"{_SERVING}:ServiceJob",
-            ended="workbench.methods.common.session:RankResult",
+            ended="workbench.methods.common.rank_results:RankResult",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
             order=f"{_TEXTS}:TextOrder",

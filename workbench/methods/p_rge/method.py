@@ -19,6 +19,7 @@ from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.core.run_files import ADAPTER
 from workbench.core.timeline import Timeline
 from workbench.methods.base import SCORED, Event, Notify, Outcome, Planned, Prediction, Told, counting, ignore
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import (
     WARM_UP_STEPS,
     epoch_records,
@@ -29,7 +30,6 @@ from workbench.methods.common.records import (
 )
 from workbench.methods.common.result import model_encoder
 from workbench.methods.common.scaling import describe_facts
-from workbench.methods.common.session import RankResult
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.measure import catalogue_profile, measure_layers, numbers_of
 from workbench.methods.p_rge.options import METHOD

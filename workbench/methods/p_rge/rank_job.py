@@ -16,7 +16,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import STEP, Schedule, Value
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
 from workbench.methods.p_rge.packing import pack_length, packs_of

@@ -12,7 +12,8 @@ from torch import Tensor
 from workbench.core.errors import DivergedError
 from workbench.core.names import FloatType
 from workbench.core.schedule import SEND, STEP, Op
-from workbench.methods.common.session import IDLE, LOADING, WAITING, RankResult, RankSession, StepTrace
+from workbench.methods.common.rank_results import RankResult, StepTrace
+from workbench.methods.common.session import IDLE, LOADING, WAITING, RankSession
 from workbench.methods.p_rge.options import Precision
 from workbench.methods.p_rge.prepare import PreparedJob, activation_type
 from workbench.methods.p_rge.query_costs import Passing

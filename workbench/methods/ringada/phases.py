@@ -13,7 +13,8 @@ from torch import Tensor
 
 from workbench.core.costs import Costs
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
-from workbench.methods.common.session import LOADING, RankResult, RankSession
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.session import LOADING, RankSession
 from workbench.methods.ringada import schedule as ring
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
 from workbench.methods.ringada.costs import RingLayout

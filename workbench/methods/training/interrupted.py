@@ -22,7 +22,7 @@ from workbench.core.run_files import PLAN, STEPS
 from workbench.core.schedule import Ranks
 from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
 from workbench.core.serial import from_builtins, from_json
-from workbench.methods.common.session import RankResult, StepTrace, on_clock
+from workbench.methods.common.rank_results import RankResult, StepTrace, on_clock
 from workbench.methods.training.phases import RankJob
 from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.snapshot import (

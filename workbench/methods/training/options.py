@@ -72,5 +72,5 @@ def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:
 
     method, rank_job: the method and its phases.RankJob as 'module:class'.
     """
-    parts = Parts(rank_job, "workbench.methods.common.session:RankResult", done="builtins:float")
+    parts = Parts(rank_job, "workbench.methods.common.rank_results:RankResult", done="builtins:float")
     return {f"{method}.measure_rank": "", f"{method}.serve_rank": parts}

@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.core.plan import Homes, held_by, whole_states
 from workbench.methods.base import Notify, Planned
-from workbench.methods.common.session import RankResult
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import Plans, RankJob
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy

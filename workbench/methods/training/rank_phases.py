@@ -10,7 +10,8 @@ from typing import Any, Generic
 from torch import nn
 
 from workbench.core.errors import WorkbenchError
-from workbench.methods.common.session import RankResult, RankSession, loss_of
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.session import RankSession, loss_of
 from workbench.methods.training.handlers import PlannedStep, StepShape, share_of
 from workbench.methods.training.phases import AJob, APhasedJob, Loaded, Phase, RankJob
 from workbench.runtime.executor import Execution, Handler

@@ -15,7 +15,8 @@ from workbench.core.costs import Spec
 from workbench.core.plan import Homes, held_by, with_neighbours
 from workbench.core.schedule import SEND
 from workbench.core.serial import from_json, to_json
-from workbench.methods.common.session import RankResult, RankSession
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.session import RankSession
 from workbench.methods.training.phases import AJob
 from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.flat_optimizer import Optimizer

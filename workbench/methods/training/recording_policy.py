@@ -14,8 +14,8 @@ from workbench.core.report import Recovery
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import Progress, show_device
-from workbench.methods.common.session import RankResult
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.coordinator import Coordinator

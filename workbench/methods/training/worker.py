@@ -19,18 +19,9 @@ from workbench.core.cluster import Device
 from workbench.core.errors import DeviceLostError
 from workbench.core.heat import Heat
 from workbench.core.program import Program
+from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.common.records import IN_USE, WARM_UP_STEPS
-from workbench.methods.common.session import (
-    DONE,
-    IDLE,
-    WAITING,
-    DeviceSession,
-    RankResult,
-    RankSession,
-    StepTrace,
-    on_rank_zeros_clock,
-    trace_of,
-)
+from workbench.methods.common.session import DONE, IDLE, WAITING, DeviceSession, RankSession, trace_of
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog

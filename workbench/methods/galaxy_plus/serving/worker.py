@@ -18,16 +18,8 @@ import torch.distributed as dist
 from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
-from workbench.methods.common.session import (
-    DONE,
-    IDLE,
-    LOADING,
-    WAITING,
-    DeviceReporter,
-    RankResult,
-    StepTrace,
-    on_rank_zeros_clock,
-)
+from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter
 from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import draft_plan
