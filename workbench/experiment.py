@@ -190,7 +190,7 @@ def run(
             prediction = replace(prediction, bytes=nbytes)
         parts = step_parts(method, planned, is_planners=chosen_plan is None)
         notify(Event("predicted", predicted=prediction.steps))
-        timelines = {name.removesuffix(", predicted"): one for name, one in prediction.timelines.items()}
+        timelines = {name.removesuffix(", predicted"): timeline for name, timeline in prediction.timelines.items()}
         notify(Event("plan", step=0, plan=decided, timelines=timelines))
         if folder is None:
             return _report(job, cluster, decided, prediction, None, _spent(began), parts, notes=notes)
@@ -205,8 +205,8 @@ def run(
                 if declaration_of(job.method).trains:
                     require_running_room(job.model, layers, decided, cluster)
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
-                told = counting(notify, "devices that are ready")
-                running = emulated = default_pool().acquire(cluster, fidelity, told=told)
+                count_ready = counting(notify, "devices that are ready")
+                running = emulated = default_pool().acquire(cluster, fidelity, told=count_ready)
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(
                     max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify
@@ -238,7 +238,8 @@ def sweep(
     """Return the step time of a few first-epoch steps under each plan: simulated, and also measured if mode is
     'execute'.
 
-    workdir: is made and removed.  engines: of real devices; by default those of the cluster are connected.
+    workdir: a folder, which is made and removed.  engines: the real devices' engines; by default they are connected
+    here.
     """
     notify, job = progress or ignore, _settled(job)
     method = load_method(job.method)
@@ -332,7 +333,9 @@ def _report(
     *,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """Return the report.  outcome: None for a simulation.  notes: of the job under its plan (see Method.notes)."""
+    """Return the report.  outcome: None for a simulation.  notes: remarks on the job under its plan (see
+    Method.notes).
+    """
     report = Report(
         mode="simulate" if outcome is None else "execute",
         source="simulated",

@@ -41,7 +41,7 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where figures were published.  date: of the measurement or of the page, or 'undated'."""
+    """Where figures were published.  date: when it was measured or the page written, or 'undated'."""
 
     title: str
     author: str
@@ -57,8 +57,8 @@ class Figure:
     catalogue.
     fp64: it was measured in double precision.  counted_once: a copy's bytes were counted once, though each is read and
     written.  origin: the catalogue's number was taken from it.
-    model, tokens: of tokens per second; the model's name in data/models.toml, and the prompt's tokens if stated.
-    weight_bytes: bytes of a stored weight, of written tokens.
+    model, tokens: for tokens per second, the model's name in data/models.toml and the prompt's tokens if stated.
+    weight_bytes: for written tokens, bytes of a stored weight.
     """
 
     board: str
@@ -128,7 +128,7 @@ class Compared:
         none.
         """
         pairs = zip(self.deviations, self.figures, strict=True)
-        known = [one for one, figure in pairs if one is not None and not figure.origin]
+        known = [deviation for deviation, figure in pairs if deviation is not None and not figure.origin]
         return median(known) if known else None
 
 
@@ -138,19 +138,19 @@ def published(path: Path | None = None) -> Published:
     return from_builtins(read_toml(path, "the published figures"), Published, source=f"'{path}'")
 
 
-def compared(found: Published) -> tuple[Compared, ...]:
+def compared(published: Published) -> tuple[Compared, ...]:
     """Return each board's quantities, compared with the catalogue, in the order of the file."""
-    reasons = {(one.board, one.quantity): one.text for one in found.reason}
+    reasons = {(reason.board, reason.quantity): reason.text for reason in published.reason}
     groups: dict[tuple[str, Quantity], list[Figure]] = {}
-    for figure in found.figure:
+    for figure in published.figure:
         groups.setdefault((figure.board, figure.quantity), []).append(figure)
     return tuple(
         Compared(
             board=board,
             quantity=quantity,
             figures=tuple(figures),
-            converted=tuple(_converted(one, found.board[board]) for one in figures),
-            predicted=tuple(_predicted(one) for one in figures),
+            converted=tuple(_converted(figure, published.board[board]) for figure in figures),
+            predicted=tuple(_predicted(figure) for figure in figures),
             reason=reasons.get((board, quantity), ""),
         )
         for (board, quantity), figures in groups.items()

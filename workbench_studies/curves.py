@@ -70,7 +70,7 @@ def main(
     # The number format of a backbone changes little of what is learnt: such combinations come last.
     jobs = sorted(combinations(JOB), key=lambda combination: "backbone_dtype" in combination[1].options)
     for name, job in jobs:
-        known = any((one.method, one.options) == (job.method, job.options) for one in curves)
+        known = any((curve.method, curve.options) == (job.method, job.options) for curve in curves)
         if job.method in METHODS and not known and not set(job.options) & set(DIVIDING):
             sys.stdout.write(f"{name}\n")
             sys.stdout.flush()

@@ -112,15 +112,15 @@ def _drafts(advice: Advice, cluster: str) -> dict[str, object]:
         return {}
     offers = [
         {
-            "draft": one.name,
-            "guesser": one.guesser,
-            "checkers": one.checkers,
-            "system": one.system,
-            "round_s": one.round_s,
-            "break_even": one.break_even,
-            "at_most": one.at_most,
+            "draft": offer.name,
+            "guesser": offer.guesser,
+            "checkers": offer.checkers,
+            "system": offer.system,
+            "round_s": offer.round_s,
+            "break_even": offer.break_even,
+            "at_most": offer.at_most,
         }
-        for one in drafts.offers
+        for offer in drafts.offers
     ]
     return {"token_s": drafts.token_s, "drafts": offers, "draft_commands": draft_commands(drafts, cluster)}
 

@@ -153,13 +153,13 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
     from workbench.experiment import plan as make_plan
 
     with RunProgress(job, described) as progress:
-        made = make_plan(job, described, progress=progress.update)
+        planned = make_plan(job, described, progress=progress.update)
     if as_json:
-        print_json(made)
+        print_json(planned)
     else:
         from workbench.models.hub import has_weights
 
-        show_plan(made, described)
+        show_plan(planned, described)
         run = ", workbench run (do it)" if has_weights(job.model) else ""
         print_text(f"Next        workbench simulate (what it would take){run}, with the same options")
 
@@ -222,9 +222,9 @@ def _run(
     else:
         (print_text if unwritten is None else say)(summary(report))
         if unwritten is not None:
-            kept = report.mode == "execute" and report.plan.inference is None
+            resumes = report.mode == "execute" and report.plan.inference is None
             raise WriteError(
-                unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * kept}"
+                unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * resumes}"
             ) from unwritten
         if path is not None:
             print_text(f"Report      {path}")
@@ -302,7 +302,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add what other distributions name in the group COMMANDS, the studies' first.  Our own commands' names are
     taken.
     """
-    named = {one.name: one for one in entry_points(group=COMMANDS)}
+    named = {command.name: command for command in entry_points(group=COMMANDS)}
     taken = {command.__name__ for commands in GROUPS.values() for command in commands}
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
     for name in sorted({*STUDIES, *named} - taken, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)):

@@ -46,16 +46,16 @@ def devices(
     if names:
         known = {name: load_cluster(name) for name in cluster_names()}
         if as_json:
-            print_json({name: found.description for name, found in known.items()})
+            print_json({name: described.description for name, described in known.items()})
         else:
-            listed = ((name, found.world_size, found.description) for name, found in known.items())
+            listed = ((name, described.world_size, described.description) for name, described in known.items())
             print_table("Clusters", ("name", "devices", "description"), listed, right=(1,))
     elif announce:
         _announce(name)
     elif discover:
         _discover(as_json=as_json)
     elif measure or links or layers:
-        found = load_cluster(cluster)
+        described = load_cluster(cluster)
         if measure + links + layers > 1:
             raise ConfigError(
                 "Several measurements were asked for.",
@@ -63,28 +63,28 @@ def devices(
                 "Give --measure, --links or --layers.",
             )
         if device is not None:
-            check_choice(f"device of cluster '{found.name}'", device, found.names)
+            check_choice(f"device of cluster '{described.name}'", device, described.names)
         from workbench.cli.measure import measure_devices, measure_layers, measure_links
 
         if measure or links:
             file = cluster_file(cluster)
             measured = (
-                measure_devices(found, file, as_json=as_json)
+                measure_devices(described, file, as_json=as_json)
                 if measure
-                else measure_links(found, file, fidelity, as_json=as_json)
+                else measure_links(described, file, fidelity, as_json=as_json)
             )
             if as_json:
                 print_json(measured)
         else:
             measure_layers(
-                job, found, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json
+                job, described, device=device, batch_sizes=tuple(batch), length=length, refresh=refresh, as_json=as_json
             )
     else:
-        found = load_cluster(cluster)
+        described = load_cluster(cluster)
         if as_json:
-            print_json(found)
+            print_json(described)
         else:
-            show_cluster(found)
+            show_cluster(described)
 
 
 def _announce(name: str) -> None:
@@ -99,24 +99,29 @@ def _announce(name: str) -> None:
 def _discover(*, as_json: bool) -> None:
     from workbench.runtime.discovery import discover, named_alike
 
-    found = discover()
+    candidates = discover()
     if as_json:
-        print_json([one._asdict() for one in found])
+        print_json([candidate._asdict() for candidate in candidates])
         return
     about = ("cores", "memory_mb", "machine", "framework", "battery", "version")
     rows = [
-        (shown(one.name), one.address, one.port, *(shown(one.about.get(key, ""), 20) for key in about)) for one in found
+        (
+            shown(candidate.name),
+            candidate.address,
+            candidate.port,
+            *(shown(candidate.about.get(key, ""), 20) for key in about),
+        )
+        for candidate in candidates
     ]
     print_table(
         "Devices in this network",
         ("device", "address", "port", "cores", "MB", "machine", "computes by", "battery", "version"),
         rows,
     )
-    if alike := named_alike(found):
+    if alike := named_alike(candidates):
         print_text(alike)
-    if found:
-        print_text(
-            f"Each is a candidate only.  Next: workbench kit init {' '.join(f'USER@{one.address}' for one in found)}"
-        )
+    if candidates:
+        users = " ".join(f"USER@{candidate.address}" for candidate in candidates)
+        print_text(f"Each is a candidate only.  Next: workbench kit init {users}")
     else:
         print_text("None.  On a device: workbench devices --announce, or install avahi-daemon there.")

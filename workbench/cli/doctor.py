@@ -80,21 +80,23 @@ def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
 
 
 def _python() -> list[Check]:
-    found = f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
+    version_text = (
+        f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
+    )
     old = sys.version_info < (3, 11)
-    return [Check("python", "missing" if old else "ok", found, "Install Python 3.11 or newer." if old else "")]
+    return [Check("python", "missing" if old else "ok", version_text, "Install Python 3.11 or newer." if old else "")]
 
 
 def _packages() -> list[Check]:
-    found, absent = [], []
+    installed, absent = [], []
     for package in PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            installed.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             absent.append(package)
     if absent:
         return [Check("packages", "missing", f"not installed: {', '.join(absent)}", INSTALL)]
-    return [Check("packages", "ok", ", ".join(found))]
+    return [Check("packages", "ok", ", ".join(installed))]
 
 
 def crashes_on_armv8_0(torch: str, machine: str, has_atomics: bool | None) -> bool:
@@ -129,57 +131,63 @@ def _links() -> list[Check]:
 
     support = probe()
     state: Literal["ok", "degraded"] = "ok" if support.fidelity == "kernel" else "degraded"
-    found = [Check("emulated links", state, f"{support.fidelity}: {support.reason}", support.remedy)]
+    checks = [Check("emulated links", state, f"{support.fidelity}: {support.reason}", support.remedy)]
     if not support.private:
-        told = (
+        exposure = (
             "other users of this machine can connect to the devices at 127.0.0.1 while a run lasts, and gloo asks "
             "nobody who he is"
         )
-        found.append(
+        checks.append(
             Check(
                 "devices' network",
                 "degraded",
-                told,
+                exposure,
                 "Run on a machine of your own, or where network namespaces are allowed.",
             )
         )
-    return found
+    return checks
 
 
 def _memory() -> list[Check]:
     import psutil
 
     memory = psutil.virtual_memory()
-    found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    available = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
     if memory.available < ENOUGH_MEMORY_BYTES:
         return [
             Check(
-                "memory", "degraded", found, "Close programs: four emulated devices and the notebook need about 4 GB."
+                "memory",
+                "degraded",
+                available,
+                "Close programs: four emulated devices and the notebook need about 4 GB.",
             )
         ]
-    return [Check("memory", "ok", found)]
+    return [Check("memory", "ok", available)]
 
 
 def _cores() -> list[Check]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    found = f"{cores} cores, load {load:.1f} over the last minute"
+    load_text = f"{cores} cores, load {load:.1f} over the last minute"
     if cores < 2:
         return [
             Check(
                 "cores",
                 "degraded",
-                found,
+                load_text,
                 "Emulate slower devices (smaller host_share): together they must fit the cores.",
             )
         ]
     if load > BUSY_LOAD_PER_CORE * cores:
         return [
             Check(
-                "cores", "degraded", found, "Wait until the machine is quiet: runs on a busy host are marked invalid."
+                "cores",
+                "degraded",
+                load_text,
+                "Wait until the machine is quiet: runs on a busy host are marked invalid.",
             )
         ]
-    return [Check("cores", "ok", found)]
+    return [Check("cores", "ok", load_text)]
 
 
 def _chromium() -> list[Check]:
@@ -215,12 +223,12 @@ def _disk() -> list[Check]:
     folder = cache_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    found = f"{free / 1e9:.1f} GB free for {folder}"
+    free_text = f"{free / 1e9:.1f} GB free for {folder}"
     if not os.access(existing, os.W_OK):
         return [Check("disk", "missing", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.")]
     if free < ENOUGH_DISK_BYTES:
-        return [Check("disk", "degraded", found, "Free some space, or set WORKBENCH_CACHE to another disk.")]
-    return [Check("disk", "ok", found)]
+        return [Check("disk", "degraded", free_text, "Free some space, or set WORKBENCH_CACHE to another disk.")]
+    return [Check("disk", "ok", free_text)]
 
 
 def _hub() -> list[Check]:

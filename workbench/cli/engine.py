@@ -202,16 +202,18 @@ def _train(trainer: Any, rows: Any, steps: int, learning_rate: float, seed: int,
         say(f"Going on behind step {trainer.step_number}")
     while trainer.step_number < steps:
         number = trainer.step_number
-        made = trainer.step(rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate)
-        losses.append(made.loss)
+        outcome = trainer.step(
+            rows.rows(step_indices(len(rows), trainer.config.batch_size, seed, number)), learning_rate
+        )
+        losses.append(outcome.loss)
         if log is not None:
-            if made.log is None:
+            if outcome.log is None:
                 raise ConfigError(
                     f"A log '{path}' was asked for.",
                     "The program draws noise that no log holds.",
                     "Export with --noise input.",
                 )
-            log.append(made.log)
+            log.append(outcome.log)
         if (number + 1) % REPORTED_STEPS == 0:
             say(
                 f"step {number + 1} of {steps}: loss "
@@ -226,8 +228,8 @@ def _tokenized(
     from workbench.methods.common.result import model_encoder
     from workbench.tasks import load_task
 
-    found = load_task(task, data=data, columns=columns, prompted=True, train_samples=samples)
-    encoded = model_encoder(found.template, model, length).split(found.train.prompts)
+    prompt_task = load_task(task, data=data, columns=columns, prompted=True, train_samples=samples)
+    encoded = model_encoder(prompt_task.template, model, length).split(prompt_task.train.prompts)
     if encoded.max_targets > targets:
         raise ConfigError(
             f"A program with {targets} label tokens was asked for.",
@@ -241,5 +243,5 @@ def _write_prompts(path: Path, encoded: EncodedPrompts, length: int) -> None:
     from workbench.methods.p_rge.inference_engine.config import EnginePrompts
     from workbench.tasks.prompts import collate_prompts
 
-    whole = collate_prompts(encoded, range(len(encoded)), length=length)
-    EnginePrompts(**{field.name: getattr(whole, field.name).numpy() for field in fields(EnginePrompts)}).write(path)
+    batch = collate_prompts(encoded, range(len(encoded)), length=length)
+    EnginePrompts(**{field.name: getattr(batch, field.name).numpy() for field in fields(EnginePrompts)}).write(path)

@@ -168,18 +168,22 @@ def with_options(
     """Return `filled` under the command's name, with options of these kinds in place of `replaced`, the command's own
     ones behind them.
     """
-    own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name not in replaced]
-    kinds = {**kinds, **{one.name: one.annotation for one in own}}
-    defaults = {**defaults, **{one.name: one.default for one in own}}
-    made = functools.wraps(command)(filled)
-    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    parameters = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name not in replaced
+    ]
+    kinds = {**kinds, **{parameter.name: parameter.annotation for parameter in parameters}}
+    defaults = {**defaults, **{parameter.name: parameter.default for parameter in parameters}}
+    wrapped = functools.wraps(command)(filled)
+    wrapped.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kinds[name])
             for name in kinds
         ]
     )
-    made.__annotations__ = kinds
-    return made
+    wrapped.__annotations__ = kinds
+    return wrapped
 
 
 def task_of(task: str | None, data: str | None) -> str:
@@ -189,13 +193,15 @@ def task_of(task: str | None, data: str | None) -> str:
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:
     """Return the method's settings from KEY=VALUE words."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in given or ():
         key, value = key_and_value(word, "reduction=8")
-        if key in found:
-            raise ConfigError(f"The option '{word}' was given.", f"{key}={found[key]} was given, too.", "Name it once.")
-        found[key] = parsed(value)
-    return found
+        if key in settings:
+            raise ConfigError(
+                f"The option '{word}' was given.", f"{key}={settings[key]} was given, too.", "Name it once."
+            )
+        settings[key] = parsed(value)
+    return settings
 
 
 def key_and_value(word: str, example: str) -> tuple[str, str]:
@@ -285,7 +291,7 @@ def method_help(method: str, command: str) -> list[str]:
     """Return lines on a method's options: each with its default, and the paper's value where that differs; what they
     mean.
     """
-    others = ", ".join(one for one in registered() if one != method)
+    others = ", ".join(name for name in registered() if name != method)
     more = f"Those of {others}: workbench {command} --method NAME --help"
     try:
         declared = declaration_of(method)

@@ -119,12 +119,12 @@ def kit(
         for device in cluster.devices:  # one after another: all keys are in one file, which ssh-keygen rewrites
             forget_host(device)
     work = {"check": _check, "setup": _setup, "upgrade": _setup, "clean": _clean}[action]
-    found = _on_all(cluster, work, trusts_new=trust and action == "check")
+    findings = _on_all(cluster, work, trusts_new=trust and action == "check")
     if as_json:
-        print_json([one._asdict() for one in found])
+        print_json([finding._asdict() for finding in findings])
     else:
-        _show(cluster, found)
-    if any(one.problem for one in found):
+        _show(cluster, findings)
+    if any(finding.problem for finding in findings):
         raise typer.Exit(USER_ERROR)
 
 
@@ -132,14 +132,14 @@ def _found(user: str) -> list[tuple[str, int]]:
     """Return the addresses and ports of the devices in this network.  Raises ConfigError if there is none."""
     from workbench.runtime.discovery import discover
 
-    found = [(f"{user}@{one.address}", one.port) for one in discover()]
-    if not found:
+    addresses = [(f"{user}@{device.address}", device.port) for device in discover()]
+    if not addresses:
         asked, todo = (
             "The devices in this network were asked for.",
             "Install avahi-daemon on them, or give their addresses.",
         )
         raise ConfigError(asked, "None announces its SSH.", todo)
-    return found
+    return addresses
 
 
 def _named(words: list[str]) -> list[tuple[str, int]]:
@@ -150,15 +150,15 @@ def _named(words: list[str]) -> list[tuple[str, int]]:
     from workbench.runtime.discovery import SSH_PORT, listening
 
     lines = [line for word in words for line in (_lines(word) if _is_file(word) else [word])]
-    found: list[tuple[str, int]] = []
+    addresses: list[tuple[str, int]] = []
     for text in filter(None, (line.partition("#")[0].strip() for line in lines)):
         user, at, host = text.rpartition("@")
         if "/" in host and "://" not in text:
-            found += [(f"{user}{at}{one}", SSH_PORT) for one in listening(host)]
+            addresses += [(f"{user}{at}{address}", SSH_PORT) for address in listening(host)]
         else:
             address, port = split_address(text)
-            found.append((address, port or SSH_PORT))
-    return found
+            addresses.append((address, port or SSH_PORT))
+    return addresses
 
 
 _FILES = re.compile(r"[~./].*|.*\.(txt|list|lst|csv|tsv|md|toml|ini|conf|cfg|json|ya?ml)", re.IGNORECASE)
@@ -173,8 +173,8 @@ def _lines(word: str) -> list[str]:
     return read_text(os.path.expanduser(word), "the addresses", most_bytes=LARGEST_TOML).splitlines()
 
 
-def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
-    addresses = [address for address, _ in found]
+def _init(logins: list[tuple[str, int]], file: Path, model: str) -> None:
+    addresses = [address for address, _ in logins]
     if not addresses:
         raise ConfigError(
             "A kit was to be described.", "No address is given.", "Give one for each device: pi@10.0.0.4 pi@10.0.0.5."
@@ -193,17 +193,17 @@ def _init(found: list[tuple[str, int]], file: Path, model: str) -> None:
         )
     require_writable(file)
     names: list[str] = []
-    for address, port in found:
+    for address, port in logins:
         host = address.rpartition("@")[2]
         name = host if host.replace(".", "").isdigit() else host.partition(".")[0]
-        if (address, port) in found[: len(names)]:
+        if (address, port) in logins[: len(names)]:
             raise ConfigError(
                 f"A kit with '{shown(address)}' was asked for.", "It is named twice.", "Name each device once."
             )
         names.append(name if name not in names else host)
     tables = "".join(
         f'\n[[device]]\nname = "{name}"\naddress = "{address}"\n' + (f"port = {port}\n" if port != 22 else "")
-        for name, (address, port) in zip(names, found, strict=True)
+        for name, (address, port) in zip(names, logins, strict=True)
     )
     write_text(file, f'name = "kit"\n\n[defaults]\nmodel = "{model}"\n{tables}')
     try:
@@ -339,18 +339,18 @@ def _clean(device: Device, connection: Connection) -> Found:
     return Found(device.name, device.address or "")
 
 
-def _show(cluster: Cluster, found: list[Found]) -> None:
+def _show(cluster: Cluster, findings: list[Found]) -> None:
     rows = []
-    for one, device in zip(found, cluster.devices, strict=True):
-        facts, state = one.facts, "see below" if one.problem else "ok"
+    for finding, device in zip(findings, cluster.devices, strict=True):
+        facts, state = finding.facts, "see below" if finding.problem else "ok"
         if "cores" not in facts:
-            rows.append((one.device, one.address, state, *("",) * 7))
+            rows.append((finding.device, finding.address, state, *("",) * 7))
             continue
         heat, clock = facts["temperature_c"], facts.get("clock_off_s")
         rows.append(
             (
-                one.device,
-                one.address,
+                finding.device,
+                finding.address,
                 state,
                 f"{facts['python']} {facts['machine']}",
                 facts["cores"],
@@ -363,6 +363,6 @@ def _show(cluster: Cluster, found: list[Found]) -> None:
         )
     columns = ("device", "address", "state", "Python", "cores", "free MB", "disk GB", "°C", "clock ms", "libraries")
     print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
-    for one in found:
-        if one.problem:
-            print_text(f"{one.device}: {one.problem}\n  -> {one.todo}")
+    for finding in findings:
+        if finding.problem:
+            print_text(f"{finding.device}: {finding.problem}\n  -> {finding.todo}")

@@ -49,12 +49,12 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             for device in devices
         }
         _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
-    found = {"host": host, "devices": devices}
+    result = {"host": host, "devices": devices}
     for device in devices:
         if device.swaps:
             say(f"Warning: {device.swaps}")
     if as_json:
-        return found
+        return result
 
     def row(
         name: str, flops: float, memory: float | None, storage: float, budget: int | None, source: str
@@ -80,17 +80,28 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
         rows.append(
             row("this machine", host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s, None, source)
         )
-    for one in devices:
-        source = "emulated" if one.emulated else "catalogue" if one.memory_bytes_per_s is None else "measured"
+    for device in devices:
+        source = "emulated" if device.emulated else "catalogue" if device.memory_bytes_per_s is None else "measured"
         rows.append(
-            row(one.name, one.flops_per_s, one.memory_bytes_per_s, one.storage_bytes_per_s, one.memory_bytes, source)
+            row(
+                device.name,
+                device.flops_per_s,
+                device.memory_bytes_per_s,
+                device.storage_bytes_per_s,
+                device.memory_bytes,
+                source,
+            )
         )
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
     print_table(title, columns, rows, right=(1, 2, 3, 4))
     machines = {"this machine": () if host is None else host.processors} | {
         device.name: device.processors for device in devices
     }
-    processors = [(name, *one[:2], f"{one.flops_per_s / GIGA:.1f}") for name, own in machines.items() for one in own]
+    processors = [
+        (name, *processor[:2], f"{processor.flops_per_s / GIGA:.1f}")
+        for name, machine_processors in machines.items()
+        for processor in machine_processors
+    ]
     if processors:
         print_table(
             "Processors found, with each library that they can use",
@@ -98,7 +109,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             processors,
             right=(3,),
         )
-    return found
+    return result
 
 
 def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: bool) -> dict[str, Any]:
@@ -110,7 +121,9 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
         say(f"{cluster.size_words} compute for {minutes:g} minutes")
     require_writable(file)
     samples = survey_sustained(cluster, 60 * minutes)
-    curves = {name: curve_of([(one.busy_s, one.flops_per_s) for one in taken]) for name, taken in samples.items()}
+    curves = {
+        name: curve_of([(sample.busy_s, sample.flops_per_s) for sample in taken]) for name, taken in samples.items()
+    }
     written = {name: [[level.heat_s, level.speed] for level in levels] for name, levels in curves.items()}
     _keep(
         file,
@@ -118,19 +131,19 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
             tables | {"device": [table | {"sustained": written[table["name"]]} for table in tables["device"]]}
         ),
     )
-    found = {"sustained": [{"device": name, "curve": written[name], "samples": samples[name]} for name in samples]}
+    result = {"sustained": [{"device": name, "curve": written[name], "samples": samples[name]} for name in samples]}
     if as_json:
-        return found
+        return result
     rows = []
     for name, taken in samples.items():
         first, last = taken[0], taken[-1]
-        throttled = next((f"{one.busy_s:.0f} s" for one in taken if one.is_throttled), "never")
+        throttled = next((f"{sample.busy_s:.0f} s" for sample in taken if sample.is_throttled), "never")
         heat = "-" if last.temperature_c is None else f"{first.temperature_c or 0:.0f} to {last.temperature_c:.0f}"
         speeds = f"{first.flops_per_s / GIGA:.1f}", f"{last.flops_per_s / GIGA:.1f}"
         rows.append((name, *speeds, heat, throttled, as_text(curves[name])))
     columns = ("device", "GFLOP/s cold", "at the end", "°C", "says it throttles", "sustained")
     print_table(f"Sustained speed of {cluster.name} over {minutes:g} minutes", columns, rows, right=(1, 2, 3))
-    return found
+    return result
 
 
 def _described(processors: Sequence[ProcessorRate]) -> dict[str, Any]:
@@ -138,8 +151,8 @@ def _described(processors: Sequence[ProcessorRate]) -> dict[str, Any]:
     one.
     """
     best: dict[str, float] = {}
-    for one in processors:
-        best[one.processor] = max(best.get(one.processor, 0.0), one.flops_per_s)
+    for measured in processors:
+        best[measured.processor] = max(best.get(measured.processor, 0.0), measured.flops_per_s)
     listed = [{"name": name, "gflops": round(rate / GIGA, 3)} for name, rate in best.items()]
     return {"processor": listed} if len(listed) > 1 else {}
 
@@ -157,7 +170,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     used, links = survey.fidelity, survey.rows
     label = f"real, {cluster.data}" if used == "real" else f"emulated, {used} links"
     if cluster.is_real:
-        kept = [
+        link_tables = [
             {
                 "from": link.source,
                 "to": link.destination,
@@ -166,8 +179,8 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
             }
             for link in links
         ]
-        _keep(file, lambda tables: {"medium": survey.medium} | tables | {"medium": survey.medium, "link": kept})
-    found = {
+        _keep(file, lambda tables: {"medium": survey.medium} | tables | {"medium": survey.medium, "link": link_tables})
+    result = {
         "cluster": cluster.name,
         "label": label,
         "links": as_builtins(links),
@@ -175,7 +188,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         "medium": survey.medium,
     }
     if as_json:
-        return found
+        return result
     rows = [
         (
             f"{link.source} > {link.destination}",
@@ -193,7 +206,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         f"While {cluster.size_words} send at once, a message takes {survey.at_once:.2f} times as long as alone: "
         f"{means} (medium: {survey.medium}; described: {cluster.medium})."
     )
-    return found
+    return result
 
 
 def _keep(file: Path, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -207,14 +220,14 @@ def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
         f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in tables.items() if not _is_nested(value)
     )
     for name, value in tables.items():
-        for one in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
+        for entry in (value if isinstance(value, list) else [value]) if _is_nested(value) else ():
             head = f"[[{inside}{name}]]" if isinstance(value, list) else f"[{inside}{name}]"
-            text += f"\n{head}\n{_as_toml(one, f'{inside}{name}.')}"
+            text += f"\n{head}\n{_as_toml(entry, f'{inside}{name}.')}"
     return text
 
 
 def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(one, dict) for one in value))
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(entry, dict) for entry in value))
 
 
 def measure_layers(

@@ -154,9 +154,9 @@ def print_piece(text: str) -> None:
 
 
 def print_entry(head: str, text: str, *, colour: str = "", coloured: int = 0) -> None:
-    """Print a head and a text, which in a terminal wraps beside the head.
+    """Print a head and a text. In a terminal the text wraps next to the head.
 
-    colour: of the head's first `coloured` characters, where stdout is a terminal that may have colours
+    colour: the head's first `coloured` characters get it if stdout is a terminal that may have colours
     (https://no-color.org).
     """
     in_terminal = sys.stdout.isatty()
@@ -198,7 +198,7 @@ def print_table(
     width = console.width if sys.stdout.isatty() else 10_000
     parts: list[list[int]] = [list(range(keys))]
     for index in range(keys, len(columns)):
-        if keys < len(parts[-1]) and keys and sum(least[at] for at in (*parts[-1], index)) > width:
+        if keys < len(parts[-1]) and keys and sum(least[column] for column in (*parts[-1], index)) > width:
             parts.append(list(range(keys)))
         parts[-1].append(index)
     for part in parts:

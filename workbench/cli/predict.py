@@ -43,20 +43,20 @@ def predict(
     from workbench.tasks.tables import whole_characters
 
     model = load_result(result)
-    given = [whole_characters(one) for one in (texts, pair) if one]
+    given = [whole_characters(column) for column in (texts, pair) if column]
     rows = model.read(str(file), columns or None) if file is not None else list(zip(*given, strict=True))
     answers = model.predict(rows)
     if as_json:
         names = model.about.texts
         print_json(
             [
-                {"sample": dict(zip(names, row, strict=True)), **one._asdict()}
-                for row, one in zip(rows, answers, strict=True)
+                {"sample": dict(zip(names, row, strict=True)), **answer._asdict()}
+                for row, answer in zip(rows, answers, strict=True)
             ]
         )
         return
-    shown = [one.answer if isinstance(one.answer, str) else f"{one.answer:.4g}" for one in answers]
-    sure = [f"{max(one.probabilities.values()):.2f}" if one.probabilities else "" for one in answers]
+    shown = [answer.answer if isinstance(answer.answer, str) else f"{answer.answer:.4g}" for answer in answers]
+    sure = [f"{max(answer.probabilities.values()):.2f}" if answer.probabilities else "" for answer in answers]
     table = zip(shown, sure, (" | ".join(row) for row in rows), strict=True)
     print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
 
@@ -103,20 +103,23 @@ def evaluate(
     if samples is not None and samples < 1:
         raise ConfigError(f"An evaluation of {samples} samples was asked for.", "That is none.", "Raise --samples.")
     if find_result(model) is None:
-        made = _prompted(model, task or DEFAULTS.task, data, columns, split, samples, calibration, max_length or 256)
+        evaluation = _prompted(
+            model, task or DEFAULTS.task, data, columns, split, samples, calibration, max_length or 256
+        )
     else:
         if task is not None or max_length is not None:
             asked = f"An evaluation of '{model}' with another task or max_length was asked for."
             raise ConfigError(asked, "It has those of its training.", "Leave --task and --max-length out.")
-        made = load_result(model).evaluate(data, columns or None, split=split, samples=samples, calibration=calibration)
-    if as_json:
-        print_json({"model": model, **made._asdict()})
-    else:
-        for name, value in made.metrics.items():
-            print_text(f"{name:<11} {value:.3f}")
-        print_text(
-            f"({made.samples} samples: {made.source}{'' if calibration == 'none' else f', calibration {calibration}'})"
+        evaluation = load_result(model).evaluate(
+            data, columns or None, split=split, samples=samples, calibration=calibration
         )
+    if as_json:
+        print_json({"model": model, **evaluation._asdict()})
+    else:
+        for name, value in evaluation.metrics.items():
+            print_text(f"{name:<11} {value:.3f}")
+        calibrated = "" if calibration == "none" else f", calibration {calibration}"
+        print_text(f"({evaluation.samples} samples: {evaluation.source}{calibrated})")
 
 
 def _prompted(
@@ -143,13 +146,13 @@ def _prompted(
         loaded, description = load_trained(trained)
         name = description.model
     limit: dict[str, Any] = {f"{split}_samples": samples}
-    found = load_task(task, data=data, columns=columns, prompted=True, **limit)
+    prompt_task = load_task(task, data=data, columns=columns, prompted=True, **limit)
     if trained is None:
         loaded = load_causal_model(model, TrainableConfig())
-    chosen, unlabelled = getattr(found, split).prompts, found.train.prompts
+    chosen, unlabelled = getattr(prompt_task, split).prompts, prompt_task.train.prompts
     say(
         f"{name}{', zero-shot' if trained is None else f' with the values of {model}'}: {len(chosen)} prompts of {task}"
     )
-    encoder = model_encoder(found.template, name, max_length)
-    made = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
-    return Evaluation({made.metric: made.value}, len(chosen), f"the {split} split of {task}")
+    encoder = model_encoder(prompt_task.template, name, max_length)
+    scored = score(loaded.logits_at, chosen, encoder, calibration=calibration, unlabelled=unlabelled)
+    return Evaluation({scored.metric: scored.value}, len(chosen), f"the {split} split of {task}")

@@ -26,10 +26,10 @@ def report(
     require_writable(share)
     from workbench.runs.board_report import board_report, summary_of
 
-    made = board_report(name)
+    board = board_report(name)
     if share is not None:
-        write_text(share, to_json(made) + "\n")
+        write_text(share, to_json(board) + "\n")
     if as_json or share is None:
-        print_json(made)
+        print_json(board)
     else:
-        print_text(f"{share}: {summary_of(made)}.  Read it before you send it.")
+        print_text(f"{share}: {summary_of(board)}.  Read it before you send it.")

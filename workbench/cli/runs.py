@@ -41,7 +41,7 @@ def runs(
 
     given = list(names or ())
     if action == "list":
-        found = [
+        past_runs = [
             run
             for run in history.find_runs(given)
             if (tag is None or tag in run.tags)
@@ -51,9 +51,9 @@ def runs(
             )
         ]
         if as_json:
-            print_json(found)
+            print_json(past_runs)
         else:
-            _show(found, given, is_filtered=bool(given or method or model or task or tag))
+            _show(past_runs, given, is_filtered=bool(given or method or model or task or tag))
         return
     if not given:
         raise ConfigError(f"`workbench runs {action}` was called.", "No run is named.", "`workbench runs` lists them.")
@@ -74,21 +74,21 @@ def runs(
         print_json(removed)
 
 
-def _show(found: list[PastRun], places: list[str], *, is_filtered: bool) -> None:
+def _show(past_runs: list[PastRun], places: list[str], *, is_filtered: bool) -> None:
     from workbench.runs.history import ago, runs_folder
 
     where = ", ".join(places) or str(runs_folder())
-    if not found:
+    if not past_runs:
         print_text(f"No such run in {where}." if is_filtered else f"No runs yet in {where}.")
         print_text("Next        workbench run, which keeps a run there")
         return
-    print_text(f"{len(found)} run{'s' * (len(found) > 1)} in {where}\n")
-    for run in found:
+    print_text(f"{len(past_runs)} run{'s' * (len(past_runs) > 1)} in {where}\n")
+    for run in past_runs:
         head = f"{run.state:<15}{ago(run.changed_s):>8}  "
         tags = f" [{', '.join(run.tags)}]" if run.tags else ""
         print_entry(head, f"{run.name}{tags}", colour=STATE_COLOURS[run.state], coloured=len(run.state))
         print_entry(" " * len(head), run.words)
-    finished = [run.name for run in found if run.state == "finished"]
+    finished = [run.name for run in past_runs if run.state == "finished"]
     if len(finished) > 1 and not places:
         print_text(f"\nNext        workbench compare {finished[1]} {finished[0]}")
 

@@ -75,9 +75,9 @@ def schedule(
         from workbench.plots.export import write_html
 
         write_html(gantt(timeline), draw)
-    found = _summary(what, program, timeline, contexts)
+    facts = _summary(what, program, timeline, contexts)
     if as_json:
-        print_json(found)
+        print_json(facts)
         return
     if grid:
         kinds = frozenset(op.kind for ops in program.schedule.ops for op in ops) - (COMMUNICATION - COLLECTIVES)
@@ -95,7 +95,7 @@ def schedule(
                 f"{row['peak_bytes'] / 1e6:.6g}",
                 f"{row['bytes_sent'] / 1e6:.6g}",
             )
-            for row in found["ranks"]
+            for row in facts["ranks"]
         ),
         right=range(1, 7),
     )
@@ -105,11 +105,13 @@ def _list(as_json: bool) -> None:
     from workbench.cli.published import PUBLISHED
 
     if as_json:
-        print_json({name: {"paper": one.paper, "sizes": dict(one.sizes)} for name, one in PUBLISHED.items()})
+        print_json(
+            {name: {"paper": published.paper, "sizes": dict(published.sizes)} for name, published in PUBLISHED.items()}
+        )
         return
     rows = (
-        (name, one.paper, " ".join(f"{key}={value}" for key, value in one.sizes.items()))
-        for name, one in PUBLISHED.items()
+        (name, published.paper, " ".join(f"{key}={value}" for key, value in published.sizes.items()))
+        for name, published in PUBLISHED.items()
     )
     print_table("Published schedules", ("name", "of", "sizes"), rows)
 
@@ -191,10 +193,10 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
     makespan_s = timeline.makespan_s
     ranks = []
     for rank, (name, spans) in enumerate(zip(program.devices, timeline.by_rank(), strict=True)):
-        own = replace(
+        of_rank = replace(
             timeline, spans=tuple(spans)
         )  # with thousands of ranks, all spans once for each would take minutes
-        busy_s = own.busy_s(rank)
+        busy_s = of_rank.busy_s(rank)
         ranks.append(
             {
                 "device": name,
@@ -203,7 +205,7 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
                 "idle_share": 1 - busy_s / makespan_s if makespan_s else 0.0,
                 "contexts": contexts[rank],
                 "peak_bytes": timeline.peak_bytes(rank),
-                "bytes_sent": own.bytes_sent(rank),
+                "bytes_sent": of_rank.bytes_sent(rank),
             }
         )
     return {

@@ -149,7 +149,7 @@ def _serve(
     from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
     from workbench.methods.galaxy_plus.serving.serve import serve_emulated
 
-    asked = HostQuestion(model=model, longest=stream.length)
+    question = HostQuestion(model=model, longest=stream.length)
     settings |= {"stream": stream, "on_event": lambda event: say(event_line(event, cluster))}
     if cluster.is_real:
         from workbench.methods.galaxy_plus.method import measure_rank
@@ -157,11 +157,13 @@ def _serve(
         with over_ssh(cluster) as real:
             real.bring_model(model)
             say(f"Profiling {cluster.size_words}")
-            host = of_devices(real.run(measure_rank, [(asked, False)] * cluster.world_size))
+            host = of_devices(real.run(measure_rank, [(question, False)] * cluster.world_size))
             report = serve_stream(model, cluster, real, host, **settings)
     else:
         require_emulated(cluster)
-        report = serve_emulated(asked, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings)
+        report = serve_emulated(
+            question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings
+        )
     return replace(report, environment=environment())
 
 

@@ -129,12 +129,12 @@ def sweep(
     failed = [done for done in ended if done.error is not None]
     succeeded = [done for done in ended if done.error is None]
     if as_json:
-        told = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
-        told["failed"] = [
+        outcome = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
+        outcome["failed"] = [
             {"point": done.point.settings, "error": type(done.error).__name__, "message": str(done.error)}
             for done in failed
         ]
-        print_json(json.loads(json.dumps(told, default=str)))
+        print_json(json.loads(json.dumps(outcome, default=str)))
     elif succeeded:
         _show([out / f"{done.point.name}.json" for done in succeeded])
     say(f"{len(succeeded)} of {len(points)} points done in {time.monotonic() - began:.0f} s. Table: {written}")
@@ -189,19 +189,19 @@ def _show(reports: Sequence[Path]) -> None:
 
 def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the values of the options that were given, by their names in a grid."""
-    found: dict[str, list[Any]] = {}
+    grid: dict[str, list[Any]] = {}
     for name, value in named.items():
         if value is None:
             continue
         if name == "options":
             for key, text in (key_and_value(word, "rank=4,8") for word in value):
-                found[f"option.{key}"] = [parsed(one) for one in _values(text)]
+                grid[f"option.{key}"] = [parsed(part) for part in _values(text)]
         else:
-            found[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
-            if "" in found[name] and name not in WHOLE:
+            grid[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
+            if "" in grid[name] and name not in WHOLE:
                 asked = f"The values '{value}' of {name} were given."
                 raise ConfigError(asked, "One of them is empty.", "Write values with a comma between two.")
-    return found
+    return grid
 
 
 def _values(text: str) -> list[Any]:

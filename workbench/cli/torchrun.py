@@ -69,13 +69,13 @@ def command(
         job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
     plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
     described = load_cluster(cluster)
-    made = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
+    run_report = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
     if report is not None:
-        made.write(report)
+        run_report.write(report)
     if as_json:
-        print_json(made)
+        print_json(run_report)
     else:
-        print_text(summary(made))
+        print_text(summary(run_report))
 
 
 def lead(
@@ -93,8 +93,8 @@ def lead(
     Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a
     machine cannot see workdir.
     """
-    own = "" if local_folder is None else str(local_folder / run_name(job, cluster))
-    engines.lead(cluster, own)
+    own_folder = "" if local_folder is None else str(local_folder / run_name(job, cluster))
+    engines.lead(cluster, own_folder)
     folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
     _require_shared(engines, cluster, folder)
     with RunProgress(job, cluster) as progress:
@@ -108,7 +108,7 @@ def lead(
             chosen_plan=plan,
             engines=engines,
         )
-    if own:
+    if own_folder:
         engines.run(remove_own_files, [None] * engines.world_size)
     return report
 

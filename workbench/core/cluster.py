@@ -255,10 +255,10 @@ class Cluster:
         Through a switch it has the rate of the slower access link.  Through an access point each byte is sent twice, at
         the rates of both.  Its latency is the sum of both latencies, and of the mean jitter.
         """
-        found = self._links.get((source, destination))
-        if found is None:
-            found = self._links[source, destination] = self._link(source, destination)
-        return found
+        link = self._links.get((source, destination))
+        if link is None:
+            link = self._links[source, destination] = self._link(source, destination)
+        return link
 
     @functools.cached_property
     def _links(self) -> dict[tuple[int, int], Link]:

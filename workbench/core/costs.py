@@ -100,13 +100,13 @@ class TableCosts:
 
     def spec(self, value: Value) -> Spec:
         """Return the table's bytes or spec for the name, 0 bytes if it is missing."""
-        found = self._specs.get(value)
-        if found is None:
+        spec = self._specs.get(value)
+        if spec is None:
             entry = self.bytes_by_name.get(value.name, TOKEN)
             if callable(entry):
                 entry = entry(value)
-            found = self._specs[value] = entry if isinstance(entry, Spec) else opaque(entry)
-        return found
+            spec = self._specs[value] = entry if isinstance(entry, Spec) else opaque(entry)
+        return spec
 
     @cached_property
     def _specs(self) -> dict[Value, Spec]:

@@ -108,13 +108,13 @@ def make_folder(folder: Path | str) -> Path:
     return folder
 
 
-def place_folder(made: Path, path: Path) -> None:
+def place_folder(complete: Path, path: Path) -> None:
     """Give a folder of a cache its name.  If another process was faster, its folder, which is the same, stays.
 
     Raises OSError.
     """
     try:
-        os.rename(made, path)
+        os.rename(complete, path)
     except OSError:
         if not path.is_dir():
             raise

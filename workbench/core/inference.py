@@ -63,7 +63,8 @@ class StackShape:
     def kept_bytes(self, tokens: int, memory_tokens: int = 0) -> int:
         """Return the bytes of the keys and values that one unit of a layer keeps.
 
-        tokens: number of those that the self-attention has read.  memory_tokens: of those of the encoder's output.
+        tokens: number of tokens that the self-attention has read.  memory_tokens: number of tokens in the encoder's
+        output.
         """
         per_token = self.kv_unit_bytes or 2 * self.hidden_bytes // self.num_units
         return per_token * (tokens + memory_tokens * self.has_cross_attention)

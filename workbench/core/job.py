@@ -41,9 +41,9 @@ _READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.fact
 class Job:
     """method: how to train, or to answer.  model: a name of the list, a folder or a hub name.  task: what is learnt.
 
-    epochs: passes over the training samples.  seed: of splits, order and initial weights.  batch_size: number of
-    samples of one optimizer step.  weight_decay, warmup_fraction: AdamW's, and the share of the steps in which the
-    learning rate rises.
+    epochs: passes over the training samples.  seed: random seed of splits, data order and initial weights.  batch_size:
+    number of samples of one optimizer step.  weight_decay, warmup_fraction: AdamW's, and the share of the steps in
+    which the learning rate rises.
 
     train_samples, validation_samples, test_samples: None takes the task's whole split.
     learning_rate: the peak; None: ADAPTER_RATE, or FULL_RATE if the technique is full fine-tuning.

@@ -189,11 +189,11 @@ class Profile:
     ) -> float:
         """Return the seconds of a kind of operation over layers [start, stop), by default over all, on a device."""
         key = (rank, kind, batch, sequence_length, start, stop)
-        found = self._found.get(key)
-        if found is None:
-            found = sum(layer.seconds(kind, batch, sequence_length) for layer in self.layers[rank][start:stop])
-            self._found[key] = found
-        return found
+        seconds = self._found.get(key)
+        if seconds is None:
+            seconds = sum(layer.seconds(kind, batch, sequence_length) for layer in self.layers[rank][start:stop])
+            self._found[key] = seconds
+        return seconds
 
     @cached_property
     def _found(self) -> dict[tuple[int, str, int, int, int, int | None], float]:

@@ -138,7 +138,7 @@ class Report(SourcedReport):
     phases_s: seconds outside of the epochs (redistribution, snapshots).  spent_s: seconds of this host's clock, by
     stage of the run.
     plan: the first plan of the run; recoveries list devices lost or regained, and notes describe the later plans.
-    step_parts: of a typical step of the first epoch under this plan, simulated.
+    step_parts: the simulated parts of a typical first-epoch step under this plan.
     """
 
     mode: Literal["simulate", "execute"]

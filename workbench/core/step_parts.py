@@ -24,8 +24,8 @@ TOLD_FROM = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """The parts of a simulated step.  shares: of its seconds, which add up to 1.  busiest: the device that computes
-    most.
+    """The parts of a simulated step.  shares: each part's share of its seconds; they add up to 1.  busiest: the device
+    that computes most.
 
     roomy_s: seconds of a step of the plan that the planner makes where memory has no limit, if that is clearly faster.
     roomy_plan: its layers on its devices, in words.

@@ -91,8 +91,8 @@ SCORED, TIMED = "samples scored", "timings"
 
 
 def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
-    """Return what tells a waiting user how far a phase is.  before: of so many `rounds` of equal length are done
-    already.
+    """Return a callback that tells a waiting user how far a phase is.  before: how many of its equally long `rounds`
+    are done already.
     """
 
     def report(done: int, count: int) -> None:
@@ -124,7 +124,7 @@ class Prediction:
     """The simulated course of a whole job.  steps[i].predicted_s is set; phases_s: seconds of each phase between
     epochs.
 
-    recoveries, notes: of the job's faults.
+    recoveries, notes: what the job's faults lead to.
     """
 
     steps: tuple[StepRecord, ...]
@@ -138,8 +138,8 @@ class Prediction:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The result of an execution: the measured side of a Report.  technique: of the adapter in artifacts["adapter"], ''
-    without one.
+    """The result of an execution: the measured side of a Report.  technique: the technique of the adapter in
+    artifacts["adapter"], '' without one.
     """
 
     fidelity: Literal["kernel", "paced", "real"]

@@ -69,10 +69,10 @@ class Calibration:
 
             return find_dilation(late_share)
 
-        asked = asked_dilation()
-        found = cached(self._key, measure, float)[0] if asked is None else asked
-        self._engines.dilate(found)
-        return found
+        given = asked_dilation()
+        dilation = cached(self._key, measure, float)[0] if given is None else given
+        self._engines.dilate(dilation)
+        return dilation
 
     def forget(self) -> None:
         """Discard the kept value, because this run could not keep pace; the next run measures again."""

@@ -19,7 +19,7 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
     """Check what needs neither the model nor the data: the method's settings, the faults' devices, the place of the
     data.
 
-    engines: of real devices.  Raises ConfigError or MissingDataError.
+    engines: the real devices' engines.  Raises ConfigError or MissingDataError.
     """
     declared = declaration_of(job.method)
     with_jax = [device.name for device in cluster.devices if device.framework == "jax"]
@@ -66,7 +66,7 @@ def prepared_job(
     impossible faults.
 
     warms_up: import the engines' libraries in another process meanwhile; both finish before anything is measured.
-    engines: of real devices.
+    engines: the real devices' engines.
     """
     require_possible(method, job, cluster, engines)
     if warms_up:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str] = ()) -> SshEngines:
     """Return a cluster's real devices, which are connected inside a `with` block.  Raises ConfigError.
 
-    folder: of the run.  imports: what their engines will need and import meanwhile.
+    folder: the run's folder.  imports: modules that their engines will need and import meanwhile.
     """
     from workbench.methods.calls import CALLS
     from workbench.runtime.ssh_devices import SshEngines, require_addresses
@@ -33,7 +33,7 @@ def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str
 
 @contextlib.contextmanager
 def connected(job: Job, cluster: Cluster, folder: Path, notify: Notify = ignore) -> Iterator[SshEngines]:
-    """Lend a cluster's real devices, which have the job's model then.  folder: of the run."""
+    """Lend a cluster's real devices after the job's model was brought to them.  folder: the run's folder."""
     devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
     notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
     with devices as real:

@@ -22,7 +22,7 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
     if not any(device.sustained for device in cluster.devices):
         return cold
     steady = replace(cluster, devices=tuple(replace(device, sustained=()) for device in cluster.devices))
-    cold_s, never_hot_s = (_run_s(method, Planned(prepared, costs, one, cold)) for one in (cluster, steady))
+    cold_s, never_hot_s = (_run_s(method, Planned(prepared, costs, variant, cold)) for variant in (cluster, steady))
     speeds = [speed_at(device.sustained, cold_s) for device in cluster.devices]
     hot = cold
     if min(speeds) < 1:

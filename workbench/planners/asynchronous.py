@@ -107,7 +107,7 @@ def _best_by_count(costs: Equation3, ends: Sequence[_State], following: _Followi
     """
     if costs.versions != "vertical_sync":
         return _best(costs, costs.most_stages, ends, following, only_whole=False)
-    return min(_best_of_each_count(costs, ends, following), key=lambda one: one.pace_s)
+    return min(_best_of_each_count(costs, ends, following), key=lambda partition: partition.pace_s)
 
 
 def _best_of_each_count(costs: Equation3, ends: Sequence[_State], following: _Following) -> list[Partition]:
@@ -132,7 +132,7 @@ def _best(
     ends: the possible ends of pipelines, shorter ones first.  following: those that may follow a first device.
     only_whole: whether the pipeline must have num_stages devices.
     """
-    whole = [end for end in ends if end.behind == num_stages - 1 or not only_whole]
+    candidates = [end for end in ends if end.behind == num_stages - 1 or not only_whole]
 
     def stage(end: _State) -> np.ndarray:
         return costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
@@ -144,17 +144,17 @@ def _best(
             _State, tuple[np.ndarray, list[_State]]
         ] = {}  # by x: where the first device stops, and the end that follows
         for end in ends:
-            own = stage(end) if limit_s is None else np.where(stage(end) <= limit_s, 0.0, np.inf)
+            first_s = stage(end) if limit_s is None else np.where(stage(end) <= limit_s, 0.0, np.inf)
             if not end.behind:
-                least[end] = own[:, -1]
+                least[end] = first_s[:, -1]
                 continue
             later = following(end)
-            rest = np.array([_after(costs, end.rank, one.rank, least[one], limit_s) for one in later])
-            table = np.maximum(own, rest.min(axis=0)) if limit_s is None else own + rest.min(axis=0)
+            rest = np.array([_after(costs, end.rank, follower.rank, least[follower], limit_s) for follower in later])
+            table = np.maximum(first_s, rest.min(axis=0)) if limit_s is None else first_s + rest.min(axis=0)
             stops = table.argmin(axis=1)
             least[end] = table.min(axis=1)
             choices[end] = stops, [later[place] for place in rest.argmin(axis=0)[stops]]
-        end = min(whole, key=lambda end: (least[end][0], end.behind))
+        end = min(candidates, key=lambda end: (least[end][0], end.behind))
         value, order, cuts = float(least[end][0]), [end.rank], [0]
         while end in choices:
             stops, nexts = choices[end]
@@ -163,10 +163,10 @@ def _best(
             cuts.append(stop)
         return _Found(value, tuple(order), (*cuts, costs.profile.num_layers))
 
-    found = best_within(None)
-    if found.value < float("inf") and air_of(costs, found.order, found.cuts) > found.value:
-        found = _best_on_air(costs, found, best_within)
-    return Partition(pace_s=found.value, order=found.order, cuts=found.cuts)
+    best = best_within(None)
+    if best.value < float("inf") and air_of(costs, best.order, best.cuts) > best.value:
+        best = _best_on_air(costs, best, best_within)
+    return Partition(pace_s=best.value, order=best.order, cuts=best.cuts)
 
 
 class _Found(NamedTuple):
@@ -203,7 +203,7 @@ def _best_on_air(costs: Equation3, fastest: _Found, best_within: Callable[[float
         middle = (low + high) // 2
         tried = best_within(float(paces[middle]))
         value = max(tried.value, pace_of(costs, tried.order, tried.cuts))
-        best = min(best, tried._replace(value=value), key=lambda one: (one.value, len(one.order)))
+        best = min(best, tried._replace(value=value), key=lambda pipeline: (pipeline.value, len(pipeline.order)))
         if tried.value <= paces[middle]:
             high = middle - 1
         else:
@@ -248,8 +248,8 @@ def asynchronous_plan(costs: Equation3, partition: Partition, *, method: str, ch
 def plan_asynchronous(
     costs: Equation3, *, searches: bool, method: str, simulated_s: Callable[[Plan], float] | None = None
 ) -> Plan:
-    """Return the best plan: of any order of any set of devices if `searches`, else of the cluster's devices in their
-    order.
+    """Return the best plan: over every set of devices in every order if `searches`, otherwise over the cluster's
+    devices in their order.
 
     In their order all devices have a stage, as in the paper, if Eq. 3 finds such a partition that fits.  If not, which
     the paper does not treat, the plan is the best over all choices of devices in this order.  With more than
@@ -260,32 +260,34 @@ def plan_asynchronous(
     """
     if searches and simulated_s is not None and costs.cluster.medium == "wifi":
         found_plans = [
-            asynchronous_plan(costs, one, method=method) for one in _candidates(costs) if one.pace_s < float("inf")
+            asynchronous_plan(costs, partition, method=method)
+            for partition in _candidates(costs)
+            if partition.pace_s < float("inf")
         ]
         if found_plans:
             return min(found_plans, key=simulated_s)
     world, layers = costs.cluster.world_size, costs.profile.num_layers
     everyone, notes = tuple(range(world)), tuple[str, ...]()
     if searches and world <= MOST_IN_EVERY_ORDER:
-        found = partition_in_any_order(costs)
+        best = partition_in_any_order(costs)
     elif searches:
         orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
-        found = min((partition_of_some(costs, order) for order in orders), key=lambda one: one.pace_s)
+        best = min((partition_of_some(costs, order) for order in orders), key=lambda partition: partition.pace_s)
     else:
-        found = Partition(pace_s=float("inf"), order=everyone, cuts=())
+        best = Partition(pace_s=float("inf"), order=everyone, cuts=())
         if world <= layers:
-            found = partition_in_order(costs, everyone)
-        if found.pace_s == float("inf"):
-            found = partition_of_some(costs, everyone)
+            best = partition_in_order(costs, everyone)
+        if best.pace_s == float("inf"):
+            best = partition_of_some(costs, everyone)
             why = (
                 "no partition over all devices fits in memory"
                 if world <= layers
                 else f"{world} devices cannot share {layers} layers"
             )
             notes = (f"In the cluster's order {why}: this is the fastest partition over some of them.",)
-    if found.pace_s == float("inf"):
+    if best.pace_s == float("inf"):
         raise nothing_fits(costs, everyone[:layers])
-    plan = asynchronous_plan(costs, found, method=method)
+    plan = asynchronous_plan(costs, best, method=method)
     return replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -295,8 +297,8 @@ def _candidates(costs: Equation3) -> list[Partition]:
         return _best_of_each_count(costs, *_any_order_of(costs))
     everyone = tuple(range(costs.cluster.world_size))
     orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
-    found = [one for order in orders for one in _best_of_each_count(costs, *_some_of(costs, order))]
-    return sorted(found, key=lambda one: len(one.order))
+    partitions = [partition for order in orders for partition in _best_of_each_count(costs, *_some_of(costs, order))]
+    return sorted(partitions, key=lambda partition: len(partition.order))
 
 
 def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:

@@ -48,9 +48,9 @@ def balance(
     # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage
     # times, for ties.
     slowest = np.full((count + 1, num_layers + 1), np.inf)
-    whole = np.full((count + 1, num_layers + 1), np.inf)
+    total = np.full((count + 1, num_layers + 1), np.inf)
     # W_0: no layers on no devices.
-    slowest[count, num_layers] = whole[count, num_layers] = 0.0
+    slowest[count, num_layers] = total[count, num_layers] = 0.0
     choices: list[np.ndarray] = []  # for each s: (count, L), the front stage's last device and stop, as one number
     fronts: list[np.ndarray] = []
     in_flight = 0
@@ -62,19 +62,19 @@ def balance(
                 np.stack([times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))], axis=1)
                 for a in range(count)
             ]
-        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(whole, np.inf)
+        next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(total, np.inf)
         choice = np.full((count, num_layers), -1)
         for a in range(count - s + 1):
-            own = fronts[a]
-            rest = slice(a + 1, a + 1 + own.shape[1])
-            value = np.maximum(own, slowest[rest, 1:]).reshape(num_layers, -1)
+            front = fronts[a]
+            rest = slice(a + 1, a + 1 + front.shape[1])
+            value = np.maximum(front, slowest[rest, 1:]).reshape(num_layers, -1)
             best = value.min(axis=1)
             sums = np.where(
-                value <= (best * (1 + TIE))[:, None], (own + whole[rest, 1:]).reshape(num_layers, -1), np.inf
+                value <= (best * (1 + TIE))[:, None], (front + total[rest, 1:]).reshape(num_layers, -1), np.inf
             )
             choice[a] = sums.argmin(axis=1)
             next_slowest[a, :num_layers], next_whole[a, :num_layers] = best, sums[np.arange(num_layers), choice[a]]
-        slowest, whole = next_slowest, next_whole
+        slowest, total = next_slowest, next_whole
         choices.append(choice)
         if math.isfinite(slowest[0, 0]):
             yield Balanced(
@@ -144,9 +144,9 @@ class StageTimes:
         ranges = np.full((count, count), -1)  # of layers [x, y): at [x, y - 1]
         ranges[starts, stops] = np.arange(len(starts))
         ranks = range(profile.world_size)
-        held = copies or (0,) * min(profile.world_size, count, problem.micro_batches)
+        copies_by_stage = copies or (0,) * min(profile.world_size, count, problem.micro_batches)
         footprints = [
-            FootprintTable(profile, rank, starts, stops + 1, sequence_length=problem.longest, copies=held)
+            FootprintTable(profile, rank, starts, stops + 1, sequence_length=problem.longest, copies=copies_by_stage)
             for rank in ranks
         ]
         budgets = [device.memory_bytes for device in problem.cluster.devices]
@@ -155,19 +155,19 @@ class StageTimes:
         opens = np.concatenate(
             [np.ones((1, len(starts)), bool), differs]
         ).T  # (ranges, in flight): the starts of columns
-        at, live = np.nonzero(opens)
+        range_index, live = np.nonzero(opens)
         columns = np.cumsum(opens).reshape(opens.shape).T - 1
         # The last column is for ranges that do not exist; it is infinite.
-        self._columns = np.where(ranges >= 0, columns[:, ranges], len(at))
+        self._columns = np.where(ranges >= 0, columns[:, ranges], len(range_index))
         samples = np.arange(1, size + 1)[:, None]
         self._costs = []
         for rank in ranks:
             if excess:
-                over = footprints[rank].nbytes(samples, live, at) - budgets[rank]
+                over = footprints[rank].nbytes(samples, live, range_index) - budgets[rank]
                 cost = np.maximum(over, 0).astype(float)
             else:
                 seconds = _seconds(profile, rank, size, problem.sequence_length)[:, starts, stops]
-                cost = np.where(samples > most[rank][live, at], np.inf, seconds[:, at])
+                cost = np.where(samples > most[rank][live, range_index], np.inf, seconds[:, range_index])
             self._costs.append(cost)
         self._slowest: dict[frozenset[int], np.ndarray] = {}
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}

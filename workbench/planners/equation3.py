@@ -32,7 +32,7 @@ class Partition:
 class Equation3:
     """The terms of Eq. 3 for a problem: seconds of layers on devices, whether they fit, and seconds between devices.
 
-    versions: of the weights, see delay_of.
+    versions: which weight versions are kept, see delay_of.
     """
 
     def __init__(self, problem: Problem[Profile], *, versions: VersionRule = "stashing") -> None:
@@ -48,10 +48,10 @@ class Equation3:
         self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
         for layers in profile.layers:
             passes = [
-                one.forward_s(batch_size, sequence_length) + one.backward_s(batch_size, sequence_length)
-                for one in layers
+                layer.forward_s(batch_size, sequence_length) + layer.backward_s(batch_size, sequence_length)
+                for layer in layers
             ]
-            each = [seconds + one.seconds("STEP", 1, 1) for seconds, one in zip(passes, layers, strict=True)]
+            each = [seconds + layer.seconds("STEP", 1, 1) for seconds, layer in zip(passes, layers, strict=True)]
             total = np.concatenate([[0.0], np.cumsum(each)])
             seconds = np.full((count + 1, count + 1), np.inf)
             seconds[self._ranges] = total[stops] - total[starts]
@@ -61,7 +61,7 @@ class Equation3:
             table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
             self._footprints.append(table)
         self._stages: dict[tuple[int, int, int], np.ndarray] = {}
-        sizes = [one.output_bytes(batch_size, sequence_length) for one in profile.layers[0]]
+        sizes = [layer.output_bytes(batch_size, sequence_length) for layer in profile.layers[0]]
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         one_way = {(a, b): np.array([0.0, *map(cluster.link(a, b).transfer_s, sizes)]) for a, b in pairs}
         self._between = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
@@ -111,8 +111,8 @@ class Equation3:
         """
         copies = delay_of(self.versions, behind, num_stages)
         if (rank, behind, copies) not in self._stages:
-            held = self._footprints[rank].with_copies(self.batch_size, behind, copies)
-            fits = held <= self.cluster.devices[rank].memory_bytes
+            needed_bytes = self._footprints[rank].with_copies(self.batch_size, behind, copies)
+            fits = needed_bytes <= self.cluster.devices[rank].memory_bytes
             stage = self._seconds[rank].copy()
             stage[self._ranges] = np.where(fits, stage[self._ranges], np.inf)
             self._stages[rank, behind, copies] = stage
@@ -122,7 +122,8 @@ class Equation3:
 def air_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return the seconds for which a mini-batch's messages occupy shared air; 0 on a switch."""
     return sum(
-        float(costs.on_air_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))
+        float(costs.on_air_s(rank, following)[cuts[stage + 1]])
+        for stage, (rank, following) in enumerate(pairwise(order))
     )
 
 
@@ -130,8 +131,9 @@ def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> floa
     """Return Eq. 3's value of given cuts: the slowest stage or link, or all messages on shared air, even if it does not
     fit.
     """
-    seconds = [float(costs.seconds(rank)[cuts[at], cuts[at + 1]]) for at, rank in enumerate(order)]
+    seconds = [float(costs.seconds(rank)[cuts[stage], cuts[stage + 1]]) for stage, rank in enumerate(order)]
     links = [
-        float(costs.between_s(rank, following)[cuts[at + 1]]) for at, (rank, following) in enumerate(pairwise(order))
+        float(costs.between_s(rank, following)[cuts[stage + 1]])
+        for stage, (rank, following) in enumerate(pairwise(order))
     ]
     return max(*seconds, *links, air_of(costs, order, cuts))

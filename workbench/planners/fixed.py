@@ -52,27 +52,27 @@ def fixed_plan(
         given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
         stages.append(Stage(start=start, stop=stop, shares=given))
     cost = ClosedForm(problem)(stages, count)
-    made = Plan(
+    fixed = Plan(
         method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts()
     )
     if check_memory:
-        memory.check(profile, cluster, made, sequence_length=problem.longest)
-    return made
+        memory.check(profile, cluster, fixed, sequence_length=problem.longest)
+    return fixed
 
 
 def standalone(problem: Problem[Profile]) -> Plan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError if it fits on none."""
-    made, refusals = [], []
+    plans, refusals = [], []
     for rank, device in enumerate(problem.cluster.devices):
         try:
-            made.append(
+            plans.append(
                 fixed_plan(problem, layers=(problem.profile.num_layers,), groups=((rank,),), method="standalone")
             )
         except PlanError as error:
             refusals.append((device.memory_bytes, error))
-    if not made:
+    if not plans:
         raise max(refusals, key=lambda refusal: refusal[0])[1]
-    return min(made, key=lambda plan: plan.total_s)
+    return min(plans, key=lambda plan: plan.total_s)
 
 
 def data_parallel(problem: Problem[Profile]) -> Plan:
@@ -95,8 +95,12 @@ def pipeline_parallel(problem: Problem[Profile]) -> Plan:
 def _speeds(problem: Problem[Profile], start: int, stop: int, group: Sequence[int]) -> list[int]:
     """Return integer weights to one part in a million, by the layers' times; equal if there are none."""
     size, length = problem.micro_batch_size, problem.sequence_length
-    whole = [problem.profile.train_s(rank, size, length, start, stop) for rank in group]
-    return [round(1e6 * min(whole) / one) if one > 0 else 1 for one in whole] if min(whole) > 0 else [1] * len(group)
+    times_s = [problem.profile.train_s(rank, size, length, start, stop) for rank in group]
+    return (
+        [round(1e6 * min(times_s) / time_s) if time_s > 0 else 1 for time_s in times_s]
+        if min(times_s) > 0
+        else [1] * len(group)
+    )
 
 
 def _spread(weights: Sequence[int], size: int) -> tuple[int, ...]:
@@ -154,10 +158,10 @@ def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Prob
 def asteroid(problem: Problem[Profile]) -> Plan:
     """Return the fastest hybrid pipeline of full fine-tuning (Asteroid; Ye et al., MobiCom 2024).
 
-    problem: of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples, groups and cuts
-    are fitted to the devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders (the cluster's, by
-    speed, by memory), and a finer division of a mini-batch than `micro_batches` if that is faster or the only way to
-    fit.
+    problem: a problem of full fine-tuning.  As far as PAC+ describes it, its architecture is PAC+'s; its samples,
+    groups and cuts are fitted to the devices.  Our choices: the cost function (PhaseTimes.bottleneck_s), the orders
+    (the cluster's, by speed, by memory), and a finer division of a mini-batch than `micro_batches` if that is faster or
+    the only way to fit.
     Raises PlanError, naming device, stage and bytes, if nothing fits even with one sample in each micro-batch.
     """
     _ = problem.micro_batch_size  # refuses impossible numbers
@@ -165,22 +169,22 @@ def asteroid(problem: Problem[Profile]) -> Plan:
     orders = dict.fromkeys(
         [tuple(range(cluster.world_size)), *sorted_orders(profile, cluster, problem.sequence_length)]
     )
-    found: list[Plan] = []
+    plans: list[Plan] = []
     refusal: PlanError | None = None
     for finer in (count for count in range(problem.micro_batches, batch_size + 1) if batch_size % count == 0):
         for order in orders:
             try:
-                found += candidates(
+                plans += candidates(
                     replace(problem, micro_batches=finer), order=order, objective="bottleneck", method="asteroid"
                 )[:1]
             except PlanError as error:
                 refusal = error
-    if not found:
+    if not plans:
         assert refusal is not None
         raise refusal
 
     closed_form = ClosedForm(problem)
-    return min(found, key=lambda made: closed_form(made.stages, made.num_micro_batches).bottleneck_s)
+    return min(plans, key=lambda plan: closed_form(plan.stages, plan.num_micro_batches).bottleneck_s)
 
 
 def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
@@ -193,9 +197,11 @@ def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
     """
     profile, cluster, longest = problem.profile, problem.cluster, problem.longest
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    made = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous")
-    memory.check(profile, cluster, made, sequence_length=longest)
-    return replace(made, predicted_s=ClosedForm(problem)(made.stages, problem.micro_batches).parts(), notes=())
+    planned = plan(
+        replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous"
+    )
+    memory.check(profile, cluster, planned, sequence_length=longest)
+    return replace(planned, predicted_s=ClosedForm(problem)(planned.stages, problem.micro_batches).parts(), notes=())
 
 
 def _alike(cluster: Cluster) -> Cluster:

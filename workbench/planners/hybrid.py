@@ -182,7 +182,7 @@ def candidates(
             value = cost.total_s if objective == "paper" else cost.bottleneck_s
             least = min(least, value)
             if balanced.stages not in best:
-                made = Plan(
+                plan = Plan(
                     method=method,
                     stages=balanced.stages,
                     micro_batch_size=size,
@@ -190,7 +190,7 @@ def candidates(
                     predicted_s=cost.parts(),
                     notes=_notes(cost, balanced),
                 )
-                best[balanced.stages] = (value, made)
+                best[balanced.stages] = (value, plan)
         return least
 
     starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
@@ -210,8 +210,8 @@ def candidates(
         nearest: dict[tuple[int, ...], Balanced] = {}
 
         def missing(ranks: Ranks) -> float:
-            found = balance(over, profile.num_layers, ranks, micro_batches, max_group=max_group)
-            nearest[ranks] = min(found, key=lambda balanced: balanced.bottleneck_s)
+            balances = balance(over, profile.num_layers, ranks, micro_batches, max_group=max_group)
+            nearest[ranks] = min(balances, key=lambda balanced: balanced.bottleneck_s)
             return nearest[ranks].bottleneck_s
 
         if is_fixed:
@@ -224,13 +224,13 @@ def candidates(
         search_orders(types, look, [closest, *starts], max_orders=max_orders)
         if order is None:
             best = {
-                stages: (value, replace(made, notes=(OTHER_ORDER, *made.notes)))
-                for stages, (value, made) in best.items()
+                stages: (value, replace(plan, notes=(OTHER_ORDER, *plan.notes)))
+                for stages, (value, plan) in best.items()
             }
     ranked = sorted(best.values(), key=lambda pair: (pair[0], len(pair[1].stages)))[:MAX_PLANS]
-    for _, made in ranked:
-        memory.check(profile, cluster, made, sequence_length=problem.longest)
-    return [made for _, made in ranked]
+    for _, plan in ranked:
+        memory.check(profile, cluster, plan, sequence_length=problem.longest)
+    return [plan for _, plan in ranked]
 
 
 def _notes(cost: PhaseTimes, balanced: Balanced) -> tuple[str, ...]:
@@ -245,16 +245,16 @@ def _notes(cost: PhaseTimes, balanced: Balanced) -> tuple[str, ...]:
 def _refusal(problem: Problem[Profile], nearest: Balanced, *, is_fixed: bool) -> PlanError:
     """Return the error for the plan that comes closest to fitting, with its missing bytes."""
     cluster = problem.cluster
-    made = Plan(
+    plan = Plan(
         method="",
         stages=nearest.stages,
         micro_batch_size=problem.micro_batch_size,
         num_micro_batches=problem.micro_batches,
     )
-    needs = memory.plan_needs(problem.profile, made, sequence_length=problem.longest)
+    needs = memory.plan_needs(problem.profile, plan, sequence_length=problem.longest)
     rank = max(needs, key=lambda rank: needs[rank].total_bytes - cluster.devices[rank].memory_bytes)
-    index = made.stage_of(rank)
+    index = plan.stage_of(rank)
     assert index is not None
     where = "No plan in this order of the devices" if is_fixed else "No plan"
-    why = f" {where} comes nearer ({made.partition()} on {made.grouping()})."
-    return memory.too_small(cluster, memory.stage_demand(rank, f"stage {index}", made.stages[index], needs[rank]), why)
+    why = f" {where} comes nearer ({plan.partition()} on {plan.grouping()})."
+    return memory.too_small(cluster, memory.stage_demand(rank, f"stage {index}", plan.stages[index], needs[rank]), why)

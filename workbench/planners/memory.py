@@ -85,17 +85,17 @@ def rank_need(
     copies: copies of the trainable parameters in addition to themselves, such as the versions that asynchronous
     pipelines stash.  activations: what happens to them between the forward and the backward pass.
     """
-    own = profile.layers[rank]
-    layers = (recomputing_layers(own) if activations == RECOMPUTE else own)[start:stop]
+    rank_layers = profile.layers[rank]
+    layers = (recomputing_layers(rank_layers) if activations == RECOMPUTE else rank_layers)[start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
-    kept = sum(
+    activation_bytes = sum(
         layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers
     )
     return Need(
         weights_bytes=sum(layer.frozen_bytes for layer in layers) + (1 + copies) * trainable,
         gradient_bytes=trainable,
         optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
-        context_bytes=in_flight * kept,
+        context_bytes=in_flight * activation_bytes,
         workspace_bytes=max(layer.workspace_bytes(samples, sequence_length) for layer in layers),
         boundary_bytes=boundary_bytes(profile, rank, start, stop, samples=samples, sequence_length=sequence_length),
     )
@@ -162,7 +162,7 @@ class FootprintTable:
         self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
         self._trainable = trainable
         self._fixed = self._once + np.array(copies)[:, None] * trainable
-        kept = summed(
+        activations = summed(
             [layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers]
         )
         highest = np.zeros((len(layers), len(layers)), int)
@@ -175,18 +175,18 @@ class FootprintTable:
         # No message crosses before the first layer, nor after the last.
         crossing = np.array([0, *message[:-1], 0])
         each = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
-        self._each = np.arange(1, len(copies) + 1)[:, None] * kept + each
+        self._each = np.arange(1, len(copies) + 1)[:, None] * activations + each
 
     def most_samples(self, budget_bytes: int, micro_batch_size: int) -> np.ndarray:
         """Return (in flight, ranges): the most samples, up to a micro-batch, whose need is within the budget."""
         left = budget_bytes - self._fixed
         return np.where(left < 0, 0, np.minimum(left // np.maximum(self._each, 1), micro_batch_size))
 
-    def nbytes(self, samples: np.ndarray, live: np.ndarray, at: np.ndarray) -> np.ndarray:
-        """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in the ranges `at` (both
+    def nbytes(self, samples: np.ndarray, live: np.ndarray, ranges: np.ndarray) -> np.ndarray:
+        """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in these `ranges` (both
         (columns,)).
         """
-        return self._fixed[live, at] + samples * self._each[live, at]
+        return self._fixed[live, ranges] + samples * self._each[live, ranges]
 
     def with_copies(self, samples: int, live: int, copies: int) -> np.ndarray:
         """Return the need of all ranges with live + 1 micro-batches in flight and so many copies of the trainable
@@ -200,7 +200,7 @@ def plan_needs(
 ) -> dict[int, Need]:
     """Return the predicted need of every rank in the plan, in the epochs that run the backbone.
 
-    order: see in_flight.  versions: of an asynchronous pipeline, see delay_of.
+    order: see in_flight.  versions: which weight versions an asynchronous pipeline keeps, see delay_of.
     """
     needs = {}
     for index, stage in enumerate(plan.stages):

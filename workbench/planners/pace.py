@@ -44,18 +44,18 @@ class Pace:
         """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with
         the new value.
         """
-        found = {}
+        factors = {}
         for rank, seen in self._seen.items():
             if sum(seconds for seconds, _ in seen) < self.least_s:
                 continue
             if self.repeats is not None:
                 if len(self._slower(rank)) >= self.repeats:
-                    found[rank] = self.slowness(rank)
+                    factors[rank] = self.slowness(rank)
             elif len(seen) >= self.window:
                 factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
                 if max(factor / planned, planned / factor) > self.threshold:
-                    found[rank] = factor
-        return found
+                    factors[rank] = factor
+        return factors
 
     def slowness(self, rank: int | str) -> float:
         """Return the median slow-down of a device's last steps that were too slow, of all its last steps if none was; 1

@@ -20,13 +20,14 @@ P = TypeVar("P", bound=Profile | InferenceProfile)
 class Problem(Generic[P]):
     """The costs on every device, the devices with their memory, and the size of one step.
 
-    profile: of whole layers, or of the operations inside them for plans that split a single sequence.
-    sequence_length: tokens of a typical sample, for timing.  memory_length: of the longest, which must fit (default:
-    the same).
+    profile: costs of whole layers, or of the operations inside them for plans that split a single sequence.
+    sequence_length: tokens of a typical sample, for timing.  memory_length: tokens of the longest sample, which must
+    fit (default: the same).
     decoder_length: tokens in a second stack (default: sequence_length).
-    kept_tokens: whose keys and values stay in memory while texts are written, those of all texts together; 0: none.
+    kept_tokens: tokens whose keys and values stay in memory while texts are written, over all texts; 0: none.
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
-    queries: of a forward-only step; each of them sees all samples.  estimator: what is computed for each (P-RGE).
+    queries: number of queries of a forward-only step; each of them sees all samples.  estimator: what is computed for
+    each (P-RGE).
     execution: how a device must run their forward passes; 'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).
     """

@@ -39,26 +39,27 @@ def plan_within_memory(
 
     choice: 'auto' takes the faster of two plans: one that keeps all activations in memory, and one that may compute
     them again, which keeps them in the stages where they fit.
-    plan_with: plans with a profile.  needs: the memory need of each rank under a plan.  seconds: of a step under it.
+    plan_with: plans with a profile.  needs: the memory need of each rank under a plan.  seconds: the seconds of a step
+    under a plan.
     Raises PlanError, naming device and bytes, if nothing fits.
     """
     if choice == RECOMPUTE:
         return _marked(plan_with(recomputing(profile)), lambda number: True)
     try:
-        kept = plan_with(profile)
+        keeping = plan_with(profile)
     except PlanError:
         if choice == KEEP:
             raise
         return _where_short(profile, cluster, plan_with, needs)  # its error says what is missing even so
-    if choice == KEEP or not _memory_binds(cluster, kept, needs):
-        return kept
+    if choice == KEEP or not _memory_binds(cluster, keeping, needs):
+        return keeping
     with contextlib.suppress(PlanError):
         again = _where_short(profile, cluster, plan_with, needs)
-        again_s, kept_s = seconds(again), seconds(kept)
+        again_s, kept_s = seconds(again), seconds(keeping)
         if any(stage.activations == RECOMPUTE for stage in again.stages) and again_s <= GAIN * kept_s:
             faster = f"A step takes {again_s:.3g} s, and {kept_s:.3g} s with the fastest plan that keeps all of them."
             return replace(again, notes=(*again.notes, faster))
-    return kept
+    return keeping
 
 
 def _memory_binds(cluster: Cluster, plan: Plan, needs: Callable[[Plan], Mapping[int, Need]]) -> bool:
@@ -67,9 +68,14 @@ def _memory_binds(cluster: Cluster, plan: Plan, needs: Callable[[Plan], Mapping[
     """
     for rank, device in enumerate(cluster.devices):
         share = Share(rank=rank, samples=plan.mini_batch_size)
-        whole = Stage(start=0, stop=plan.num_layers, shares=(share,))
+        all_layers = Stage(start=0, stop=plan.num_layers, shares=(share,))
         alone = replace(
-            plan, stages=(whole,), micro_batch_size=plan.mini_batch_size, num_micro_batches=1, cached=None, later=()
+            plan,
+            stages=(all_layers,),
+            micro_batch_size=plan.mini_batch_size,
+            num_micro_batches=1,
+            cached=None,
+            later=(),
         )
         if needs(alone)[rank].total_bytes > device.memory_bytes:
             return True
@@ -84,11 +90,13 @@ def _where_short(
 ) -> Plan:
     """Return the plan that recomputes in the stages whose activations do not fit.  Raises PlanError if nothing fits."""
     plan = plan_with(recomputing(profile))
-    kept = needs(_marked(plan, lambda number: False))
+    kept_needs = needs(_marked(plan, lambda number: False))
 
     def is_short(number: int) -> bool:
         ranks = plan.stages[number].ranks
-        return any(kept[rank].total_bytes > cluster.devices[rank].memory_bytes for rank in ranks if rank in kept)
+        return any(
+            kept_needs[rank].total_bytes > cluster.devices[rank].memory_bytes for rank in ranks if rank in kept_needs
+        )
 
     chosen = _marked(plan, is_short)
     layers = " and ".join(stage.layers_in_words for stage in chosen.stages if stage.activations == RECOMPUTE)

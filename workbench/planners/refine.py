@@ -52,7 +52,7 @@ def refine(
     times = StageTimes(replace(problem, batch_size=first.mini_batch_size, micro_batches=first.num_micro_batches))
     closed_form = ClosedForm(problem)
     closed: dict[Stages, float] = {}
-    asked: dict[Stages, float] = {}
+    priced: dict[Stages, float] = {}
 
     def closed_s(stages: Stages) -> float:
         if stages not in closed:
@@ -60,9 +60,9 @@ def refine(
         return closed[stages]
 
     def priced_s(stages: Stages) -> float:
-        if stages not in asked:
-            asked[stages] = price(replace(first, stages=stages)) if len(asked) < max_prices else math.inf
-        return asked[stages]
+        if stages not in priced:
+            priced[stages] = price(replace(first, stages=stages)) if len(priced) < max_prices else math.inf
+        return priced[stages]
 
     def descend(best: Stages, value: Callable[[Stages], float], near: float) -> Stages:
         """Return the stages at which no neighbour is better; each step takes the first better one in closed-form
@@ -84,19 +84,19 @@ def refine(
         needs = memory.plan_needs(profile, replace(first, stages=stages), sequence_length=problem.longest)
         return memory.fits(cluster, needs)
 
-    found = dict.fromkeys(plan.stages for plan in starts)
-    for stages in sorted(found, key=closed_s):
+    reached = dict.fromkeys(plan.stages for plan in starts)
+    for stages in sorted(reached, key=closed_s):
         if len(closed) < MAX_CLOSED:
-            found[descend(stages, closed_s, 1.0)] = None
-    least_s = min(map(closed_s, found))
-    near = [stages for stages in sorted(found, key=closed_s) if closed_s(stages) <= NEAR * least_s]
+            reached[descend(stages, closed_s, 1.0)] = None
+    least_s = min(map(closed_s, reached))
+    near = [stages for stages in sorted(reached, key=closed_s) if closed_s(stages) <= NEAR * least_s]
     best = descend(min((first.stages, *near), key=priced_s), priced_s, NEAR)
     if best == first.stages:
         return first
     parts = closed_form(best, first.num_micro_batches).parts()
     why = (
-        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * asked[first.stages]:.4g} to "
-        f"{1e3 * asked[best]:.4g} ms (simulated)."
+        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * priced[first.stages]:.4g} to "
+        f"{1e3 * priced[best]:.4g} ms (simulated)."
     )
     return replace(
         first, stages=best, predicted_s=parts, notes=(*(note for note in first.notes if note == OTHER_ORDER), why)
@@ -114,7 +114,7 @@ def refine_on_any_count(
     """Return the plan that `refine` finds from the starts, or a faster one on the fastest 1, 2, 4, ... devices.
 
     Algorithm 1 uses all devices.  The closed form, which does not see waiting, may find no reason to leave one out, and
-    from all devices no small change leads to a plan of few.  method: of the plans.
+    from all devices no small change leads to a plan of few.  method: the plans' method.
     """
     refined = refine(starts, problem, price, max_prices=max_prices)
     limit_s, world_size = price(refined), problem.cluster.world_size
@@ -203,13 +203,13 @@ def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
                 if rest:
                     yield _with_groups(shape, {source: rest, target: (*others, rank)})
                 for other in others if target > source else ():
-                    swapped = tuple(rank if one == other else one for one in others)
+                    swapped = tuple(rank if place == other else place for place in others)
                     yield _with_groups(shape, {source: (*rest, other), target: swapped})
 
 
 def _stage_moves(shape: Shape) -> Iterator[Shape]:
-    for one, other in combinations(range(len(shape)), 2):
-        yield tuple(shape[{one: other, other: one}.get(index, index)] for index in range(len(shape)))
+    for first, other in combinations(range(len(shape)), 2):
+        yield tuple(shape[{first: other, other: first}.get(index, index)] for index in range(len(shape)))
     for index, (layers, group) in enumerate(shape):
         if index + 1 < len(shape):
             following, others = shape[index + 1]

@@ -14,7 +14,7 @@ ALL_SETS_UP_TO = 10
 
 
 def device_sets(seconds: Mapping[int, float]) -> Iterator[tuple[int, ...]]:
-    """Yield sets of ranks, smaller ones first.  seconds: of each rank alone."""
+    """Yield sets of ranks, smaller ones first.  seconds: each rank's seconds alone."""
     fastest = sorted(seconds, key=lambda rank: (seconds[rank], rank))
     for count in range(1, len(fastest) + 1):
         yield from (

@@ -65,7 +65,8 @@ def time_by_class(timeline: Timeline) -> list[dict[str, float]]:
     """
     makespan_s = timeline.makespan_s
     return [
-        _classes_of_rank([span for span in own if span.end_s > span.start_s], makespan_s) for own in timeline.by_rank()
+        _classes_of_rank([span for span in spans if span.end_s > span.start_s], makespan_s)
+        for spans in timeline.by_rank()
     ]
 
 
@@ -77,9 +78,9 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
     computing: dict[int, None] = {}
     moving: set[int] = set()
-    at = 0.0
+    covered_s = 0.0
     for time_s, begins, index in moments:
-        if time_s > at:
+        if time_s > covered_s:
             name = (
                 style.class_of(spans[next(iter(computing))].op)
                 if computing
@@ -87,16 +88,16 @@ def _classes_of_rank(spans: list[Span], makespan_s: float) -> dict[str, float]:
                 if moving
                 else "idle"
             )
-            seconds[name] += time_s - at
-            at = time_s
+            seconds[name] += time_s - covered_s
+            covered_s = time_s
         if spans[index].op.is_communication:
             (moving.add if begins else moving.discard)(index)
         elif begins:
             computing[index] = None
         else:
             del computing[index]
-    if makespan_s > at:
-        seconds["idle"] += makespan_s - at
+    if makespan_s > covered_s:
+        seconds["idle"] += makespan_s - covered_s
     return dict(seconds)
 
 
@@ -199,7 +200,7 @@ def device_samples(
     named = (
         _ranges(labels)
         if isinstance(labels[0], float)
-        else [str(class_names[int(one)] if class_names else one) for one in labels]
+        else [str(class_names[int(label)] if class_names else label) for label in labels]
     )
     order = (
         list(dict.fromkeys(named))
@@ -208,11 +209,11 @@ def device_samples(
     )
     counts = Counter(named)
     if len(counts) > len(PART_COLOURS):
-        kept = {name for name, _ in counts.most_common(len(PART_COLOURS) - 1)}
-        named = [name if name in kept else OTHERS for name in named]
-        order = [name for name in order if name in kept] + [OTHERS]
+        named_parts = {name for name, _ in counts.most_common(len(PART_COLOURS) - 1)}
+        named = [name if name in named_parts else OTHERS for name in named]
+        order = [name for name in order if name in named_parts] + [OTHERS]
     by_device = [Counter(named[index] for index in share) for share in shares]
-    parts = {name: [own[name] for own in by_device] for name in dict.fromkeys(order)}
+    parts = {name: [count_of[name] for count_of in by_device] for name in dict.fromkeys(order)}
     title = f"Where the {sum(map(len, shares)):,} training samples lie"
     return stacked_bars(
         [f"{name} ({len(share):,})" for name, share in zip(names, shares, strict=True)],
@@ -227,8 +228,8 @@ def device_samples(
 def _ranges(numbers: Sequence[int | float | str]) -> list[str]:
     values = [float(number) for number in numbers]
     low, width = min(values), (max(values) - min(values)) / NUM_RANGES or 1.0
-    found = []
+    range_names = []
     for value in values:
-        at = min(int((value - low) / width), NUM_RANGES - 1)
-        found.append(f"{low + at * width:.3g} to {low + (at + 1) * width:.3g}")
-    return found
+        bin_index = min(int((value - low) / width), NUM_RANGES - 1)
+        range_names.append(f"{low + bin_index * width:.3g} to {low + (bin_index + 1) * width:.3g}")
+    return range_names

@@ -47,7 +47,7 @@ def choices(points: Sequence[tuple[str, float | None, float | None, int, bool]],
     for axis, values in (("x", [point[1] for point in placed]), ("y", [point[2] for point in placed])):
         ticks = log_ticks([value for value in values if value])
         figure.update_layout(
-            {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{one:g}" for one in ticks]}}
+            {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}}
         )
     figure.update_xaxes(title="seconds of the run")
     figure.update_yaxes(title="joules of all devices (modelled)")

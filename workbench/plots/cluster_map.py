@@ -46,7 +46,8 @@ TRACKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dial:
-    """A value of a device.  what: of TRACKS.  label: its name for a screen reader.  text: the value with its unit.
+    """A value of a device.  what: a key of TRACKS.  label: its name for a screen reader.  text: the value with its
+    unit.
 
     share: where it is on its scale, from 0 to 1.  before: where it was at first.
     stops: where it can be put, as (share, text), ascending.
@@ -67,8 +68,8 @@ def share_of(value: float, positions: Sequence[float]) -> float:
         return 0.0
     if value >= positions[-1]:
         return 1.0
-    at = bisect_right(positions, value) - 1
-    return (at + (value - positions[at]) / (positions[at + 1] - positions[at])) / last
+    below = bisect_right(positions, value) - 1
+    return (below + (value - positions[below]) / (positions[below + 1] - positions[below])) / last
 
 
 def card(
@@ -77,10 +78,10 @@ def card(
     """Return a device's card as SVG, as wide as its place.  more: what follows the speed, in words; '' for nothing.
 
     dials: one for each of TRACKS.  hot: its speed when hot, in words; '' if it keeps its speed.
-    ticks: of the link's rate, as shares of its scale.  is_shared: all links lead to one shared medium, which has their
-    colour.
+    ticks: where the scale of the link's rate has marks, from 0 to 1.  is_shared: all links lead to one shared medium,
+    which has their colour.
     """
-    by_name = {one.what: one for one in dials}
+    by_name = {dial.what: dial for dial in dials}
     speed, memory = by_name["speed"], by_name["memory"]
     top, height = NODE
     parts = [
@@ -94,8 +95,8 @@ def card(
         svg.text("10%", top + 64, f"{memory.text} of memory", size=11),
         _gauge(memory, style.ORANGE),
     ]
-    told = ", ".join(f"{one.label.removeprefix(f'{name}: ')} {one.text}" for one in dials)
-    label = f"{name}: {', '.join(filter(None, (told, hot)))}"
+    values = ", ".join(f"{dial.label.removeprefix(f'{name}: ')} {dial.text}" for dial in dials)
+    label = f"{name}: {', '.join(filter(None, (values, hot)))}"
     return svg.drawing("".join(parts), label=label, height=HEIGHT)
 
 
@@ -124,9 +125,9 @@ def _height(track: Track, share: float) -> float:
 
 def _gauge(dial: Dial, colour: str) -> str:
     track = TRACKS[dial.what]
-    whole, top = track.right - track.left, track.begin_y - GAUGE / 2
-    parts = svg.box(f"{track.left}%", top, f"{whole}%", GAUGE, svg.TRACK)
-    parts += svg.box(f"{track.left}%", top, f"{whole * dial.share:.2f}%", GAUGE, colour)
+    width, top = track.right - track.left, track.begin_y - GAUGE / 2
+    parts = svg.box(f"{track.left}%", top, f"{width}%", GAUGE, svg.TRACK)
+    parts += svg.box(f"{track.left}%", top, f"{width * dial.share:.2f}%", GAUGE, colour)
     if dial.before != dial.share:
-        parts += svg.box(f"{track.left + whole * dial.before:.2f}%", top - 4, 2, GAUGE + 8, svg.INK)
+        parts += svg.box(f"{track.left + width * dial.before:.2f}%", top - 4, 2, GAUGE + 8, svg.INK)
     return parts

@@ -119,8 +119,8 @@ def browser_path() -> str | None:
     """Return the Chromium that draws PNG files, None if none is found."""
     from choreographer.browsers.chromium import Chromium
 
-    found = Chromium.find_browser(skip_local=False)
-    return str(found) if found and Path(found).is_file() else None
+    browser = Chromium.find_browser(skip_local=False)
+    return str(browser) if browser and Path(browser).is_file() else None
 
 
 def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | bool) -> tuple[list[Path], str]:

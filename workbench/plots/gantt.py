@@ -110,9 +110,9 @@ def _bars(spans: list[Span], ranks: Ranks, unit: style.Unit) -> dict[str, list[B
         name = style.class_of(span.op)
         centre, height = {"send": SENDING, "receive": RECEIVING, "collective": NETWORK}.get(name, COMPUTE)
         if not span.op.is_communication:
-            own = streams[span.rank]
-            height /= len(own)
-            centre += (own.index(span.op.stream) - (len(own) - 1) / 2) * height
+            rank_streams = streams[span.rank]
+            height /= len(rank_streams)
+            centre += (rank_streams.index(span.op.stream) - (len(rank_streams) - 1) / 2) * height
         label = style.number_of(span.op)
         bars[name].append(Bar(span.start_s, span.end_s, row_of[span.rank] + centre, height, label, _hover(span, unit)))
     return bars
@@ -156,18 +156,19 @@ def _trace(name: str, bars: list[Bar], end_s: float, lane_pixels: int, unit: sty
 
 def _idle(timeline: Timeline, ranks: Ranks, unit: style.Unit) -> go.Bar:
     """Return the background of the compute lanes: the time under no bar is idle."""
-    spans, whole = timeline.by_rank(), timeline.makespan_s
+    spans, makespan_s = timeline.by_rank(), timeline.makespan_s
+
+    def idle_share(rank: int) -> float:
+        return 1 - busy_of(spans[rank]) / makespan_s if makespan_s else 0.0
+
     return go.Bar(
         name="idle",
         orientation="h",
         base=[0.0] * len(ranks),
-        x=[whole * unit.factor] * len(ranks),
+        x=[makespan_s * unit.factor] * len(ranks),
         y=[row + COMPUTE[0] for row in range(len(ranks))],
         width=[COMPUTE[1]] * len(ranks),
         marker={"color": style.COLOURS["idle"], "line": {"width": 0}},
-        hovertext=[
-            f"{timeline.device_names[rank]}: idle or waiting {1 - busy_of(spans[rank]) / whole if whole else 0.0:.0%}"
-            for rank in ranks
-        ],
+        hovertext=[f"{timeline.device_names[rank]}: idle or waiting {idle_share(rank):.0%}" for rank in ranks],
         legendrank=style.LEGEND_RANK["idle"],
     )

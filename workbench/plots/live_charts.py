@@ -30,9 +30,10 @@ def loss_chart(
     metric: str = "",
     marks: Sequence[tuple[int, str]] = (),
 ) -> str:
-    """Return the training loss by step, from 1; each step's pale, the smoothed one strong.
+    """Return the training loss by step, from 1.  Each step's loss is pale, the smoothed loss strong.
 
-    num_steps: of the whole run.  scores: (step, value) of the metric on the validation split, on an axis at the right.
+    num_steps: steps of the whole run.  scores: (step, value) of the metric on the validation split, on an axis at the
+    right.
     marks: (step, words) of changes of the devices.
     """
     if not losses:
@@ -80,8 +81,8 @@ def loss_chart(
     )
     if scores:
         parts.append(_scores(scores, metric, x))
-        told = ", ".join(f"{value:.3g} after step {step}" for step, value in scores)
-        label += f". {metric.capitalize()} on the validation split: {told}"
+        score_texts = ", ".join(f"{value:.3g} after step {step}" for step, value in scores)
+        label += f". {metric.capitalize()} on the validation split: {score_texts}"
     return svg.drawing("".join(parts), label=f"{label}.", height=CHART_HEIGHT, width=WIDTH)
 
 
@@ -117,9 +118,9 @@ def request_chart(measured: Sequence[tuple[int, float]], predicted: Sequence[tup
 
     parts = [svg.text(LEFT, 14, f"{unit.name} of a request: dots measured, line predicted", colour=svg.MUTED)]
     for tick in svg.ticks(low, high * unit.factor, 3):
-        at = y(tick / unit.factor)
-        parts.append(svg.path([(LEFT, at), (WIDTH - RIGHT, at)], svg.TRACK))
-        parts.append(svg.text(LEFT - 5, at + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
+        height = y(tick / unit.factor)
+        parts.append(svg.path([(LEFT, height), (WIDTH - RIGHT, height)], svg.TRACK))
+        parts.append(svg.text(LEFT - 5, height + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
     parts += _steps_axis(x, most, "request")
     every = -(-len(predicted) // MOST_POINTS) or 1
     parts.append(svg.path([(x(number), y(value)) for number, value in predicted[::every]], svg.INK, stroke_width=1.5))
@@ -158,7 +159,7 @@ def device_chart(
     used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy: how much it used, ''
     if unknown.
     """
-    parts, told = [], []
+    parts, descriptions = [], []
     bars, percent, memory = 130, 322, 336
     for rank, name in enumerate(names):
         top = 20 + rank * ROW
@@ -167,25 +168,27 @@ def device_chart(
         parts.append(svg.text(6, top + 38, energy[rank], size=10, colour=svg.MUTED))
         parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
         room = (percent - bars - 34) / 40
-        for at, share in enumerate(busy[rank][-40:]):
+        for column, share in enumerate(busy[rank][-40:]):
             tall = max(1.0, 28 * min(1.0, share))
-            parts.append(svg.box(bars + at * room, top + 28 - tall, max(0.8, room - 0.8), tall, style.BLUE))
+            parts.append(svg.box(bars + column * room, top + 28 - tall, max(0.8, room - 0.8), tall, style.BLUE))
         now = f"{busy[rank][-1]:.0%}" if busy[rank] else ""
         parts.append(svg.text(percent, top + 18, now, size=11, text_anchor="end"))
-        held = used[rank]
-        share = 0.0 if held is None or not budget[rank] else held / budget[rank]
+        used_bytes = used[rank]
+        share = 0.0 if used_bytes is None or not budget[rank] else used_bytes / budget[rank]
         parts.append(svg.box(memory, top + 4, WIDTH - memory - 6, 9, svg.TRACK))
         colour = style.ORANGE if share <= 1 else style.VERMILLION
         parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
-        known = "" if held is None else f"{style.size_words(held)} of {style.size_words(budget[rank])}"
+        known = "" if used_bytes is None else f"{style.size_words(used_bytes)} of {style.size_words(budget[rank])}"
         parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
-        told.append(
+        descriptions.append(
             f"{name} {words[rank]}".strip()
             + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy[rank])}{energy[rank]}"
         )
     heads = ((bars, computing), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
-    return svg.drawing("".join(parts), label=f"Devices: {'; '.join(told)}.", height=20 + ROW * len(names), width=WIDTH)
+    return svg.drawing(
+        "".join(parts), label=f"Devices: {'; '.join(descriptions)}.", height=20 + ROW * len(names), width=WIDTH
+    )
 
 
 def step_chart(
@@ -202,11 +205,16 @@ def step_chart(
     measured_step: which one, in words, expected_s: its own predicted seconds.  Steps differ in length; the predicted
     one has a typical length.
     """
-    known = [one for one in (measured, predicted) if one is not None and one.spans]
+    known = [timeline for timeline in (measured, predicted) if timeline is not None and timeline.spans]
     if not known:
         return _nothing(f"A {unit}", f"No {unit} was simulated or measured yet.")
-    longest_s, scale = max(one.makespan_s for one in known), style.time_unit(max(one.makespan_s for one in known))
-    names = list(dict.fromkeys(one.device_names[span.rank] for one in reversed(known) for span in one.spans))
+    longest_s, scale = (
+        max(timeline.makespan_s for timeline in known),
+        style.time_unit(max(timeline.makespan_s for timeline in known)),
+    )
+    names = list(
+        dict.fromkeys(timeline.device_names[span.rank] for timeline in reversed(known) for span in timeline.spans)
+    )
     order = {name: rank for rank, name in enumerate(known[0].device_names)}
     names.sort(key=lambda name: order.get(name, len(order)))
     shown = [names[number] for number in style.evenly_spaced(len(names), MOST_LANES)]
@@ -222,11 +230,11 @@ def step_chart(
                 top += height
     bottom = 4 + lane * len(shown)
     for tick in svg.ticks(0, longest_s * scale.factor, 6):
-        at = _percent(tick / scale.factor, longest_s)
+        left = _percent(tick / scale.factor, longest_s)
         anchor = "start" if tick == 0 else "middle"
         if tick / scale.factor < longest_s * 0.97:
             parts.append(
-                svg.text(at, bottom + 12, f"{tick:.3g} {scale.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
+                svg.text(left, bottom + 12, f"{tick:.3g} {scale.name}", size=11, colour=svg.MUTED, text_anchor=anchor)
             )
     lines = []
     typical_s = predicted.makespan_s if predicted is not None and predicted.spans else 0.0
@@ -241,7 +249,7 @@ def step_chart(
     label = f"What each device does in a {unit}: {', '.join(lines)}."
     drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
     heading = svg.tag("div", f"<b>A {unit}</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
-    kinds = dict.fromkeys(style.class_of(span.op) for one in known for span in one.spans)
+    kinds = dict.fromkeys(style.class_of(span.op) for timeline in known for span in timeline.spans)
     legend = " ".join(
         svg.tag("span", f"{svg.swatch(colour)} {svg.escape(name)}")
         for name, colour in style.COLOURS.items()
@@ -257,7 +265,7 @@ def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: f
     spans = [span for span in timeline.spans if span.rank == rank]
     parts = [svg.box("0%", top, _percent(timeline.makespan_s, longest_s), height - 1, svg.TRACK)]
     # The network first and thin, so that computing stands in front of it.
-    for span in sorted(spans, key=lambda one: not one.op.is_communication)[:MOST_SPANS]:
+    for span in sorted(spans, key=lambda span: not span.op.is_communication)[:MOST_SPANS]:
         colour = svg.themed(style.COLOURS[style.class_of(span.op)])
         thick = height - 1 if not span.op.is_communication else max(2.0, (height - 1) / 4)
         parts.append(
@@ -296,5 +304,5 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _percent(value: float, whole: float) -> str:
-    return f"{100 * value / whole if whole else 0:.3f}%"
+def _percent(value: float, total: float) -> str:
+    return f"{100 * value / total if total else 0:.3f}%"

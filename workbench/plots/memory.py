@@ -169,7 +169,9 @@ def _thinned(samples: tuple[MemorySample, ...]) -> list[MemorySample]:
     step = -(-len(samples) // MAX_POINTS)
     if step <= 1:
         return list(samples)
-    return [max(samples[at : at + step], key=lambda sample: sample.nbytes) for at in range(0, len(samples), step)]
+    return [
+        max(samples[start : start + step], key=lambda sample: sample.nbytes) for start in range(0, len(samples), step)
+    ]
 
 
 ROW_PIXELS = 34
@@ -239,7 +241,9 @@ def needs(
         mark = {"symbol": "line-ns", "size": 22, "line": {"width": 3, "color": colour}}
         x, y = [nbytes * unit.factor for nbytes in budgets], [names[rank] for rank in shown]
         marks += [
-            go.Scatter(name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(one) for one in budgets])
+            go.Scatter(
+                name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(budget) for budget in budgets]
+            )
         ] * bool(shown)
     lacking = ", ".join(f"{cluster.devices[rank].name} needs {style.size_words(total[rank])}" for rank in over)
     said = f"Out of memory: {lacking}" if over else "every device is within its budget"

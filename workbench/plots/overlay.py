@@ -47,28 +47,28 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
     for index, (name, course) in enumerate(drawn.items()):
         colour, dash = CYCLE[index % len(CYCLE)], DASHES[index // len(CYCLE) % len(DASHES)]
         mark = {"color": colour, "size": 11, "line": {"width": 1.5, "color": BLACK}}
-        own = {"name": name, "legendgroup": name, "row": 1, "col": 1}
+        panel = {"name": name, "legendgroup": name, "row": 1, "col": 1}
         if course.losses:
             smooth = smoothed(course.losses, smoothing)
             if smoothing:
                 line = {"color": colour, "width": 1}
                 pale = {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
-                figure.add_scatter(x=course.at, y=course.losses, mode="lines", line=line, **pale, **own)
+                figure.add_scatter(x=course.at, y=course.losses, mode="lines", line=line, **pale, **panel)
             line = {"color": colour, "width": 2, "dash": dash}
-            figure.add_scatter(x=course.at, y=smooth, mode="lines", line=line, showlegend=True, **own)
+            figure.add_scatter(x=course.at, y=smooth, mode="lines", line=line, showlegend=True, **panel)
             lowest = min(range(len(smooth)), key=smooth.__getitem__)
-            found = {"x": [course.at[lowest]], "y": [smooth[lowest]], "marker": {**mark, "symbol": "circle-open"}}
-            figure.add_scatter(mode="markers", showlegend=False, **found, **own)
+            minimum = {"x": [course.at[lowest]], "y": [smooth[lowest]], "marker": {**mark, "symbol": "circle-open"}}
+            figure.add_scatter(mode="markers", showlegend=False, **minimum, **panel)
         if values := course.metrics.get(metric):
-            own["col"] = 2
+            panel["col"] = 2
             line, marker = {"color": colour, "width": 2, "dash": dash}, {"size": 7, "symbol": SYMBOLS[index % 7]}
             look = {"line": line, "marker": marker, "showlegend": not course.losses}
-            at = [course.ends[epoch] for epoch in values]
-            figure.add_scatter(x=at, y=list(values.values()), mode="lines+markers", **look, **own)
+            ends = [course.ends[epoch] for epoch in values]
+            figure.add_scatter(x=ends, y=list(values.values()), mode="lines+markers", **look, **panel)
             if course.chosen in values:
                 best = {"x": [course.ends[course.chosen]], "y": [values[course.chosen]]}
                 star = {**mark, "symbol": "star", "size": 15}
-                figure.add_scatter(mode="markers", marker=star, showlegend=False, **best, **own)
+                figure.add_scatter(mode="markers", marker=star, showlegend=False, **best, **panel)
     titles = {"steps": "optimizer step", "epochs": "epoch", "seconds": "time of the steps (s)"}
     figure.update_xaxes(title=titles[axis], zeroline=False)
     if axis != "seconds":
@@ -76,18 +76,18 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
         figure.update_xaxes(**whole_ticks(round(last)))
     figure.update_yaxes(zeroline=False)
     figure.update_annotations(font={"size": 13})
-    told = ["circle: the lowest loss", "star: the epoch that was chosen"][: len(panels)]
+    notes = ["circle: the lowest loss", "star: the epoch that was chosen"][: len(panels)]
     if smoothing:
-        told.append(f"pale: before smoothing by {smoothing:g}")
+        notes.append(f"pale: before smoothing by {smoothing:g}")
     if any(len(reports) > 1 for reports in runs.values()):
-        told.insert(0, "means over runs")
-    return finish(figure, subtitle="; ".join(told), height=440, margin={"t": 110}, **words)
+        notes.insert(0, "means over runs")
+    return finish(figure, subtitle="; ".join(notes), height=440, margin={"t": 110}, **words)
 
 
 class _Course(NamedTuple):
     """The mean course of some trainings.  at: where each loss stands on the axis.  ends: where each epoch ends.
 
-    metrics: of each epoch, by name.  chosen: the epoch that was chosen, counted from 0.
+    metrics: each epoch's metrics, by name.  chosen: the epoch that was chosen, counted from 0.
     """
 
     at: list[float]
@@ -100,15 +100,19 @@ class _Course(NamedTuple):
     def of(cls, reports: Sequence[Report], axis: Axis) -> _Course:
         first = reports[0]
         count = Counter(step.epoch for step in first.steps)
-        at, elapsed_s, ends = [], 0.0, {}
+        positions, elapsed_s, ends = [], 0.0, {}
         for number, step in enumerate(first.steps, 1):
             elapsed_s += (step.predicted_s if step.measured_s is None else step.measured_s) or 0.0
             done = step.epoch + (step.step + 1) / count[step.epoch]
             ends[step.epoch] = at_end = {"steps": number, "epochs": done, "seconds": elapsed_s}[axis]
-            at.append(at_end)
-        kept = [[step.loss for step in report.steps] for report in reports]
-        losses = [[loss for loss in column if loss is not None] for column in zip(*kept, strict=False)]
-        known = [(place, mean(column)) for place, column in zip(at, losses, strict=False) if len(column) == len(kept)]
+            positions.append(at_end)
+        columns = [[step.loss for step in report.steps] for report in reports]
+        losses = [[loss for loss in column if loss is not None] for column in zip(*columns, strict=False)]
+        known = [
+            (place, mean(column))
+            for place, column in zip(positions, losses, strict=False)
+            if len(column) == len(columns)
+        ]
         metrics: dict[str, dict[int, float]] = {}
         for epoch in first.epochs:
             others = [other for report in reports for other in report.epochs if other.epoch == epoch.epoch]
@@ -119,9 +123,9 @@ class _Course(NamedTuple):
         return cls([place for place, _ in known], [loss for _, loss in known], ends, metrics, chosen)
 
 
-def _common_metric(found: Sequence[Mapping[str, Any]]) -> str:
+def _common_metric(metrics_by_run: Sequence[Mapping[str, Any]]) -> str:
     """Return the metric that most of the trainings have; accuracy rather than another; '' if there is none."""
-    names = [name for metrics in found for name in metrics]
+    names = [name for metrics in metrics_by_run for name in metrics]
     return max(names, key=lambda name: (names.count(name), name == "accuracy", name), default="")
 
 

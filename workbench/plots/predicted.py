@@ -20,20 +20,21 @@ MAX_MARKERS = 60
 
 
 def compared_bars(
-    found: Mapping[str, Mapping[Any, Spread]],
+    series: Mapping[str, Mapping[Any, Spread]],
     *,
     x_title: str,
     unit: str = "",
     bars: str = "mean, with the standard deviation over runs",
     **words: Any,
 ) -> go.Figure:
-    """Return a group of bars for each x and a colour for each series.  found: series -> x -> value.
+    """Return a group of bars for each x and a colour for each series.
 
-    bars: what the error bars show.  words: title, label, subtitle and note, see style.finish.
+    series: by name, the value at each x.  bars: what the error bars show.  words: title, label, subtitle and note, see
+    style.finish.
     """
     figure = go.Figure()
-    order = list(dict.fromkeys(x for points in found.values() for x in points))
-    for index, (name, points) in enumerate(found.items()):
+    order = list(dict.fromkeys(x for points in series.values() for x in points))
+    for index, (name, points) in enumerate(series.items()):
         spreads = list(points.values())
         figure.add_bar(
             name=name,
@@ -45,11 +46,11 @@ def compared_bars(
                 "pattern": {"shape": ("", "/", "x", ".")[index // len(CYCLE) % 4]},
             },
             hovertemplate=f"<b>{name}</b>, %{{x}}: %{{y:.4g}} {unit}<extra></extra>",
-            showlegend=len(found) > 1 and bool(points),
+            showlegend=len(series) > 1 and bool(points),
         )
     figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
     figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
-    varies = any(spread.high > spread.low for points in found.values() for spread in points.values())
+    varies = any(spread.high > spread.low for points in series.values() for spread in points.values())
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
     return finish(figure, height=430, barmode="group", **words)
 
@@ -125,14 +126,14 @@ def points(report: Report) -> list[Point]:
     answers = report.plan.inference is not None
     return [
         Point(
-            f"request {one.step + 1}" if answers else f"epoch {one.epoch + 1}, step {one.step + 1}",
-            "request" if answers else STEPS[one.cached],
-            one.predicted_s,
-            one.measured_s,
+            f"request {step.step + 1}" if answers else f"epoch {step.epoch + 1}, step {step.step + 1}",
+            "request" if answers else STEPS[step.cached],
+            step.predicted_s,
+            step.measured_s,
             report.mark,
         )
-        for one in report.steps
-        if one.predicted_s and one.measured_s
+        for step in report.steps
+        if step.predicted_s and step.measured_s
     ]
 
 
@@ -140,16 +141,16 @@ def predicted_against_measured(report: Report) -> go.Figure:
     """Return measured over predicted step times, with the line y = x and a band of 10 % to both sides."""
     answers = report.plan.inference is not None
     title = f"Predicted against measured {'latency' if answers else 'step time'}"
-    found = points(report)
-    if not found:
+    steps = points(report)
+    if not steps:
         why = "Nothing was measured: run with --mode execute to compare."
         return empty(title=title, label=report.label, why=why, note=busy_note(report))
-    mark = next((point.mark for point in found if point.mark), "")
-    swept = found[0].group == "plan"
+    mark = next((point.mark for point in steps if point.mark), "")
+    swept = steps[0].group == "plan"
     note = sweep_note(report) if swept else busy_note(report)
     measured_label = label_of(report.source, report.fidelity, valid=not mark)
-    longest = max(max(point.predicted_s, point.measured_s) for point in found)
-    shortest = min(min(point.predicted_s, point.measured_s) for point in found)
+    longest = max(max(point.predicted_s, point.measured_s) for point in steps)
+    shortest = min(min(point.predicted_s, point.measured_s) for point in steps)
     unit = time_unit(longest)
     logarithmic = longest > 20 * shortest
     margin = 1.3 if logarithmic else 1.15
@@ -174,17 +175,17 @@ def predicted_against_measured(report: Report) -> go.Figure:
         hoverinfo="skip",
     )
     groups: dict[str, list[Point]] = defaultdict(list)
-    for point in found:
+    for point in steps:
         groups[point.group].append(point)
-    named = len(found) <= MAX_NAMED_POINTS
+    named = len(steps) <= MAX_NAMED_POINTS
     scale: Callable[[float], float] = math.log if logarithmic else float
 
     def along(seconds: float) -> float:
         return (scale(seconds * unit.factor) - scale(low)) / (scale(high) - scale(low))
 
-    places = dict.fromkeys(found, "middle right")
+    places = dict.fromkeys(steps, "middle right")
     if named:
-        places = _label_places({point: (along(point.predicted_s), along(point.measured_s)) for point in found})
+        places = _label_places({point: (along(point.predicted_s), along(point.measured_s)) for point in steps})
     for (group, members), colour, symbol in zip(groups.items(), (BLUE, ORANGE), ("circle", "diamond"), strict=False):
         figure.add_scatter(
             x=[point.predicted_s * unit.factor for point in members],
@@ -215,27 +216,27 @@ def predicted_against_measured(report: Report) -> go.Figure:
     axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
     figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
     figure.update_yaxes(title=f"measured, {measured_label} ({unit.name})", zeroline=False, **axis)
-    within = sum(point.deviation <= BAND for point in found)
+    within = sum(point.deviation <= BAND for point in steps)
     kind = "plans" if swept else "requests" if answers else "steps"
     return finish(
         figure,
-        title=f"{title}: median deviation {median([point.deviation for point in found]):.1%}{mark}",
+        title=f"{title}: median deviation {median([point.deviation for point in steps]):.1%}{mark}",
         label=f"simulated against {measured_label}",
-        subtitle=f"{within} of {len(found)} {kind} within {BAND:.0%}{mark}",
+        subtitle=f"{within} of {len(steps)} {kind} within {BAND:.0%}{mark}",
         note=note,
         height=620,
     )
 
 
-def _label_places(at: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
+def _label_places(places: Mapping[Point, tuple[float, float]]) -> dict[Point, str]:
     """Return a position for each point's name; '' next to a named point, where it would collide (the hover text has the
     name).
 
-    at: the position of each point, as shares of both axes.
+    places: the position of each point, as shares of both axes.
     """
     named: dict[Point, str] = {}
-    for point, (x, y) in sorted(at.items(), key=lambda item: item[1]):
+    for point, (x, y) in sorted(places.items(), key=lambda item: item[1]):
         wide, high = NAME_SIZE[0] * len(point.name + point.mark), NAME_SIZE[1]
-        if all(abs(x - at[other][0]) > wide or abs(y - at[other][1]) > high for other in named):
+        if all(abs(x - places[other][0]) > wide or abs(y - places[other][1]) > high for other in named):
             named[point] = "bottom right" if x < 0.6 else "top left"  # neither lies on the dashed line
-    return dict.fromkeys(at, "") | named
+    return dict.fromkeys(places, "") | named

@@ -189,7 +189,7 @@ def panel_of_bars(
 
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
     """Return the error bars of a trace, around the medians of its spreads.  more: plotly's further settings."""
-    high, low = [one.high - one.median for one in spreads], [one.median - one.low for one in spreads]
+    high, low = [spread.high - spread.median for spread in spreads], [spread.median - spread.low for spread in spreads]
     return {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.5, "width": 4, **more}
 
 
@@ -225,7 +225,7 @@ def _with_only_our_tags(value: Any) -> Any:
     if not isinstance(value, dict | list | tuple):
         return value
     had = value if isinstance(value, dict) else dict(enumerate(value))
-    made = {key: _with_only_our_tags(one) for key, one in had.items()}
+    made = {key: _with_only_our_tags(child) for key, child in had.items()}
     if all(made[key] is had[key] for key in had):
         return value
     return made if isinstance(value, dict) else [*made.values()]
@@ -261,7 +261,7 @@ def finish(
     legend_pixels = (82 if one_line else 100) if has_legend else 0
     lost = ", ".join(f"{count} of '{name}'" for name, count in _not_numbers(figure).items())
     notes = [note, f"{INVALID_MARK} Not drawn, because they are no numbers: {lost}" if lost else ""]
-    lines = [f"<b>{_in_lines(one, NOTE_CHARACTERS)}</b>" for one in notes if one]
+    lines = [f"<b>{_in_lines(line, NOTE_CHARACTERS)}</b>" for line in notes if line]
     if subtitle:
         lines.append(_in_lines(subtitle, SUBTITLE_CHARACTERS))
     parts = [title] if len(title) <= TITLE_CHARACTERS else title.replace(": ", ":\n", 1).splitlines()

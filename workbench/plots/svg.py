@@ -90,7 +90,7 @@ def arrow(points: Sequence[tuple[float, float]], colour: str, *, head: float = 7
 
 
 def drawing(content: str, *, label: str, height: float, width: float | None = None) -> str:
-    """Return a whole drawing, for screen readers one picture.  width: of its coordinates, which it is scaled from;
+    """Return a whole drawing, for screen readers one picture.  width: how wide its coordinates are before it is scaled;
     None: it is as wide as its place, and horizontal positions are per cent.
     """
     how = {"xmlns": "http://www.w3.org/2000/svg", "role": "img"}
@@ -118,12 +118,12 @@ def as_images(page: str) -> str:
     rules = f"svg{{font-family:Helvetica,Arial,sans-serif}}@media (prefers-color-scheme: dark){{svg{{{dark}}}}}"
     sheet = tag("style", rules)
 
-    def image(found: re.Match[str]) -> str:
-        attributes = found["attributes"]
+    def image(drawing: re.Match[str]) -> str:
+        attributes = drawing["attributes"]
         words, width, height = (
             re.search(rf'{name}="([^"]*)"', attributes) for name in ("aria-label", "[^-]width", "[^-]height")
         )
-        written = f"<svg{attributes}>{sheet}{found['content']}</svg>"
+        written = f"<svg{attributes}>{sheet}{drawing['content']}</svg>"
         source = "data:image/svg+xml;base64," + base64.b64encode(written.encode()).decode()
         label = unescape(words[1]) if words else ""
         wide, high = width[1] if width else "100%", height[1] if height else None

@@ -35,7 +35,8 @@ class Node:
     """A device on the map.  speed: a small line below.  holds: its layers and share, or what it does now, in words; ''
     if the plan does not use it.
 
-    away: how it is gone, such as 'lost', '' if it is not.  busy_share: of its last step, None if unknown.
+    away: how it is gone, such as 'lost', '' if it is not.  busy_share: share of its last step in which it was busy,
+    None if unknown.
     used_bytes, health: see runs.progress.DeviceRow.
     """
 
@@ -51,7 +52,7 @@ class Node:
     @property
     def told(self) -> str:
         """Describe it in words."""
-        parts = [one for one in (self.speed, self.holds or "no part in the plan", self.health) if one]
+        parts = [part for part in (self.speed, self.holds or "no part in the plan", self.health) if part]
         if self.busy_share is not None:
             parts.append(f"computes {self.busy_share:.0%} of a step")
         if self.used_bytes is not None:
@@ -90,28 +91,30 @@ def holds_of(plan: Plan, rank: int, *, cached: bool = False) -> str:
             if share.rank == rank:
                 # The devices that divide the heads or tokens of a sample all have that sample.
                 divides = share.heads or share.tokens
-                own = [
-                    f"{count} {one if count == 1 else name}"
-                    for name, one in _PARTS.items()
+                portions = [
+                    f"{count} {singular if count == 1 else name}"
+                    for name, singular in _PARTS.items()
                     if (count := getattr(share, name)) and not (divides and name == "samples")
                 ]
-                return ", ".join([f"{stage.layers_in_words}", *own])
+                return ", ".join([f"{stage.layers_in_words}", *portions])
     return ""
 
 
 def traffic_of(timeline: Timeline | None, ranks: Sequence[int]) -> list[Traffic]:
-    """Return what travels in a timeline; a collective goes round its members.  ranks: of its devices in the cluster."""
-    found: dict[tuple[int, int, bool], list[tuple[str, int, float, float]]] = defaultdict(list)
+    """Return what travels in a timeline; a collective goes round its members.  ranks: its devices' ranks in the
+    cluster.
+    """
+    messages: dict[tuple[int, int, bool], list[tuple[str, int, float, float]]] = defaultdict(list)
     for span in timeline.spans if timeline is not None else ():
         if span.op.kind == SEND:
             pair, what = span.op.ranks, _value_of(span.op)
         elif span.op.kind in COLLECTIVES:
-            at = span.op.ranks.index(span.rank)
-            pair, what = (span.rank, span.op.ranks[(at + 1) % len(span.op.ranks)]), _COLLECTIVE[span.op.kind]
+            place = span.op.ranks.index(span.rank)
+            pair, what = (span.rank, span.op.ranks[(place + 1) % len(span.op.ranks)]), _COLLECTIVE[span.op.kind]
         else:
             continue
         key = (ranks[pair[0]], ranks[pair[1]], span.op.kind in COLLECTIVES)
-        found[key].append((what, span.nbytes, span.start_s, span.end_s))
+        messages[key].append((what, span.nbytes, span.start_s, span.end_s))
     return [
         Traffic(
             source=source,
@@ -121,7 +124,7 @@ def traffic_of(timeline: Timeline | None, ranks: Sequence[int]) -> list[Traffic]
             times=tuple((start_s, end_s) for *_, start_s, end_s in sent),
             is_collective=is_collective,
         )
-        for (source, target, is_collective), sent in sorted(found.items())
+        for (source, target, is_collective), sent in sorted(messages.items())
         if source != target
     ]
 
@@ -143,26 +146,26 @@ def _value_of(op: Op) -> str:
 
 
 def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "", unit: str = "step") -> str:
-    """Return the map as SVG.  nodes: of all devices, by rank.  caption: a line above it.  unit: in which the traffic
-    travels.
+    """Return the map as SVG.  nodes: all devices, by rank.  caption: a line above it.  unit: what the traffic is summed
+    over, 'step' or 'request'.
     """
     places = _places(len(nodes))
     size = FULL if len(nodes) <= FULL_DEVICES else SMALL if len(nodes) <= SMALL_DEVICES else DOT
-    used = {(one.source, one.target) for one in traffic}
+    used = {(flow.source, flow.target) for flow in traffic}
     links = "".join(
-        _link(one, places, size, both=(one.target, one.source) in used, is_named=size == FULL and len(traffic) <= 12)
-        for one in traffic
+        _link(flow, places, size, both=(flow.target, flow.source) in used, is_named=size == FULL and len(traffic) <= 12)
+        for flow in traffic
     )
     drawn = "".join(
         _node(node, place, size, rank) for rank, (node, place) in enumerate(zip(nodes, places, strict=True))
     )
     sent = ", ".join(
-        f"{nodes[one.source].name} to {nodes[one.target].name} {style.size_words(one.nbytes)} of "
-        f"{' and '.join(one.what)}"
-        for one in traffic
+        f"{nodes[flow.source].name} to {nodes[flow.target].name} {style.size_words(flow.nbytes)} of "
+        f"{' and '.join(flow.what)}"
+        for flow in traffic
     )
-    told = ". ".join(node.told for node in nodes)
-    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {told}. In a {unit}: {sent or 'nothing'}."
+    node_texts = ". ".join(node.told for node in nodes)
+    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {node_texts}. In a {unit}: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=_height(len(nodes)), width=WIDTH)
 
@@ -179,7 +182,7 @@ def _places(count: int) -> list[Place]:
     if count == 4:  # corners leave the most room between them
         return [(middle[0] + x * radii[0], middle[1] + y * radii[1]) for x, y in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
     angles = [math.pi + 2 * math.pi * number / count for number in range(count)]
-    return [(middle[0] + radii[0] * math.cos(one), middle[1] + radii[1] * math.sin(one)) for one in angles]
+    return [(middle[0] + radii[0] * math.cos(angle), middle[1] + radii[1] * math.sin(angle)) for angle in angles]
 
 
 def _edge(start: Place, end: Place, size: tuple[int, int], gap: float) -> Place:
@@ -190,25 +193,25 @@ def _edge(start: Place, end: Place, size: tuple[int, int], gap: float) -> Place:
     return start[0] + over * share, start[1] + down * share
 
 
-def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both: bool, is_named: bool) -> str:
-    source, target = places[one.source], places[one.target]
+def _link(flow: Traffic, places: Sequence[Place], size: tuple[int, int], *, both: bool, is_named: bool) -> str:
+    source, target = places[flow.source], places[flow.target]
     length = math.dist(source, target) or 1.0
     aside = SPREAD / 2 if both else 0.0
     shift = (-(target[1] - source[1]) / length * aside, (target[0] - source[0]) / length * aside)
     start, end = _edge(source, target, size, 2), _edge(target, source, size, 2)
     start, end = (start[0] + shift[0], start[1] + shift[1]), (end[0] + shift[0], end[1] + shift[1])
-    colour = svg.themed(style.COLOURS["collective" if one.is_collective else "send"])
-    times = " ".join(f"{begin_s:.6g}:{end_s:.6g}" for begin_s, end_s in one.times)
+    colour = svg.themed(style.COLOURS["collective" if flow.is_collective else "send"])
+    times = " ".join(f"{begin_s:.6g}:{end_s:.6g}" for begin_s, end_s in flow.times)
     line = svg.arrow(
         [start, end],
         colour,
         head=ARROW,
         stroke_width=2,
-        stroke_dasharray="5 3" if one.is_collective else None,
+        stroke_dasharray="5 3" if flow.is_collective else None,
         class_="workbench-link",
         data_times=times,
-        data_source=one.source,
-        data_target=one.target,
+        data_source=flow.source,
+        data_target=flow.target,
     )
     turn = math.degrees(math.atan2(end[1] - start[1], end[0] - start[0]))
     if not is_named:
@@ -218,7 +221,7 @@ def _link(one: Traffic, places: Sequence[Place], size: tuple[int, int], *, both:
     upright = turn if -90 < turn <= 90 else turn + 180
     below = upright == turn
     room = 0.85 * math.dist(start, end)  # some systems' letters are wider than those that were measured
-    words = svg.shortened(f"{style.size_words(one.nbytes)} {' and '.join(one.what)}", room, 10.5)
+    words = svg.shortened(f"{style.size_words(flow.nbytes)} {' and '.join(flow.what)}", room, 10.5)
     name = svg.text(
         0,
         14 if below else -6,

@@ -78,7 +78,7 @@ def chrome_trace(
     for step, kinds in steps.items():
         longest_s = max(timeline.makespan_s for timeline in kinds)
         events.append(_slice(step, "step", (begin_s, begin_s + longest_s), _Row(STEPS_PID, 0, "step"), {}))
-        for timeline in sorted(kinds, key=lambda one: one.source != "simulated"):
+        for timeline in sorted(kinds, key=lambda timeline: timeline.source != "simulated"):
             kind = _kind(timeline, note)
             digits = len(str(timeline.world_size - 1))
             names = [f"{kind}: {rank:0{digits}} {device}" for rank, device in enumerate(timeline.device_names)]
@@ -149,7 +149,7 @@ def _row(span: Span, timeline: Timeline, pid: int) -> _Row:
 def _lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
     """Yield the spans by start, with the first lane that is free then: slices of one thread may not overlap."""
     free_s: list[float] = []
-    for span in sorted(spans, key=lambda one: (one.start_s, one.end_s)):
+    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
         lane = next((lane for lane, end_s in enumerate(free_s) if end_s <= span.start_s), len(free_s))
         free_s[lane : lane + 1] = [span.end_s]
         yield lane, span
@@ -171,13 +171,13 @@ def _arrow(begin: tuple[Span, TraceEvent], end: tuple[Span, TraceEvent], number:
         return
     common = {"name": "message", "cat": "message", "id": number, "args": {}}
     for phase, event in ({"ph": "s"}, from_slice), ({"ph": "f", "bp": "e"}, to_slice):
-        at = {"ts": max(from_slice["ts"], event["ts"]), "pid": event["pid"], "tid": event["tid"]}
-        yield common | phase | at
+        position = {"ts": max(from_slice["ts"], event["ts"]), "pid": event["pid"], "tid": event["tid"]}
+        yield common | phase | position
 
 
 def _counters(timeline: Timeline, begin_s: float, pids: Sequence[int]) -> Iterator[TraceEvent]:
     """Yield the memory in use of each device, where it is known."""
     for pid, samples in zip(pids, timeline.memory, strict=False):
         for sample in samples:
-            at = {"ph": "C", "ts": round((begin_s + sample.time_s) * 1e9) / 1e3, "pid": pid, "tid": 0}
-            yield {"name": "memory", "cat": "memory", "args": {"bytes": sample.nbytes}} | at
+            position = {"ph": "C", "ts": round((begin_s + sample.time_s) * 1e9) / 1e3, "pid": pid, "tid": 0}
+            yield {"name": "memory", "cat": "memory", "args": {"bytes": sample.nbytes}} | position

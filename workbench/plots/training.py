@@ -59,7 +59,7 @@ def curves(report: Report) -> go.Figure:
     figure.add_scatter(y=losses, name="loss of a step", line={"color": SKY_BLUE, "width": 1}, opacity=0.8, **left)
     half = SMOOTHING_STEPS // 2
     if len(losses) > SMOOTHING_STEPS:
-        smooth = [median(losses[max(0, at - half) : at + half + 1]) for at in range(len(losses))]
+        smooth = [median(losses[max(0, middle - half) : middle + half + 1]) for middle in range(len(losses))]
         figure.add_scatter(
             y=smooth, name=f"median of {SMOOTHING_STEPS} steps", line={"color": BLUE, "width": 2.5}, **left
         )

@@ -24,7 +24,7 @@ Kind = Literal["encoder", "decoder", "encoder-decoder"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """The sizes of a transformer.  num_layers: of each side of an encoder-decoder, as the papers count them.
+    """The sizes of a transformer.  num_layers: as the papers count them, on each side of an encoder-decoder.
 
     kv_heads, head_dim: heads and hidden / heads if not given.  gated: three feed-forward matrices (SwiGLU) instead of
     two.

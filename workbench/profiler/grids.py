@@ -98,10 +98,10 @@ def _few_sizes(batch_sizes: Sequence[int], lengths: Sequence[int]) -> tuple[Size
 
 def _ascending(*groups: Iterable[Size]) -> tuple[Size, ...]:
     """Return different sizes by their tokens, without those that are too large, but at least two of each group."""
-    kept = [
+    sizes = [
         size for group in groups for index, size in enumerate(group) if index < 2 or size[0] * size[1] <= MOST_TOKENS
     ]
-    return tuple(sorted(dict.fromkeys(kept), key=lambda size: size[0] * size[1]))
+    return tuple(sorted(dict.fromkeys(sizes), key=lambda size: size[0] * size[1]))
 
 
 def _of(kind: str, values: Mapping[tuple[str, Size], V]) -> dict[Size, V]:

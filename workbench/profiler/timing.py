@@ -49,24 +49,24 @@ def tiny() -> bool:
 class _Counter:
     """Counts the calls that have been timed.  ahead: those still to come of the present group."""
 
-    def __init__(self, told: Callable[[int, int], None]) -> None:
-        self.told, self.done, self.ahead = told, 0, 0
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self.report, self.done, self.ahead = report, 0, 0
 
     def add(self) -> None:
         """Count one call."""
         self.done, self.ahead = self.done + 1, max(0, self.ahead - 1)
-        self.told(self.done, self.done + self.ahead)
+        self.report(self.done, self.done + self.ahead)
 
 
 _COUNTER: ContextVar[_Counter | None] = ContextVar("counter", default=None)
 
 
 @contextmanager
-def counted_timings(told: Callable[[int, int], None]) -> Iterator[None]:
-    """Inside the context, report every timing: told(done, known so far).  The sum falls where rounds end early, and
-    grows with each further group of calls.
+def counted_timings(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Inside the context, call report(done, known so far) after every timing.  The sum falls where rounds end early,
+    and grows with each further group of calls.
     """
-    token = _COUNTER.set(_Counter(told))
+    token = _COUNTER.set(_Counter(report))
     try:
         yield
     finally:
@@ -176,7 +176,9 @@ def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
 
 
 def _warm_up(call: Call, clock: Callable[[], float], first_s: float | None) -> int:
-    """Run a call once, a short one twice, and return how often a round should run it.  first_s: of its first run."""
+    """Run a call once, a short one twice, and return how often a round should run it.  first_s: seconds of its first
+    run.
+    """
     once = _counted(call, 1, clock) if first_s is None else first_s
     if once < LONG_S:
         once = _measure(call, 1, clock)

@@ -45,9 +45,9 @@ CLOSE = 0.02
 class Choice:
     """One combination, simulated.
 
-    run_s: of all epochs, without snapshots and scoring.  seconds: the same; where a score is asked for, until it is
-    reached, and None if no measured curve says when.
-    joules: of the same time, modelled; None where a device has no power figures.
+    run_s: seconds of all epochs, without snapshots and scoring.  seconds: the same; where a score is asked for, until
+    it is reached, and None if no measured curve says when.
+    joules: energy in the same time, modelled; None where a device has no power figures.
     memory_bytes: the largest values of a device in a step.  sent_bytes: by all devices in a step.
     is_dominated: another combination is at least as good in time, energy and memory, and better in one.
     """
@@ -106,15 +106,17 @@ class Advice:
     def reason(self) -> str:
         """Return why the first combination is first, in a sentence or two."""
         best = self.choices[0]
-        layers = " and ".join(one.layers_in_words for one in best.report.plan.stages if one.activations == RECOMPUTE)
+        layers = " and ".join(
+            stage.layers_in_words for stage in best.report.plan.stages if stage.activations == RECOMPUTE
+        )
         again = f" The backward pass computes the activations of {layers} again, to save memory." if layers else ""
         return self._why_first + again
 
     @property
     def _why_first(self) -> str:
         best = self.choices[0]
-        alone = next((one for one in self.choices if len(one.devices) == 1), None)
-        several = next((one for one in self.choices if len(one.devices) > 1), None)
+        alone = next((choice for choice in self.choices if len(choice.devices) == 1), None)
+        several = next((choice for choice in self.choices if len(choice.devices) > 1), None)
         if len(best.devices) == 1 and several is not None:
             slower = f"{several.step_s / best.step_s:.1f} times as long"
             return f"One device is enough: with {several.name} on {len(several.devices)} a step takes {slower}. " + (
@@ -143,8 +145,8 @@ def advise(
 
     job: its method and options are the adviser's to choose.  score: rank by the time (or energy) until the validation
     metric reaches this, as measured curves say.  keeps_data: only methods whose devices keep their data.  serves:
-    answer requests instead of training.  draft: of texts, to compare with those of the model itself (see
-    DraftChoice.read).  computed: take costs from the catalogue, without measuring.
+    answer requests instead of training.  draft: a draft model to compare with the model alone (see DraftChoice.read).
+    computed: take costs from the catalogue, without measuring.
     Raises ConfigError if nothing can run, with the reasons, for a draft without texts or of another tokenizer, and
     MissingDataError without the model or the data.
     """
@@ -184,7 +186,7 @@ def advise(
     ]
     return Advice(
         goal=goal,
-        choices=tuple(replace(one, is_dominated=_is_dominated(one, ranked)) for one in ranked),
+        choices=tuple(replace(choice, is_dominated=_is_dominated(choice, ranked)) for choice in ranked),
         refused=refused,
         costs="computed" if computed else "measured",
         score=score,
@@ -207,8 +209,8 @@ def _drafts(job: Job, priced: Cluster, draft: str, progress: Callable[[Event], N
         return None
 
     def profile_of(model: str, options: dict[str, Any]) -> Profile:
-        asked = replace(job, method=method, model=model, options=options)
-        return experiment.profile(asked, priced, "simulate", progress=_phases_of(progress))
+        draft_job = replace(job, method=method, model=model, options=options)
+        return experiment.profile(draft_job, priced, "simulate", progress=_phases_of(progress))
 
     advised: DraftAdvice = attribute(declaration_of(method).advises_drafts)(job.model, priced, profile_of, draft=draft)
     return advised
@@ -277,7 +279,7 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
     whole_s = sum(epoch.seconds for epoch in report.epochs) or sum(step.predicted_s or 0.0 for step in report.steps)
     seconds = whole_s if score is None else None if epochs is None else seconds_of(report, epochs)
     joules = sum(energy_j(report).values()) or None
-    timelines = [one for one in report.timelines.values() if one.memory]
+    timelines = [timeline for timeline in report.timelines.values() if timeline.memory]
     return Choice(
         name=name,
         job=job,
@@ -285,7 +287,7 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
         run_s=whole_s,
         seconds=seconds,
         joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
-        memory_bytes=max((one.highest_peak_bytes for one in timelines), default=0),
+        memory_bytes=max((timeline.highest_peak_bytes for timeline in timelines), default=0),
         sent_bytes=_sent_bytes(report),
         curve=curve,
     )
@@ -308,28 +310,28 @@ def seconds_of(report: Report, epochs: float) -> float:
 
 def _distinct(choices: Sequence[Choice]) -> list[Choice]:
     """Leave out what is another combination's plan under another name."""
-    kept: dict[object, Choice] = {}
+    distinct: dict[object, Choice] = {}
     for choice in choices:
         plan, job = choice.report.plan, choice.job
         options = {key: value for key, value in job.options.items() if key not in ("paradigm", "system")}
         division = plan.inference if plan.inference is not None and len(choice.devices) > 1 else None
-        kept.setdefault((job.method, str(sorted(options.items())), plan.stages, str(division)), choice)
-    return list(kept.values())
+        distinct.setdefault((job.method, str(sorted(options.items())), plan.stages, str(division)), choice)
+    return list(distinct.values())
 
 
 def _is_dominated(choice: Choice, others: Sequence[Choice]) -> bool:
     """Return whether another is at least as good in everything that is known of both, and better in one."""
 
-    def figures(one: Choice) -> list[float | None]:
-        return [one.figure("time"), one.figure("energy"), one.figure("memory")]
+    def figures(candidate: Choice) -> list[float | None]:
+        return [candidate.figure("time"), candidate.figure("energy"), candidate.figure("memory")]
 
     def beats(other: Choice) -> bool:
-        pairs = [(theirs, own) for theirs, own in zip(figures(other), figures(choice), strict=True)]
-        if any((theirs is None) != (own is None) for theirs, own in pairs):
+        pairs = [(theirs, ours) for theirs, ours in zip(figures(other), figures(choice), strict=True)]
+        if any((theirs is None) != (ours is None) for theirs, ours in pairs):
             return False
-        known = [(theirs, own) for theirs, own in pairs if theirs is not None and own is not None]
-        return all(theirs <= own * (1 + CLOSE) for theirs, own in known) and any(
-            theirs < own * (1 - CLOSE) for theirs, own in known
+        known = [(theirs, ours) for theirs, ours in pairs if theirs is not None and ours is not None]
+        return all(theirs <= ours * (1 + CLOSE) for theirs, ours in known) and any(
+            theirs < ours * (1 - CLOSE) for theirs, ours in known
         )
 
     return any(beats(other) for other in others if other is not choice)

@@ -80,14 +80,14 @@ def draft_rows(drafts: DraftAdvice) -> list[tuple[str, ...]]:
     """Return a row for each draft, the shortest round first."""
     return [
         (
-            one.name,
-            one.guesser,
-            ", ".join(one.checkers),
-            _three_digits(1e3 * one.round_s),
-            "never" if one.break_even is None else f"{one.break_even:.0%}",
-            f"{one.at_most:.2g}",
+            offer.name,
+            offer.guesser,
+            ", ".join(offer.checkers),
+            _three_digits(1e3 * offer.round_s),
+            "never" if offer.break_even is None else f"{offer.break_even:.0%}",
+            f"{offer.at_most:.2g}",
         )
-        for one in drafts.offers
+        for offer in drafts.offers
     ]
 
 

@@ -17,7 +17,7 @@ _NAMES = {"options": "option", "faults": "fault"}
 def _changed(job: Job) -> dict[str, Any]:
     """Return the settings that differ from the defaults."""
     default = Job()
-    values = {one.name: getattr(job, one.name) for one in fields(Job)}
+    values = {field.name: getattr(job, field.name) for field in fields(Job)}
     return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
@@ -39,8 +39,8 @@ def as_command(job: Job, cluster: Cluster) -> str:
         if name in WITHOUT_OPTION:
             without.append(f"# `workbench run` has no option for {name} = {value}; the Python has it.")
         elif name == "options":
-            for key, one in value.items():
-                words += [option, f"{key}={_written(one)}"]
+            for key, setting in value.items():
+                words += [option, f"{key}={_written(setting)}"]
         elif name == "faults":
             words += [word for fault in value.split(";") if fault.strip() for word in (option, fault.strip())]
         else:
@@ -65,12 +65,12 @@ def as_python(job: Job, cluster: Cluster) -> str:
     imports = ["from workbench.core.job import Job", "from workbench.experiment import run"]
     if is_known(cluster):
         imports.insert(0, "from workbench.core.catalogue import load_cluster")
-        made = f"load_cluster({cluster.name!r})"
+        source = f"load_cluster({cluster.name!r})"
     else:
         imports.insert(0, "from workbench.core.cluster import Cluster, Device, Link, Processor")
-        made = _source(cluster)
+        source = _source(cluster)
     return "\n".join(
-        [*imports, "", f"job = Job({arguments})", f"cluster = {made}", 'report = run(job, cluster, "execute")']
+        [*imports, "", f"job = Job({arguments})", f"cluster = {source}", 'report = run(job, cluster, "execute")']
     )
 
 
@@ -80,8 +80,12 @@ def _source(value: Any) -> str:
         return f"({', '.join(map(_source, value))}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
         return repr(value)
-    given = [(one.name, getattr(value, one.name)) for one in fields(value) if getattr(value, one.name) != one.default]
-    return f"{type(value).__name__}({', '.join(f'{name}={_source(one)}' for name, one in given)})"
+    given = [
+        (field.name, getattr(value, field.name))
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(f'{name}={_source(entry)}' for name, entry in given)})"
 
 
 def is_known(cluster: Cluster) -> bool:

@@ -42,7 +42,7 @@ Count = Annotated[int, Meta(ge=0, le=10**9)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedBoard:
-    """A board.  model: of the catalogue, or OWN.
+    """A board.  model: its name in the catalogue, or OWN.
 
     Its rates are those that it measured itself: arithmetic in fp32 (gflops), also of each of its processors if it has
     several, memory (read and written) and storage (read).  None: the catalogue's.  memory_mb: its budget.
@@ -166,7 +166,7 @@ def _board(device: Device) -> SharedBoard:
         model=device.model if device.model in device_models() else OWN,
         memory_mb=round(device.memory_bytes / 1e6, 1),
         gflops=_measured(device, "flops_per_s", 1e9),
-        processors_gflops=tuple(float(f"{one.flops_per_s / 1e9:.4g}") for one in device.processors),
+        processors_gflops=tuple(float(f"{processor.flops_per_s / 1e9:.4g}") for processor in device.processors),
         memory_gb_per_s=_measured(device, "memory_bytes_per_s", 1e9),
         storage_mb_per_s=_measured(device, "storage_bytes_per_s", 1e6),
     )

@@ -66,7 +66,7 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
     """Return the paths of Reports; a folder stands for all its .json files.  Raises ConfigError for a folder without
     any.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         inside = _reports_in(path) if path.is_dir() else [path]
         if not inside:
@@ -75,8 +75,8 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
                 "It holds no .json file.",
                 "Name a folder of Reports, or files.",
             )
-        found += inside
-    return list(dict.fromkeys(found))
+        files += inside
+    return list(dict.fromkeys(files))
 
 
 def _reports_in(folder: Path) -> list[Path]:
@@ -129,10 +129,10 @@ def settings_of(report: Report) -> dict[str, Any]:
 
 def results_of(report: Report) -> dict[str, float]:
     """Return a run's results, keyed by the names of QUANTITIES, and its metrics."""
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     taken = [(step.samples, step.predicted_s if step.measured_s is None else step.measured_s) for step in report.steps]
     if taken and all(taken_s for _, taken_s in taken):
-        found["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
+        results["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
     for cached, name in ((False, "step_s"), (True, "cached_step_s")):
         times = [
             step.predicted_s if step.measured_s is None else step.measured_s
@@ -140,17 +140,17 @@ def results_of(report: Report) -> dict[str, float]:
             if step.cached == cached
         ]
         if known := [seconds for seconds in times if seconds is not None]:
-            found[name] = median(known)
-    timelines = [one for one in report.timelines.values() if one.source == report.source] or list(
+            results[name] = median(known)
+    timelines = [timeline for timeline in report.timelines.values() if timeline.source == report.source] or list(
         report.timelines.values()
     )
     if timelines:
-        found["memory_bytes"] = max(one.highest_peak_bytes for one in timelines)
-        found["sent_bytes"] = timelines[0].all_sent_bytes
+        results["memory_bytes"] = max(timeline.highest_peak_bytes for timeline in timelines)
+        results["sent_bytes"] = timelines[0].all_sent_bytes
     last = [step.loss for step in report.steps if step.loss is not None and step.epoch == report.steps[-1].epoch]
     if last:
-        found["loss"] = sum(last) / len(last)
-    return found | report.metrics
+        results["loss"] = sum(last) / len(last)
+    return results | report.metrics
 
 
 def words_of(settings: Mapping[str, Any]) -> str:
@@ -186,7 +186,7 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
         if differing
         else [((), frame)]
     )
-    made = []
+    compared = []
     for _, part in groups:
         first, results = part.iloc[0], part.iloc[:, end + 1 :]
         counts, spread = results.count(), results.std().fillna(0.0)  # of a single value there is none
@@ -198,11 +198,13 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
         known = {
             name: value for name, value in first[differing].items() if value == value
         }  # a setting that a method lacks is NaN
-        own = {
+        side_settings = {
             name: value.item() if hasattr(value, "item") else value for name, value in known.items()
         }  # no numpy numbers
-        made.append(Side(own, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads))
-    return sorted(made, key=lambda side: [_order(side.settings.get(name)) for name in differing])
+        compared.append(
+            Side(side_settings, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads)
+        )
+    return sorted(compared, key=lambda side: [_order(side.settings.get(name)) for name in differing])
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -216,8 +218,8 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     most_metrics: show at most this many metrics.  Times measured while the host was too busy are marked.
     """
     settings = list(dict.fromkeys(name for side in compared for name in side.settings))
-    found = dict.fromkeys(name for side in compared for name in side.results)
-    results = [name for name in QUANTITIES if name in found] + [name for name in found if name not in QUANTITIES][
+    names = dict.fromkeys(name for side in compared for name in side.results)
+    results = [name for name in QUANTITIES if name in names] + [name for name in names if name not in QUANTITIES][
         :most_metrics
     ]
     heads = [*map(quantity_words, settings), "runs", *(_head(name) for name in results)]

@@ -35,10 +35,10 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
     for side in compared:
         origins.setdefault(side.label, []).append(side)
     tabs, panels, rules = [], [], []
-    for number, (label, own) in enumerate(origins.items()):
+    for number, (label, group) in enumerate(origins.items()):
         tab = "<input type='radio' name='origin' id='tab{0}'{1}><label for='tab{0}'>{2} ({3})</label>"
-        tabs.append(Markup(tab).format(number, Markup("" if number else " checked"), label, len(own)))
-        panel = _panel([side.without("label") for side in own], f"t{number}-")
+        tabs.append(Markup(tab).format(number, Markup("" if number else " checked"), label, len(group)))
+        panel = _panel([side.without("label") for side in group], f"t{number}-")
         panels.append(Markup("<section id='panel{}' aria-label='{}'>{}</section>").format(number, label, panel))
         rules.append(f"#tab{number}:checked~#panel{number}{{visibility:visible;height:auto}}")
     settings = list(dict.fromkeys(name for side in compared for name in side.settings if name != "label"))
@@ -95,13 +95,13 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     drawn = figures(compared)
     titles = [Markup(figure.layout.title.text).striptags() for figure in drawn]
     contents = Markup("").join(
-        Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, at, title) for at, title in enumerate(titles)
+        Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, index, title) for index, title in enumerate(titles)
     )
     shown = Markup("").join(
         Markup("<figure id='{}{}'>{}</figure>").format(
-            prefix, at, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
+            prefix, index, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
         )
-        for at, figure in enumerate(drawn)
+        for index, figure in enumerate(drawn)
     )
     return Markup(
         "<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>"
@@ -154,20 +154,22 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         if len(having) == 1 < len(compared):
             continue
         what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
-        found: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
+        series_values: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
         for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             mean, deviation, _ = side.results[name]
             x = side.name if axis is None else f"{side.settings[axis]:g}"
             series = series_of(side)
-            found[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
+            series_values[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, quantity_words(axis or ""))
         words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
-        figure = compared_bars(found, x_title=x_title, unit=unit or name, **words)
+        figure = compared_bars(series_values, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
             bar.update(text=[plain_number(value) for value in bar.y], textposition="outside", cliponaxis=False)
-        if len({x for points in found.values() for x in points}) * len(found) <= 6:
+        if len({x for points in series_values.values() for x in points}) * len(series_values) <= 6:
             figure.update_layout(bargap=0.7)  # few bars stay narrow
         drawn.append(figure)
     trainings = {side.name: [Report.read(file) for file in side.files] for side in compared}
-    has_losses = any(step.loss is not None for reports in trainings.values() for one in reports for step in one.steps)
+    has_losses = any(
+        step.loss is not None for reports in trainings.values() for report in reports for step in report.steps
+    )
     return [*drawn, overlay(trainings)] if has_losses else drawn

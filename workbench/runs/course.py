@@ -29,13 +29,13 @@ class Course:
     """A run's course up to one moment.
 
     losses: (step, loss), steps counted from 1 through all epochs; the loss of a step that was repeated is the last one.
-    num_steps: of the run as predicted, 0 if unknown.  scores: (step, value) of the first metric, on the validation
-    split.
-    marks: (step, words) of changes of the devices.  busy: of each device, the shares of its last steps in which it
+    num_steps: steps of the run as predicted, 0 if unknown.  scores: (step, value) of the first metric, on the
+    validation split.
+    marks: (step, words) of changes of the devices.  busy: for each device, the shares of its last steps in which it
     computed.
-    energy: of each device so far: by its own meter, or of its steps by the power model of summary.energy_j without what
-    sending takes; None for a device that has neither.
-    plan: of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
+    energy: each device's joules so far, by its own meter or by the power model of summary.energy_j without sending;
+    None for a device that has neither.
+    plan: the plan of the present steps, None if not known yet.  is_replanned: whether it is not the run's first.
     cached: whether the last step ran from the cache.
     requests, predicted_requests: (number from 1, seconds) of the answered inference requests, and of all as predicted.
     predicted: a step of typical length under this plan, simulated.  measured: the newest step whose spans are known,
@@ -102,7 +102,9 @@ class CourseLog:
                     counts[record.epoch] = counts.get(record.epoch, 0) + 1
                 self._steps |= counts
                 self._cached = frozenset(record.epoch for record in event.predicted if record.cached)
-                self._predicted_s = {(one.epoch, one.step): one.predicted_s or 0.0 for one in event.predicted}
+                self._predicted_s = {
+                    (record.epoch, record.step): record.predicted_s or 0.0 for record in event.predicted
+                }
             case "plan" if event.plan is not None:
                 self._take_plan(event.plan, event)
             case "step":

@@ -73,11 +73,11 @@ class Point:
         """Return the name of its files.  It depends only on job, cluster, mode, fidelity and repeat (or on notebook and
         parameters).
         """
-        whole = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
+        parts = [to_json(self.job), to_json(self.cluster), self.mode, self.fidelity, str(self.repeat)]
         if self.notebook is not None:
-            whole += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
+            parts += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
         kind = self.job.method if self.notebook is None else self.notebook.stem
-        return f"{kind}-{hashlib.sha256(chr(0).join(whole).encode()).hexdigest()[:12]}"
+        return f"{kind}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
 
     @property
     def words(self) -> str:
@@ -127,14 +127,14 @@ def make_points(
         )
     combined = []
     for method in methods:
-        own = {**grid, **(by_method or {}).get(method, {}), "method": [method]}
-        names = ["method", *(name for name in own if name != "method")]
-        choices = [[_value(name, value) for value in _some(name, own[name])] for name in names]
+        method_grid = {**grid, **(by_method or {}).get(method, {}), "method": [method]}
+        names = ["method", *(name for name in method_grid if name != "method")]
+        choices = [[_value(name, value) for value in _some(name, method_grid[name])] for name in names]
         combined += [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*choices)]
     differing = [
         name
         for name in dict.fromkeys(itertools.chain.from_iterable(combined))
-        if len({str(one.get(name)) for one in combined}) > 1
+        if len({str(choice.get(name)) for choice in combined}) > 1
     ]
     points: dict[str, Point] = {}
     for chosen, repeat in itertools.product(combined, range(1, repeats + 1)):

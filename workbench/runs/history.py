@@ -119,8 +119,8 @@ def find_runs(folders: Sequence[Path | str] = ()) -> list[PastRun]:
     Raises ConfigError for a folder that does not exist.
     """
     places = [runs_folder()] if not folders else [_existing(folder) for folder in folders]
-    found = {run: None for place in places for run in ([place] if _is_run(place) else _inside(place))}
-    return sorted((describe(folder) for folder in found), key=lambda run: -run.changed_s)
+    folders_of_runs = {run: None for place in places for run in ([place] if _is_run(place) else _inside(place))}
+    return sorted((describe(folder) for folder in folders_of_runs), key=lambda run: -run.changed_s)
 
 
 def named_runs(names: Iterable[str], every: Sequence[PastRun] | None = None) -> list[PastRun]:
@@ -129,7 +129,7 @@ def named_runs(names: Iterable[str], every: Sequence[PastRun] | None = None) -> 
     every: this computer's runs, if they have been read.  Raises ConfigError for another name.
     """
     every = find_runs() if every is None else every
-    found: dict[str, PastRun] = {}
+    runs_by_folder: dict[str, PastRun] = {}
     for name in names:
         chosen = [run for run in every if run.name == name] or [run for run in every if name in run.tags]
         if not chosen and _is_run(Path(name)):
@@ -142,8 +142,8 @@ def named_runs(names: Iterable[str], every: Sequence[PastRun] | None = None) -> 
                 "No run of this computer has that name or tag, and no folder of that name holds a run.",
                 did_you_mean(name, known, todo),
             )
-        found.update((run.folder, run) for run in chosen)
-    return list(found.values())
+        runs_by_folder.update((run.folder, run) for run in chosen)
+    return list(runs_by_folder.values())
 
 
 def reports_of(names: Iterable[str]) -> list[Path]:
@@ -168,10 +168,10 @@ def reports_of(names: Iterable[str]) -> list[Path]:
 
 def one_report(name: str) -> Path:
     """Return the report that a name stands for (see reports_of).  Raises ConfigError if it stands for several."""
-    found = reports_of([name])
-    if len(found) > 1:
-        raise ConfigError(f"The report of '{name}' was asked for.", f"{len(found)} runs have that tag.", "Name one.")
-    return found[0] / REPORT if _is_run(found[0]) else found[0]
+    reports = reports_of([name])
+    if len(reports) > 1:
+        raise ConfigError(f"The report of '{name}' was asked for.", f"{len(reports)} runs have that tag.", "Name one.")
+    return reports[0] / REPORT if _is_run(reports[0]) else reports[0]
 
 
 def describe(folder: Path) -> PastRun:

@@ -31,7 +31,7 @@ share_module(__name__)  # its functions run on devices
 
 
 class Contents(NamedTuple):
-    """What one rank computes with.  inputs: of the schedule, on this rank.  handlers: by kind of operation."""
+    """What one rank computes with.  inputs: the schedule's inputs on this rank.  handlers: by kind of operation."""
 
     inputs: Mapping[Value, Any]
     handlers: Mapping[str, Handler]
@@ -134,9 +134,9 @@ def _run_rank(context: RankContext, payload: tuple[str, ContentsOf | None]) -> E
                 began_s = begin_together()
                 executor.idle()
                 execution = executor.run(program, handlers, inputs)
-        found = execution.in_device_time(context.dilation)
-        spans = [(index_of[id(span.op)], span.start_s, span.end_s, span.nbytes, span.late_s) for span in found.spans]
-        outputs = {} if contents_of is None else found.outputs
+        measured = execution.in_device_time(context.dilation)
+        spans = [(index_of[id(span.op)], span.start_s, span.end_s, span.nbytes, span.late_s) for span in measured.spans]
+        outputs = {} if contents_of is None else measured.outputs
         return began_s / context.dilation, spans, outputs
 
 

@@ -24,9 +24,12 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
         plain = map(TransformerManager().transform_cell, tagged)  # IPython's magics and shell commands become calls
         assigned = [
-            one for text in plain for one in ast.parse(text).body if isinstance(one, ast.Assign | ast.AnnAssign)
+            statement
+            for text in plain
+            for statement in ast.parse(text).body
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
         ]
-        nodes = [node for one in assigned for node in ast.walk(one)]
+        nodes = [node for statement in assigned for node in ast.walk(statement)]
     except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
         if isinstance(error, ConfigError):
             raise

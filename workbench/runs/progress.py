@@ -27,7 +27,7 @@ class DeviceRow:
 
     busy_share: the share of its last step in which it was busy; None before the first step.  used_bytes: None if
     unknown.
-    health: of a real device: its temperature, free memory, and what slows it down.
+    health: a real device's temperature, free memory, and what slows it down.
     """
 
     name: str
@@ -78,8 +78,8 @@ class EpochRow:
     the epoch.
 
     cached: the epoch is predicted to run from the activation cache.  answers: its steps are inference requests.
-    begin_s: its start on the run's clock.  num_losses: of which `loss` is the mean.  ends: of the last steps, with
-    their samples and generated tokens.
+    begin_s: its start on the run's clock.  num_losses: how many losses `loss` is the mean of.  ends: when the last
+    steps ended, with their samples and generated tokens.
     """
 
     epoch: int
@@ -120,7 +120,7 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRow:
-    """How far the present phase is: done of count parts.  name: of the parts."""
+    """How far the present phase is: done of count parts.  name: what the parts are called."""
 
     name: str
     done: int

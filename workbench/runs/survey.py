@@ -141,9 +141,11 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
             measured = engines.run(measure_rank_host, [seconds] * cluster.world_size)
         return None, tuple(
             replace(
-                _rates(device, own, 1.0, own.processors), installed_bytes=own.memory_bytes, swap_bytes=own.swap_bytes
+                _rates(device, rates, 1.0, rates.processors),
+                installed_bytes=rates.memory_bytes,
+                swap_bytes=rates.swap_bytes,
             )
-            for device, own in zip(cluster.devices, measured, strict=True)
+            for device, rates in zip(cluster.devices, measured, strict=True)
         )
     host = measure_host(seconds=seconds)
     return host, tuple(_rates(device, host, device.host_share) for device in cluster.devices)
@@ -152,8 +154,8 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
 def survey_sustained(cluster: Cluster, seconds: float) -> dict[str, tuple[HeatSample, ...]]:
     """Return samples of each real device while all compute for so many seconds, by its name."""
     with over_ssh(cluster) as engines:
-        found = engines.run(measure_rank_sustained, [seconds] * cluster.world_size)
-    return {device.name: samples for device, samples in zip(cluster.devices, found, strict=True)}
+        samples_by_device = engines.run(measure_rank_sustained, [seconds] * cluster.world_size)
+    return {device.name: samples for device, samples in zip(cluster.devices, samples_by_device, strict=True)}
 
 
 def _rates(
@@ -185,12 +187,12 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
-        found = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
+        rows_by_device = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
         together = engines.run(measure_rank_at_once, [(sizes[-1], repeats)] * cluster.world_size)
         used = engines.fidelity
     names = cluster.names
     rows = []
-    for samples in (kept for of_rank in found for kept in of_rank):
+    for samples in (row for of_rank in rows_by_device for row in of_rank):
         a, b = samples[0].source, samples[0].destination
         ends = {"source": names[a], "destination": names[b]}
         rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
@@ -237,14 +239,14 @@ def survey_layers(
             notes.append(event.message)
         progress(event)
 
-    found = profile(job, cluster, "execute", progress=note, refresh=refresh)
+    profiled = profile(job, cluster, "execute", progress=note, refresh=refresh)
     rank = 0 if device is None else names.index(device)
     method = load_method(job.method)
     prepared = method.prepare(job, ignore)
     rows = []
     for batch in batch_sizes:
         costs = method.layer_costs(prepared, batch=batch, sequence_length=sequence_length)
-        for index, (layer, cost) in enumerate(zip(found.layers[rank], costs, strict=True)):
+        for index, (layer, cost) in enumerate(zip(profiled.layers[rank], costs, strict=True)):
             tokens = batch * sequence_length
             seconds = {
                 "forward_s": layer.forward_s(batch, sequence_length),
@@ -264,7 +266,7 @@ def survey_layers(
         model=job.model,
         method=job.method,
         device=names[rank],
-        source=found.source,
+        source=profiled.source,
         sequence_length=sequence_length,
         rows=tuple(rows),
         notes=tuple(notes),

@@ -214,8 +214,8 @@ def _engines(count: int, profile: Path) -> Iterator[Executor]:
         cluster = ipyparallel.Cluster(profile_dir=str(profile), n=count, shutdown_atexit=False)
 
         def note(launcher: Any) -> None:
-            for one in (launcher, *getattr(launcher, "launchers", {}).values()):
-                if isinstance(pid := getattr(one, "pid", None), int):
+            for process in (launcher, *getattr(launcher, "launchers", {}).values()):
+                if isinstance(pid := getattr(process, "pid", None), int):
                     note_process(folder, ProcessId.of(pid))
 
         def stop() -> None:

@@ -73,14 +73,14 @@ def plan_costs(
     with the rest.
     """
     layout = StepLayout(plan=plan, sizes=tuple(sizes), lengths=tuple(lengths))
-    held = {rank: (stage.start, stage.stop) for stage in plan.stages for rank in stage.ranks}
-    layers = {rank: profile.layers[rank][start:stop] for rank, (start, stop) in held.items()}
+    stage_layers = {rank: (stage.start, stage.stop) for stage in plan.stages for rank in stage.ranks}
+    layers = {rank: profile.layers[rank][start:stop] for rank, (start, stop) in stage_layers.items()}
     trained = {rank: trainable_bytes(rank_layers) for rank, rank_layers in layers.items()}
     has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
 
     def pass_s(rank: int, op: Op) -> float:
         first, end = layout.samples(rank, op.microbatch)
-        passed = held[rank] if op.part == NONE else (op.part, op.part + 1)
+        passed = stage_layers[rank] if op.part == NONE else (op.part, op.part + 1)
         kind = "F" if op.kind == AGAIN else op.kind
         return profile.seconds(rank, kind, end - first, layout.lengths[op.microbatch], *passed)
 
@@ -151,7 +151,7 @@ def plan_costs(
             recomputed |= in_layer(layer)
     return TableCosts(
         seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)
-        | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1, *held[rank])}
+        | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1, *stage_layers[rank])}
         | in_parts,
         bytes_by_name={
             "gsum": lambda value: opaque(trained[value.part]),

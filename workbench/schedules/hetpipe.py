@@ -248,7 +248,7 @@ def asynchronous_1f1b(
                 "Asynchronous 1F1B was asked for.", f"A stage has {len(stage.shares)} ranks.", "Give each stage one."
             )
     size = world_size_of(plan, world_size, (1,) * num_batches)
-    whole = mini_batches(
+    schedule = mini_batches(
         VirtualWorkers(pipelines=(plan,), in_flight=len(plan.stages)),
         num_batches,
         world_size=size,
@@ -256,4 +256,4 @@ def asynchronous_1f1b(
         ahead=ahead,
         versions=versions,
     )
-    return recompute(whole, plan)
+    return recompute(schedule, plan)

@@ -97,8 +97,8 @@ def full_pipeline(
         writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
         return (Op("B", stage, m, NONE, reads, writes),)
 
-    whole = assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
-    return recompute(whole, plan)
+    schedule = assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+    return recompute(schedule, plan)
 
 
 @paused_collector()

@@ -46,7 +46,8 @@ def recompute(schedule: Schedule, plan: Plan) -> Schedule:
 
     def replaced(per_rank: tuple[tuple[Value, ...], ...]) -> tuple[tuple[Value, ...], ...]:
         return tuple(
-            tuple(own for value in values for own in inputs_of(rank, value)) for rank, values in enumerate(per_rank)
+            tuple(layer_input for value in values for layer_input in inputs_of(rank, value))
+            for rank, values in enumerate(per_rank)
         )
 
     carried = tuple(
@@ -86,9 +87,9 @@ def _keeping_inputs(op: Op, stage: Stage, *, keeps_last: bool) -> Op:
     """Return a stage's forward pass that keeps inputs; the last layer's context, too, if `keeps_last`."""
     *ends, context = op.writes
     assert context.name == CONTEXT, f"{op.label} writes no context"
-    kept = [of_layer(context, INPUT, layer) for layer in range(stage.start, stage.stop - keeps_last)]
+    inputs = [of_layer(context, INPUT, layer) for layer in range(stage.start, stage.stop - keeps_last)]
     last = [of_layer(context, CONTEXT, stage.stop - 1)] if keeps_last else []
-    return op._replace(writes=(*ends, *kept, *last))
+    return op._replace(writes=(*ends, *inputs, *last))
 
 
 def _backward(op: Op, stage: Stage, *, has_last: bool) -> list[Op]:
@@ -100,12 +101,12 @@ def _backward(op: Op, stage: Stage, *, has_last: bool) -> list[Op]:
     gradients = tuple(value for value in op.reads if value != context and value not in weights)
     listed = []
     for layer in reversed(range(stage.start, stage.stop)):
-        own = of_layer(context, CONTEXT, layer)
+        layer_context = of_layer(context, CONTEXT, layer)
         place = (op.stage, op.microbatch, layer)
         if not (has_last and layer == stage.stop - 1):
-            listed.append(Op(AGAIN, *place, (of_layer(context, INPUT, layer), *weights), (own,)))
+            listed.append(Op(AGAIN, *place, (of_layer(context, INPUT, layer), *weights), (layer_context,)))
         below = of_layer(context, GRADIENT, layer)
         writes = op.writes if layer == stage.start else (below,)
-        listed.append(Op(op.kind, *place, (own, *weights, *gradients), writes))
+        listed.append(Op(op.kind, *place, (layer_context, *weights, *gradients), writes))
         gradients = (below,)
     return listed

@@ -59,7 +59,7 @@ class Panel(Protocol):
 class Offer:
     """What a server offers.  desk: None for a model that writes no text.  embed: texts to (n, d) float32, None without.
 
-    name: of the model.  draft: what guesses tokens, '' for none.  token: what clients must present, '' for none.
+    name: the model's name.  draft: what guesses tokens, '' for none.  token: what clients must present, '' for none.
     hosts: names by which the server may be called.
     """
 
@@ -145,9 +145,9 @@ class _Server:
         return self._offer.desk
 
     async def chat(self, request: Request) -> Response:
-        asked = decoded(await self._body(request), ChatRequest)
+        text_request = decoded(await self._body(request), ChatRequest)
         desk = self._desk()
-        ids = self._offer.tokenizer.chat([message.message() for message in asked.messages])
+        ids = self._offer.tokenizer.chat([message.message() for message in text_request.messages])
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion"}
 
         def choice(text: str, *, is_first: bool = False) -> dict[str, Any]:
@@ -157,35 +157,35 @@ class _Server:
         def whole(text: str) -> dict[str, Any]:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-        return await self._answer(request, asked, desk, ids, head, choice, whole)
+        return await self._answer(request, text_request, desk, ids, head, choice, whole)
 
     async def complete(self, request: Request) -> Response:
-        asked = decoded(await self._body(request), CompletionRequest)
-        desk, prompt = self._desk(), asked.prompt
+        text_request = decoded(await self._body(request), CompletionRequest)
+        desk, prompt = self._desk(), text_request.prompt
         ids = self._offer.tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
         head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion"}
 
         def choice(text: str, *, is_first: bool = False) -> dict[str, Any]:
             return {"text": text}
 
-        return await self._answer(request, asked, desk, ids, head, choice, choice)
+        return await self._answer(request, text_request, desk, ids, head, choice, choice)
 
     async def _answer(
         self,
         request: Request,
-        asked: TextRequest,
+        text_request: TextRequest,
         desk: Desk,
         ids: Sequence[int],
         head: dict[str, Any],
         choice: Callable[..., dict[str, Any]],
-        whole: Callable[[str], dict[str, Any]],
+        finished: Callable[[str], dict[str, Any]],
     ) -> Response:
-        self._require_model(asked.model)
-        settings: TextSettings = asked.settings(desk.limits.tokens)
+        self._require_model(text_request.model)
+        settings: TextSettings = text_request.settings(desk.limits.tokens)
         head |= {"created": int(time.time()), "model": self._offer.name}
         pieces = desk.ask(ids, settings)
-        if asked.stream:
-            with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        if text_request.stream:
+            with_usage = text_request.stream_options is not None and text_request.stream_options.include_usage
             if head["object"] == "chat.completion":
                 head["object"] = "chat.completion.chunk"
             stream = _stream(pieces, head, choice, len(ids), with_usage=with_usage)
@@ -196,7 +196,7 @@ class _Server:
                 text, tokens, finish = text + piece.text, tokens + piece.tokens, piece.finish
                 if await request.is_disconnected():
                     break
-        choices = [{"index": 0, "finish_reason": finish, "logprobs": None} | whole(text)]
+        choices = [{"index": 0, "finish_reason": finish, "logprobs": None} | finished(text)]
         return JSONResponse(head | {"choices": choices, "usage": usage(len(ids), tokens)})
 
     def _require_model(self, name: str) -> None:
@@ -204,19 +204,21 @@ class _Server:
             raise Refusal(404, f"The model '{name[:200]}' was asked for. This server has '{self._offer.name}'.")
 
     async def embeddings(self, request: Request) -> Response:
-        asked = decoded(await self._body(request), EmbeddingRequest)
-        self._require_model(asked.model)
+        embedding_request = decoded(await self._body(request), EmbeddingRequest)
+        self._require_model(embedding_request.model)
         if self._offer.embed is None:
             raise Refusal(400, f"'{self._offer.name}' gives no embeddings. Serve an encoder, such as all-MiniLM-L6-v2.")
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        texts = [embedding_request.input] if isinstance(embedding_request.input, str) else embedding_request.input
         vectors, tokens = await run_in_threadpool(self._offer.embed, texts)
 
         def shown(vector: np.ndarray) -> Any:
-            if asked.encoding_format == "base64":
+            if embedding_request.encoding_format == "base64":
                 return base64.b64encode(vector.astype("<f4").tobytes()).decode()
             return vector.tolist()
 
-        data = [{"object": "embedding", "index": at, "embedding": shown(vector)} for at, vector in enumerate(vectors)]
+        data = [
+            {"object": "embedding", "index": index, "embedding": shown(vector)} for index, vector in enumerate(vectors)
+        ]
         numbers = {"prompt_tokens": tokens, "total_tokens": tokens}
         return JSONResponse({"object": "list", "data": data, "model": self._offer.name, "usage": numbers})
 

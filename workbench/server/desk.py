@@ -52,7 +52,7 @@ class Limits:
 class Metrics:
     """What a server has done: requests by outcome, tokens, and the seconds of the newest requests.
 
-    passes: of a draft, None without one.
+    passes: counts of a draft's passes, None without a draft.
     """
 
     passes: Passes | None = None
@@ -71,7 +71,7 @@ class Metrics:
     def tokens_per_s(self) -> float:
         """Return the tokens a second of the last seconds."""
         since = time.monotonic() - RATE_WINDOW_S
-        return sum(tokens for at, tokens in self._recent if at > since) / RATE_WINDOW_S
+        return sum(tokens for time_s, tokens in self._recent if time_s > since) / RATE_WINDOW_S
 
     def text(self, waiting: int) -> str:
         """Return the metrics as Prometheus reads them."""

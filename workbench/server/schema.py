@@ -59,16 +59,18 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
     def settings(self, most_tokens: int) -> TextSettings:
         """Return the settings.  Without a seed every request has another.  Raises Refusal for too many tokens."""
-        asked = self.max_completion_tokens or self.max_tokens or min(MAX_TOKENS, most_tokens)
-        if asked > most_tokens:
-            raise Refusal(400, f"{asked} tokens were asked for. This server writes up to {most_tokens} for a request.")
+        max_tokens = self.max_completion_tokens or self.max_tokens or min(MAX_TOKENS, most_tokens)
+        if max_tokens > most_tokens:
+            raise Refusal(
+                400, f"{max_tokens} tokens were asked for. This server writes up to {most_tokens} for a request."
+            )
         sampling = Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=time.time_ns() if self.seed is None else self.seed,
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return TextSettings(max_tokens=asked, sampling=sampling, stop=stop)
+        return TextSettings(max_tokens=max_tokens, sampling=sampling, stop=stop)
 
 
 class ChatRequest(TextRequest, kw_only=True):

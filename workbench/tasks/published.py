@@ -138,7 +138,7 @@ class GlueTask:
     """The file format of a task.
 
     folder: the official folder's name.  first, second, label: column names, in every spelling that occurs.
-    positions: of first, second (if there is one) and label in files of num_columns columns without a header.
+    positions: where first, second (if there is one) and label stand in files of num_columns columns without a header.
     validation_share: maximum share of the training samples for the validation split if the test labels are secret.
     has_broken_rows: whether lines of the official file lack columns; the benchmark's own reader skips such lines.
     """

@@ -74,14 +74,15 @@ def train_in_turn(
     delay: Callable[[int], int] | None = None,
     counted: Callable[[range], Iterable[int]] = iter,
 ) -> Curve:
-    """Train in this process on the data of devices that take turns.  It has the losses of a ring, or of federated
+    """Train in this process on the data of devices that take turns.  The losses are those of a ring, or of federated
     averaging.
 
     trained: returns the number of trained layers of a step, given the number of layers and the losses so far.
     rule: which device owns which samples.  On a ring each mini-batch is the next device's.
     is_federated: each device trains a copy, with its part of the mini-batches between two points; then all take the
-    average.  delay: of a layer, the updates by which its adapter is stale, as in an asynchronous pipeline that stashes
-    weights; not with federated averaging.  counted: passes the numbers of the mini-batches on and shows how far they
+    average.  delay: the updates by which a layer's adapter is stale, as in an asynchronous pipeline that stashes
+    weights; not with federated averaging.
+    counted: passes the numbers of the mini-batches on and shows how far they
     are.
     """
     steps, points = training.steps, training.points

@@ -37,5 +37,5 @@ class StaleWeights:
 
     @torch.no_grad()
     def _load(self, version: list[Tensor]) -> None:
-        for weight, kept in zip(self.weights, version, strict=True):
-            weight.copy_(kept)
+        for weight, stale in zip(self.weights, version, strict=True):
+            weight.copy_(stale)

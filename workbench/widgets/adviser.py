@@ -62,8 +62,8 @@ class Adviser(Panel):
         self._asked: _Request | None = None
         self.cluster_form = devices if isinstance(devices, ClusterForm) else ClusterForm(devices)
         self.controls = self._controls(computed)
-        told = "Simulate every sensible combination on these devices, and rank them"
-        self.ask_button = button("Advise", told, "balance-scale", self.ask, "info")
+        tooltip = "Simulate every sensible combination on these devices, and rank them"
+        self.ask_button = button("Advise", tooltip, "balance-scale", self.ask, "info")
         self.cluster_form.observe(lambda _: self._enable(), names="is_valid")
         for field in self.controls.values():
             field.observe(lambda _: self._enable(), names="value")
@@ -153,7 +153,7 @@ class Adviser(Panel):
             self.choice.options = []
             self.copies.clear()
             return
-        faint = [number for number, one in enumerate(advice.choices) if one.is_dominated]
+        faint = [number for number, choice in enumerate(advice.choices) if choice.is_dominated]
         table = Table(
             advice_text.columns(advice),
             advice_text.rows(advice),
@@ -175,7 +175,9 @@ class Adviser(Panel):
                 note=advice_text.DRAFT_NOTE,
                 more=[*more, *commands],
             )._repr_html_()
-        self.choice.options = [(f"{number}: {one.name}", number - 1) for number, one in enumerate(advice.choices, 1)]
+        self.choice.options = [
+            (f"{number}: {choice.name}", number - 1) for number, choice in enumerate(advice.choices, 1)
+        ]
         self.choice.value = 0
         self.figure.show(choices(advice_text.points(advice), label=f"simulated, {advice.costs} costs"))
         self._explain()
@@ -185,9 +187,9 @@ class Adviser(Panel):
         """Show why the chosen combination takes what it takes, and copy it."""
         if self.advice is None or self._asked is None or self.choice.value is None:
             return
-        one = self.advice.choices[self.choice.value]
-        self.reason.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(one.decides)
-        self.copies.show(one.job, self._asked.cluster, self._asked.origin)
+        choice = self.advice.choices[self.choice.value]
+        self.reason.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(choice.decides)
+        self.copies.show(choice.job, self._asked.cluster, self._asked.origin)
 
     def _enable(self) -> None:
         is_valid = all(field.error is None for field in self.controls.values()) and self.cluster_form.is_valid

@@ -75,7 +75,9 @@ class _Row(NamedTuple):
                 device,
                 flops_per_s=device.flops_per_s * factor,
                 host_share=None if device.host_share is None else self.speed.value,
-                processors=tuple(replace(one, flops_per_s=one.flops_per_s * factor) for one in device.processors),
+                processors=tuple(
+                    replace(processor, flops_per_s=processor.flops_per_s * factor) for processor in device.processors
+                ),
             )
         if self.memory.value != first["memory"]:
             device = replace(device, memory_bytes=self.memory.value * 1_000_000)
@@ -131,8 +133,10 @@ class ClusterForm(Form):
         self.choice.observe(self._chosen, names="value")
         self.reset.on_click(lambda _: self._load(self._origin))
         self.as_table.observe(lambda _: self._fold(), names="value")
-        told = "List real devices of this network on which `workbench devices --announce` runs"
-        self.discover = button("Find real devices", told, "search", self._discover, layout=widgets.Layout(width="12em"))
+        tooltip = "List real devices of this network on which `workbench devices --announce` runs"
+        self.discover = button(
+            "Find real devices", tooltip, "search", self._discover, layout=widgets.Layout(width="12em")
+        )
         head = widgets.HBox(
             [*([self.choice] if choice else []), self.medium, self.reset, self.as_table, self.discover],
             layout=widgets.Layout(flex_flow="row wrap"),
@@ -212,17 +216,18 @@ class ClusterForm(Form):
         """List candidates: a device is used only after `workbench kit check --trust`."""
         self.message.say("Looking for devices ...")
         try:
-            found = discovery.discover()
+            candidates = discovery.discover()
         except WorkbenchError as error:
             self.message.show_exception(error)
             return
         named = ", ".join(
-            f"{shown(one.name)} at {one.address} ({shown(one.about.get('cores', '?'), 20)} cores)" for one in found
+            f"{shown(candidate.name)} at {candidate.address} ({shown(candidate.about.get('cores', '?'), 20)} cores)"
+            for candidate in candidates
         )
-        users = " ".join(f"USER@{one.address}" for one in found)
+        users = " ".join(f"USER@{candidate.address}" for candidate in candidates)
         self.message.say(
             f"Candidates in this network: {named}. To use them, give in a terminal: workbench kit init {users}"
-            if found
+            if candidates
             else "No real device announces itself in this network. To use one, give on it: workbench devices "
             "--announce. Emulated devices need nothing of this."
         )
@@ -285,7 +290,7 @@ class ClusterForm(Form):
                     text=f"{value:.6g} {unit}",
                     share=share_of(value, positions),
                     before=share_of(first[what], positions),
-                    stops=tuple((share_of(one, positions), f"{one:.6g} {unit}") for one in self._stops(row, what)),
+                    stops=tuple((share_of(stop, positions), f"{stop:.6g} {unit}") for stop in self._stops(row, what)),
                 )
             )
         edited = row.edited()
@@ -333,7 +338,7 @@ def _evenly(most: float, *, least: float = 0.0) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = max(least, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999))
     positions = [float(f"{step * number:.6g}") for number in range(1, math.ceil(most / step - 1e-9) + 1)]
-    return [round(one) for one in positions] if least else positions
+    return [round(position) for position in positions] if least else positions
 
 
 def _row(device: Device) -> _Row:
@@ -343,7 +348,7 @@ def _row(device: Device) -> _Row:
         "bandwidth": MegabitsPerS,
         "latency": Milliseconds,
     }
-    values, made = _values(device), {}
+    values, fields = _values(device), {}
     for what, label, _ in _labels(device.host_share is not None):
         kind: Any = kinds[what]
         typed = widgets.Text(
@@ -352,16 +357,16 @@ def _row(device: Device) -> _Row:
             layout=widgets.Layout(width="8em"),
         )
         check = partial(_check, kind=kind, device=device.name, what=what)
-        made[what] = Field(typed, values[what], check, is_number=True)
-        made[what].add_class(f"workbench-{what}")
+        fields[what] = Field(typed, values[what], check, is_number=True)
+        fields[what].add_class(f"workbench-{what}")
     typed = widgets.Text(
         placeholder=f"keeps its speed ({device.name})", continuous_update=False, layout=widgets.Layout(width="95%")
     )
     hint = "Seconds of computing, and the speed from then on: [[0, 1.0], [180, 0.8]]; empty: it keeps its speed"
     typed.tooltip = f"{device.name} when it gets hot. {hint}"
-    made["sustained"] = Field(typed, _curve_text(device), partial(_curve, owner=device.name))
-    made["sustained"].add_class("workbench-sustained")
-    return _Row(device=device, **made)
+    fields["sustained"] = Field(typed, _curve_text(device), partial(_curve, owner=device.name))
+    fields["sustained"].add_class("workbench-sustained")
+    return _Row(device=device, **fields)
 
 
 def _curve_text(device: Device) -> str:

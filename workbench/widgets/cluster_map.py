@@ -47,20 +47,22 @@ class ClusterMap(anywidget.AnyWidget):
     def show(self, devices: Sequence[MapDevice], *, ticks: Sequence[float], is_shared: bool = False) -> None:
         """Show these devices.  ticks, is_shared: see plots.cluster_map.card."""
         with self.hold_sync():
-            self.dials = [[_scale(dial) for dial in one.dials] for one in devices]
+            self.dials = [[_scale(dial) for dial in device.dials] for device in devices]
             self.cards = [
                 {
-                    "name": one.name,
-                    "drawing": card(one.name, one.more, one.dials, hot=one.hot, ticks=ticks, is_shared=is_shared),
-                    "values": [[dial.share, dial.text] for dial in one.dials],
+                    "name": device.name,
+                    "drawing": card(
+                        device.name, device.more, device.dials, hot=device.hot, ticks=ticks, is_shared=is_shared
+                    ),
+                    "values": [[dial.share, dial.text] for dial in device.dials],
                 }
-                for one in devices
+                for device in devices
             ]
 
     @property
     def still(self) -> Markup:
         """Return the present picture as HTML that needs no kernel and no script."""
-        cards = "".join(svg.tag("div", one["drawing"], class_="workbench-card") for one in self.cards)
+        cards = "".join(svg.tag("div", card["drawing"], class_="workbench-card") for card in self.cards)
         many = f"--workbench-devices:{len(self.cards)}"
         board = svg.tag("div", svg.tag("div", cards, class_="workbench-cards", style=many), class_="workbench-live")
         return Markup(f"<style>{STYLE}</style>{svg.as_images(board)}") if self.cards else Markup()

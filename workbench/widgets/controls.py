@@ -119,8 +119,8 @@ def button(
     description: str, tooltip: str, icon: str, action: Callable[[], object], style: str = "", **settings: Any
 ) -> widgets.Button:
     """Return a button that calls `action`."""
-    made = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style, **settings)
+    widget = widgets.Button(description=description, tooltip=tooltip, icon=icon, button_style=style, **settings)
     if style:
-        made.style.text_color = ON_COLOUR
-    made.on_click(lambda _: action())
-    return made
+        widget.style.text_color = ON_COLOUR
+    widget.on_click(lambda _: action())
+    return widget

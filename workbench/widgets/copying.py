@@ -38,19 +38,19 @@ class CopyButtons(widgets.HBox):
     @classmethod
     def of(cls, job_form: JobForm, cluster_form: ClusterForm) -> CopyButtons:
         """Return buttons that always copy what two forms describe."""
-        made = cls()
+        buttons = cls()
 
         def write() -> None:
             try:
-                made.show(job_form.job, cluster_form.cluster, cluster_form.origin)
+                buttons.show(job_form.job, cluster_form.cluster, cluster_form.origin)
             except WorkbenchError:
-                made.clear()
+                buttons.clear()
 
         for form in (job_form, cluster_form):
             form.on_change(lambda _: write())
             form.observe(lambda _: write(), names="is_valid")
         write()
-        return made
+        return buttons
 
     def show(self, job: Job, cluster: Cluster, origin: Cluster) -> None:
         """Copy this job from now on.  origin: the cluster before it was changed in a form."""

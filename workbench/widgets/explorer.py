@@ -60,7 +60,7 @@ class Explorer(Panel):
     """Controls above, a headline, a message, and one figure, or several in tabs, below.
 
     The last answer's words stay in a notebook without its kernel.
-    asked: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
+    request: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
     background.
     tabs: titles of the figures; without any, one figure and no tabs.  refused: the headline if a request cannot be
     answered.
@@ -71,7 +71,7 @@ class Explorer(Panel):
         self,
         rows: Sequence[widgets.Widget],
         controls: Sequence[Any],
-        asked: Callable[[], Any],
+        request: Callable[[], Any],
         answer: Callable[[Any], None],
         *,
         tabs: Sequence[str] = (),
@@ -79,7 +79,7 @@ class Explorer(Panel):
         refused: str = "",
     ) -> None:
         self.message, self.headline = Message(), Html()
-        self._asked, self._answer, self._refused, self._below = asked, answer, refused, tuple(below)
+        self._asked, self._answer, self._refused, self._below = request, answer, refused, tuple(below)
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -87,8 +87,8 @@ class Explorer(Panel):
         self.figure = self._boxes[0]
         self.tabs = widgets.Tab(self._boxes, titles=tuple(tabs))
         self._first_values = [(control, control.value) for control in controls]
-        told = "Keep this answer as A, in sight while you change the settings"
-        self.pin = widgets.ToggleButton(description="Keep as A", tooltip=told, icon="thumb-tack")
+        tooltip = "Keep this answer as A, in sight while you change the settings"
+        self.pin = widgets.ToggleButton(description="Keep as A", tooltip=tooltip, icon="thumb-tack")
         self.kept_headline, self.kept_figure = Html(), FigureBox()
         self.kept_figure.layout.display = "none"
         self._kept: tuple[Callable[[], go.Figure], ...] = ()
@@ -151,8 +151,8 @@ class Explorer(Panel):
         self.wait()
         self._kept = self._figures if is_kept else ()
         self.pin.description = "Drop A" if is_kept else "Keep as A"
-        kept = Markup("<div style='border-left:4px solid;padding-left:8px'><b>A, kept:</b> {}</div>")
-        self.kept_headline.value = kept.format(Markup(self.headline.value)) if is_kept else Markup()
+        box = Markup("<div style='border-left:4px solid;padding-left:8px'><b>A, kept:</b> {}</div>")
+        self.kept_headline.value = box.format(Markup(self.headline.value)) if is_kept else Markup()
         self._switch()
 
     def _switch(self) -> None:
@@ -162,14 +162,14 @@ class Explorer(Panel):
             self.message.show_exception(error)
 
     def _draw(self) -> None:
-        at = self.tabs.selected_index or 0
+        tab = self.tabs.selected_index or 0
         if self._figures:
-            self._boxes[at].show(self._figures[at]())
+            self._boxes[tab].show(self._figures[tab]())
         self.kept_figure.layout.display = "" if self._kept else "none"
         if self._kept:
-            kept = self._kept[at]()
-            kept.update_layout(title_text=f"A, kept: {kept.layout.title.text or ''}")
-            self.kept_figure.show(kept)
+            figure = self._kept[tab]()
+            figure.update_layout(title_text=f"A, kept: {figure.layout.title.text or ''}")
+            self.kept_figure.show(figure)
 
     def _work(self, request: Any) -> None:
         try:
@@ -177,10 +177,10 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
-            self.keep(Markup().join(Markup(one.value) for one in (self.headline, *self._below)))
+            self.keep(Markup().join(Markup(part.value) for part in (self.headline, *self._below)))
         except Exception as error:  # nobody would see the error of a thread
             self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
-            for one in self._below:
-                one.value = Markup()
+            for part in self._below:
+                part.value = Markup()
             self.show()
             self.message.show_exception(error)

@@ -127,26 +127,28 @@ def choice(label: str, value: Any, tooltip: str, values: Mapping[str, Any], chec
 def lab_controls(lab: str, options: Mapping[str, Sequence[Any]] | None = None, **values: Any) -> list[Any]:
     """Return a lab's controls as data/labs.toml describes them, in its order.
 
-    options: of the menus that the file leaves open.  values: at first, instead of the file's.
+    options: choices of the menus that the file leaves open.  values: first values instead of the file's.
     """
-    made: list[Any] = []
+    controls: list[Any] = []
     for name, written in read_toml(data_folder() / "labs.toml")[lab].items():
         settings = written | ({"value": values[name]} if name in values else {})
         label, tooltip, unit = settings.pop("label"), settings.pop("tooltip"), settings.pop("unit", "")
         is_slider = settings.pop("is_slider", False)
         choices = (options or {}).get(name, settings.pop("options", None))
         if is_slider:
-            settings["options"] = [(f"{one:g} {unit}".strip(), one) for one in sorted({*choices, settings["value"]})]
-            made.append(described(widgets.SelectionSlider, label, tooltip, **settings))
+            settings["options"] = [
+                (f"{choice:g} {unit}".strip(), choice) for choice in sorted({*choices, settings["value"]})
+            ]
+            controls.append(described(widgets.SelectionSlider, label, tooltip, **settings))
         elif choices is not None:
             settings["options"] = list(choices.items() if isinstance(choices, dict) else choices)
-            made.append(described(widgets.Dropdown, label, tooltip, **settings))
+            controls.append(described(widgets.Dropdown, label, tooltip, **settings))
         elif "step" in settings:
             kind = widgets.IntSlider if isinstance(settings["step"], int) else widgets.FloatSlider
-            made.append(described(kind, label, tooltip, **settings))
+            controls.append(described(kind, label, tooltip, **settings))
         else:
-            made.append(ranged(label, settings["value"], tooltip, settings["min"], settings["max"]))
-    return made
+            controls.append(ranged(label, settings["value"], tooltip, settings["min"], settings["max"]))
+    return controls
 
 
 def ranged(label: str, value: float, tooltip: str, least: float, most: float) -> Field:

@@ -31,11 +31,11 @@ class _WholeFigure(go.FigureWidget):
     @classmethod
     def of(cls, figure: go.Figure) -> _WholeFigure:
         """Return the widget of a figure."""
-        made = cls(figure)
-        made._config = made._config | CONFIG
-        made._is_whole = True
-        made.open()
-        return made
+        widget = cls(figure)
+        widget._config = widget._config | CONFIG
+        widget._is_whole = True
+        widget.open()
+        return widget
 
 
 class FigureBox(Panel):
@@ -68,7 +68,7 @@ class FigureBox(Panel):
         subtitle = title.subtitle.text
         self.heading.value = Markup(
             "<div style='line-height:1.5'><span style='font-size:larger'>{}</span><br>{}</div>"
-        ).format(*(Markup(only_our_tags(one or "").replace(BREAK, " ")) for one in (title.text, subtitle)))
+        ).format(*(Markup(only_our_tags(text or "").replace(BREAK, " ")) for text in (title.text, subtitle)))
         above = figure.layout.margin.t or TITLE_PIXELS
         bare = go.Figure(figure)
         bare.update_layout(

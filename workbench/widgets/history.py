@@ -141,7 +141,7 @@ class RunHistory(Panel):
         self._draw()
 
     def _toggle(self, folder: str, is_chosen: bool) -> None:
-        self._chosen = [one for one in self._chosen if one != folder] + [folder] * is_chosen
+        self._chosen = [chosen for chosen in self._chosen if chosen != folder] + [folder] * is_chosen
         self._ask(False)
         self._draw()
 
@@ -220,12 +220,12 @@ class RunHistory(Panel):
 
 def _differences(reports: dict[str, Report]) -> Table:
     """Return the settings in which runs differ, a column for each run."""
-    found = {name: settings_of(report) for name, report in reports.items()}
-    every = dict.fromkeys(setting for settings in found.values() for setting in settings)
+    settings_by_name = {name: settings_of(report) for name, report in reports.items()}
+    every = dict.fromkeys(setting for settings in settings_by_name.values() for setting in settings)
     rows = [
         [setting.removeprefix("option."), *cells]
         for setting in every
-        if len({*(cells := [str(settings.get(setting, "-")) for settings in found.values()])}) > 1
+        if len({*(cells := [str(settings.get(setting, "-")) for settings in settings_by_name.values()])}) > 1
     ]
-    rows = rows or [["all settings", *["the same"] * len(found)]]
-    return Table(("setting", *found), rows, title="Settings that differ")
+    rows = rows or [["all settings", *["the same"] * len(settings_by_name)]]
+    return Table(("setting", *settings_by_name), rows, title="Settings that differ")

@@ -199,8 +199,8 @@ class JobForm(Form):
         chosen = declared.defaults | {
             other: value for other, value in values.items() if value != self._default(other, self._form[other])
         }
-        at: Any = SimpleNamespace(options=SimpleNamespace(**chosen))  # effects with `reads` look at options alone
-        return all(effect.holds(at) for effect in effects_of(declared.options).get(name, ()) if effect.reads)  # type: ignore[arg-type]  # mypy: a type is hashable
+        context: Any = SimpleNamespace(options=SimpleNamespace(**chosen))  # effects with `reads` look at options alone
+        return all(effect.holds(context) for effect in effects_of(declared.options).get(name, ()) if effect.reads)  # type: ignore[arg-type]  # mypy: a type is hashable
 
     def _changed(self) -> None:
         if self.method != self._shown:
@@ -214,7 +214,7 @@ class JobForm(Form):
         """Name the settings of the paper that replace what the form shows."""
         job = self.job
         published = as_published(job)
-        changed = {one.name: getattr(published, one.name) for one in fields(Job) if one.name != "options"}
+        changed = {field.name: getattr(published, field.name) for field in fields(Job) if field.name != "options"}
         changed = {name: value for name, value in changed.items() if value != getattr(job, name)}
         changed |= {name: value for name, value in published.options.items() if name not in job.options}
         words = ", ".join(f"{name} = {value}" for name, value in changed.items())

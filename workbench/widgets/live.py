@@ -58,10 +58,10 @@ def still(parts: dict[str, str]) -> Markup:
     """Return parts as HTML that needs no kernel and no script."""
     drawn = {name: svg.tag("div", part, class_=f"workbench-live-{name}") for name, part in parts.items() if part}
     board = "".join(drawn.get(name, "") for name in BOARD)
-    whole = drawn.get("head", "") + (svg.tag("div", board, class_="workbench-board") if board else "")
-    whole += drawn.get("notes", "") + drawn.get("more", "")
-    sheet = f"<style>{HERE.with_suffix('.css').read_text(encoding='utf-8')}</style>" if whole else ""
-    return Markup(sheet + svg.tag("div", svg.as_images(whole), class_="workbench-live"))
+    page = drawn.get("head", "") + (svg.tag("div", board, class_="workbench-board") if board else "")
+    page += drawn.get("notes", "") + drawn.get("more", "")
+    sheet = f"<style>{HERE.with_suffix('.css').read_text(encoding='utf-8')}</style>" if page else ""
+    return Markup(sheet + svg.tag("div", svg.as_images(page), class_="workbench-live"))
 
 
 def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
@@ -78,7 +78,7 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
         used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]
         names = [row.name for row in now.devices]
         what = f"computing, share of a {course.unit}"
-        energy = ["" if one is None else _joules(one) for one in course.energy]
+        energy = ["" if energy_j is None else _joules(energy_j) for energy_j in course.energy]
         parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, energy, what)
     if course.losses:
         parts["loss"] = live_charts.loss_chart(
@@ -174,13 +174,13 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str)
     if traffic:
         rows = [
             (
-                nodes[one.source].name,
-                nodes[one.target].name,
-                ", ".join(one.what),
-                style.size_words(one.nbytes),
-                str(len(one.times)),
+                nodes[flow.source].name,
+                nodes[flow.target].name,
+                ", ".join(flow.what),
+                style.size_words(flow.nbytes),
+                str(len(flow.times)),
             )
-            for one in traffic
+            for flow in traffic
         ]
         tables += live_charts.table(("from", "to", "what", f"bytes in a {unit}", f"messages in a {unit}"), rows)
     return f"<details><summary>As tables</summary>{tables}</details>"

@@ -142,7 +142,7 @@ class DeviceButtons(widgets.HBox):
             "Kill": ("It is gone at once", "bolt", lambda: self._do("kill")),
             "Bring back": ("It comes back after it has left or was killed", "sign-in", self._bring_back),
         }
-        buttons = [button(name, told, icon, action) for name, (told, icon, action) in doing.items()]
+        buttons = [button(name, tooltip, icon, action) for name, (tooltip, icon, action) in doing.items()]
         super().__init__([self.device, *buttons])
         self.offer(None)
 
@@ -259,9 +259,9 @@ class RunPanel(Panel):
         """
         self.wait()
         job, cluster, plan = self._described()
-        for made in reversed(self._finished):
-            if (made.job, made.cluster, made.mode) == (job, cluster, mode) and plan in (None, made.plan):
-                return made
+        for report in reversed(self._finished):
+            if (report.job, report.cluster, report.mode) == (job, cluster, mode) and plan in (None, report.plan):
+                return report
         self._stop.clear()
         self._in_cell = True
         self._enable()
@@ -302,23 +302,23 @@ class RunPanel(Panel):
                 live.update(event)
 
             try:
-                made = self._runner(job, cluster, mode, progress=take, **how)
+                report = self._runner(job, cluster, mode, progress=take, **how)
             except BaseException:
                 self._interrupted = (job, cluster) if mode == "execute" else self._interrupted
                 raise
             finally:
                 self.devices.offer(None)
-            tracking.finish(made)
+            tracking.finish(report)
         self._interrupted = None if mode == "execute" else self._interrupted
-        self._finished.append(made)
-        return made
+        self._finished.append(report)
+        return report
 
     def _work(self, described: Described, mode: Mode, resume: bool) -> None:
         try:
-            made = self._made(described, mode, resume=resume, view=self.live)
+            report = self._made(described, mode, resume=resume, view=self.live)
             self.message.clear()
-            self.result.value = report_table(made)._repr_html_()
-            self.trace.layout.display = "" if made.timelines else "none"
+            self.result.value = report_table(report)._repr_html_()
+            self.trace.layout.display = "" if report.timelines else "none"
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.message.say(

@@ -55,12 +55,12 @@ def moments(timeline: Timeline, time_s: float) -> list[Moment]:
     for span in timeline.spans:
         if span.start_s <= time_s < span.end_s:
             (network if span.op.is_communication else computes)[span.rank].append(_words(span.op, timeline))
-    found = []
+    shown = []
     for rank, name in enumerate(timeline.device_names):
         samples = timeline.memory[rank] if rank < len(timeline.memory) else ()
         past = [sample.nbytes for sample in samples if sample.time_s <= time_s]
-        found.append(Moment(name, tuple(computes[rank]), tuple(network[rank]), past[-1] if past else None))
-    return found
+        shown.append(Moment(name, tuple(computes[rank]), tuple(network[rank]), past[-1] if past else None))
+    return shown
 
 
 def _words(op: Op, timeline: Timeline) -> str:
@@ -168,10 +168,10 @@ class SchedulePlayer(Panel):
         now = moments(self.timeline, self.time_s)
         if self._traffic:
             self.map.time_s = self.time_s
-            self.map.show({"map": topology([_node(one, self.timeline) for one in now], self._traffic)})
+            self.map.show({"map": topology([_node(moment, self.timeline) for moment in now], self._traffic)})
         unit = time_unit(self.timeline.makespan_s)
-        at = self.time_s * unit.factor
-        self.figure.shown.layout.shapes[0].update(x0=at, x1=at)
+        place = self.time_s * unit.factor
+        self.figure.shown.layout.shapes[0].update(x0=place, x1=place)
         self.clock.value = Markup("<b>{}</b>").format(unit.text(self.time_s))
         self.table.value = _table(self.timeline, self.time_s, self._columns, now)
 

@@ -93,12 +93,12 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
     inside = any(point.plan.inference is not None for point in points)
     rows = []
     for point in points:
-        made = point.plan.inference
+        inference = point.plan.inference
         where = [point.plan.partition(), point.plan.grouping()]
-        if made is not None:
+        if inference is not None:
             where = [
                 "-".join(map(str, parts)) if parts else "all"
-                for parts in (made.units, made.tokens(made.length) if made.shares else ())
+                for parts in (inference.units, inference.tokens(inference.length) if inference.shares else ())
             ]
         row = [point.name, *where, f"{point.predicted_s * 1e3:.0f}"]
         if measured and point.measured_s:

@@ -98,7 +98,9 @@ def bench(
         job, cluster = setting(number)
         ranking = chosen(advise(job, cluster).choices, number)
         # A ranking by newer costs may have other combinations.
-        points = [one for one in points if one["setting"] != number or one["what"] in {each.name for each in ranking}]
+        points = [
+            point for point in points if point["setting"] != number or point["what"] in {each.name for each in ranking}
+        ]
         chosen_names[f"{number}"] = [choice.name for choice in ranking]
         for place, choice in enumerate(ranking):
             if time.monotonic() >= until_s:
@@ -106,7 +108,7 @@ def bench(
                 return _result(chosen_names, points)
             if _is_done([choice.name], number, points):
                 continue
-            points = [one for one in points if (one["setting"], one["what"]) != (number, choice.name)]
+            points = [point for point in points if (point["setting"], point["what"]) != (number, choice.name)]
             points.append(_executed(choice, cluster, number, place == 0, progress))
             if path is not None:
                 write_text(path, json.dumps(_result(chosen_names, points), indent=1) + "\n")
@@ -117,13 +119,13 @@ def _stored(path: Path | None) -> tuple[dict[str, list[str]], Points]:
     """Return the names of each setting's chosen combinations, and the points, of a file that need not exist."""
     if path is None or not path.is_file():
         return {}, []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found["chosen"], found["combinations"]
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return stored["chosen"], stored["combinations"]
 
 
 def _is_done(names: Sequence[str] | None, number: int, points: Points) -> bool:
     """Return whether these combinations of a setting have run on a host that kept pace, or cannot run."""
-    done = {one["what"] for one in points if one["setting"] == number and (one["valid"] or one["why_not"])}
+    done = {point["what"] for point in points if point["setting"] == number and (point["valid"] or point["why_not"])}
     return names is not None and done.issuperset(names)
 
 
@@ -135,9 +137,9 @@ def _result(chosen_names: dict[str, list[str]], points: Points) -> dict[str, Any
 def summed_up(points: Points) -> dict[str, Any]:
     """Return the figures over all settings whose first choice was executed, and the tables."""
     settings = []
-    for number in sorted({one["setting"] for one in points}):
-        ran = [one for one in points if one["setting"] == number and one["measured_s"] is not None]
-        first = next((one for one in ran if one["is_first"]), None)
+    for number in sorted({point["setting"] for point in points}):
+        ran = [point for point in points if point["setting"] == number and point["measured_s"] is not None]
+        first = next((point for point in ran if point["is_first"]), None)
         if first is not None:
             settings.append(
                 {
@@ -145,16 +147,16 @@ def summed_up(points: Points) -> dict[str, Any]:
                     "devices": setting(number)[1].world_size,
                     "executed": len(ran),
                     "first": first["what"],
-                    "first_over_best": first["measured_s"] / min(one["measured_s"] for one in ran),
+                    "first_over_best": first["measured_s"] / min(point["measured_s"] for point in ran),
                     "deviation": median(map(_deviation, ran)),
-                    "valid": all(one["valid"] for one in ran),
+                    "valid": all(point["valid"] for point in ran),
                 }
             )
-    deviations = [_deviation(one) for one in points if one["measured_s"] is not None]
+    deviations = [_deviation(point) for point in points if point["measured_s"] is not None]
     return {
         "settings_executed": len(settings),
-        "first_within_5_percent": sum(one["first_over_best"] <= 1.05 for one in settings),
-        "worst_first_over_best": max((one["first_over_best"] for one in settings), default=None),
+        "first_within_5_percent": sum(setting["first_over_best"] <= 1.05 for setting in settings),
+        "worst_first_over_best": max((setting["first_over_best"] for setting in settings), default=None),
         "median_deviation": median(deviations) if deviations else None,
         "settings": settings,
         "combinations": points,

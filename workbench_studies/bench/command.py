@@ -104,7 +104,9 @@ def bench(
         )
     for chosen in SOAKS:
         options.setdefault(chosen, {})["soak"] = soak
-    names = tuple(one for one in BENCHES if one != "kit" or kit_file()) if name == "all" else (name,)
+    names = (
+        tuple(bench_name for bench_name in BENCHES if bench_name != "kit" or kit_file()) if name == "all" else (name,)
+    )
     results = {chosen: import_module(BENCHES[chosen]).bench(say, **options.get(chosen, {})) for chosen in names}
     if as_json:
         print_json(results)

@@ -48,8 +48,8 @@ processors."""
 class Point:
     """sides: jobs by name; the first is the reference.  keeps_plan: all sides have the stages of the last one.
 
-    bound: of the speedup, the sum of all speeds over the first side's; None: only the compute of the busiest device
-    counts.
+    bound: the largest possible speedup, the sum of all speeds over the first side's; None: only the compute of the
+    busiest device counts.
     """
 
     cluster: Cluster
@@ -157,7 +157,7 @@ def frameworks() -> list[dict[str, Any]]:
 
 
 def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[dict[str, Any]]:
-    """Return a point's rows.  bound: of the speedup; None computes it from the compute of each side's busiest device.
+    """Return a point's rows.  bound: the largest possible speedup; None: computed from each side's busiest device.
 
     share_of_bound: the measured speedup over the bound.
     """

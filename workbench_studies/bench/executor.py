@@ -96,34 +96,34 @@ def cases(size: int, medium: Medium = "switch") -> dict[str, Case]:
     """Return the programs for this many devices by name.  On Wi-Fi there are two more, in which all send at once."""
     cluster = _cluster(size, medium)
     plan = _plan([(rank,) for rank in range(size)])
-    one = (1,) * MICRO_BATCHES
+    sizes = (1,) * MICRO_BATCHES
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
     alone = split_heads((1, 1), num_layers=LAYERS)
     schedules = {
-        "1F1B": insert_transfers(one_f_one_b(plan, one)),
-        "GPipe": insert_transfers(gpipe(plan, one)),
+        "1F1B": insert_transfers(one_f_one_b(plan, sizes)),
+        "GPipe": insert_transfers(gpipe(plan, sizes)),
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
         "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
-        "forward-only chain": backbone_part(insert_transfers(gpipe(plan, one))),
+        "forward-only chain": backbone_part(insert_transfers(gpipe(plan, sizes))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
     if medium == "wifi":
         schedules |= {"incast": _incast(size), "all-reduce": _all_reduces(size)}
     costs = costs_on(cluster)
-    found = {
+    cases_by_name = {
         name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
         for name, schedule in schedules.items()
     }
-    found["not draining"] = replace(found["forward-only chain"], num_steps=STEPS)
+    cases_by_name["not draining"] = replace(cases_by_name["forward-only chain"], num_steps=STEPS)
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
     by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
     for latency_ms in LATENCIES_MS:
         slow = _cluster(size, medium, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
         for name, schedule in by_latency.items():
-            found[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
-    return found
+            cases_by_name[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
+    return cases_by_name
 
 
 def bench(
@@ -141,11 +141,11 @@ def bench(
     Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
-    own: list[float] = []
+    executor_s: list[float] = []
     dilation = dilation or asked_dilation() or 1.0
     require_words(only, WORDS)
-    media = [one for one in get_args(Medium) if not only or one in only]
-    for medium, size in ((one, size) for one in media for size in sizes or SIZES[one]):
+    media = [medium for medium in get_args(Medium) if not only or medium in only]
+    for medium, size in ((each_medium, size) for each_medium in media for size in sizes or SIZES[each_medium]):
         with EngineCluster.start(_cluster(size, medium)) as engines:
             require_kernel_links(engines, "executor")
             engines.dilate(dilation)
@@ -153,7 +153,7 @@ def bench(
         for name, case in cases(size, medium).items():
             points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
             progress(line_of(points[-1]))
-        own += [result["own_s"] for result in results]
+        executor_s += [result["own_s"] for result in results]
     return {
         "name": "executor",
         "label": "emulated, kernel links",
@@ -161,10 +161,12 @@ def bench(
         "overrun "
         "deadlines",
         "dilation": dilation,
-        "mbit_per_s": {one: MBIT_PER_S[one] for one in media},
+        "mbit_per_s": {medium: MBIT_PER_S[medium] for medium in media},
         "message_bytes": CROSSING.nbytes,
-        "own_cost_us": 1e6 * median(own),
-        "median_ratio": {one: median(point["ratio"] for point in points if point["medium"] == one) for one in media},
+        "own_cost_us": 1e6 * median(executor_s),
+        "median_ratio": {
+            medium: median(point["ratio"] for point in points if point["medium"] == medium) for medium in media
+        },
         "points": points,
     }
 
@@ -245,7 +247,7 @@ def _point(
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
-    late, paced = (sum(entry[place] for own in by_rank for entry in own) for place in (2, 3))
+    late, paced = (sum(entry[place] for entries in by_rank for entry in entries) for place in (2, 3))
     return {
         "program": name,
         "medium": case.cluster.medium,
@@ -262,7 +264,7 @@ def _point(
 def _cluster(size: int, medium: Medium, latency_ms: float | None = None) -> Cluster:
     """Return the devices of the cluster 'laptop', and copies of them, with links of MBIT_PER_S.
 
-    latency_ms: of each path; None: the cluster's.
+    latency_ms: the latency of each path; None: the cluster's.
     """
     laptop = load_cluster("laptop")
     known = laptop.devices
@@ -270,7 +272,9 @@ def _cluster(size: int, medium: Medium, latency_ms: float | None = None) -> Clus
     cluster = replace(laptop, devices=chosen, medium=medium).with_bandwidth(MBIT_PER_S[medium])
     if latency_ms is None:
         return cluster
-    devices = tuple(replace(one, link=replace(one.link, latency_s=latency_ms / 2e3)) for one in cluster.devices)
+    devices = tuple(
+        replace(device, link=replace(device.link, latency_s=latency_ms / 2e3)) for device in cluster.devices
+    )
     return replace(cluster, name=f"{cluster.name}, {latency_ms:g} ms", devices=devices)
 
 
@@ -317,7 +321,7 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
     """Return one schedule after another on each rank."""
 
     def joined(by_schedule: Iterable[tuple[tuple[Any, ...], ...]]) -> tuple[tuple[Any, ...], ...]:
-        return tuple(tuple(chain.from_iterable(own)) for own in zip(*by_schedule, strict=True))
+        return tuple(tuple(chain.from_iterable(parts)) for parts in zip(*by_schedule, strict=True))
 
     fields = ("ops", "inputs", "outputs")
     return Schedule(**{name: joined(getattr(schedule, name) for schedule in schedules) for name in fields})
@@ -326,6 +330,7 @@ def _in_turn(schedules: Sequence[Schedule]) -> Schedule:
 def _side_by_side(schedules: Sequence[Schedule]) -> Schedule:
     """Return the first operation of every schedule on each rank, then the second of every schedule, and so on."""
     ops = tuple(
-        tuple(chain.from_iterable(zip(*own, strict=True))) for own in zip(*(one.ops for one in schedules), strict=True)
+        tuple(chain.from_iterable(zip(*in_turn, strict=True)))
+        for in_turn in zip(*(schedule.ops for schedule in schedules), strict=True)
     )
     return replace(_in_turn(schedules), ops=ops)

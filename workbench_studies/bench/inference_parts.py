@@ -113,7 +113,7 @@ def host_profile(folder: Path, size: BertSize, longest: int) -> tuple[InferenceP
 def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dilation: float = 1.0) -> Cluster:
     """Return the catalogue's environment with links of a bandwidth; a device's GEMM rate is the catalogue's.
 
-    host_flops_per_s: of one core of this host in GEMMs.  dilation: devices and links are this many times slower, so
+    host_flops_per_s: one core's rate in GEMMs on this host.  dilation: devices and links are this many times slower, so
     everything takes this many times as long, in the same proportions; a shared or small host then keeps up.
     """
     cluster = load_cluster(CLUSTERS[name])

@@ -64,10 +64,11 @@ class SidesJob:
 
 @dataclass(kw_only=True)
 class SidesResult:
-    """A rank's results.  seconds: of each side, only on the first device of its plan.
+    """A rank's results.  seconds: each side's, only on the first device of its plan.
 
-    outputs: of each side's warm-up, only there.  late_s, paced_s: of all sides.  spans: of each side's last turn.
-    blocks[what]: of each round, seconds by block, see `_blocks`.
+    outputs: those of each side's warm-up, only there.  late_s, paced_s: sums over all sides.  spans: those of each
+    side's last turn.
+    blocks[what]: for each round the seconds by block, see `_blocks`.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)

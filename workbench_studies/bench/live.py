@@ -79,21 +79,21 @@ def bench(progress: Progress) -> dict[str, Any]:
         finally:
             view.switch(is_on=False)
     seconds = [step.measured_s or 0.0 for step in report.steps]
-    whole = len(seconds) // BLOCK
-    blocks = [median(seconds[number * BLOCK + WARM_UP : (number + 1) * BLOCK]) for number in range(whole)]
-    found = []
+    num_blocks = len(seconds) // BLOCK
+    blocks = [median(seconds[number * BLOCK + WARM_UP : (number + 1) * BLOCK]) for number in range(num_blocks)]
+    slowdowns = []
     for number, (first, second) in enumerate(pairwise(blocks)):
         with_view, without = (second, first) if number % 2 == 0 else (first, second)
-        found.append(with_view / without)
+        slowdowns.append(with_view / without)
         progress(
-            f"live, blocks {number + 1} and {number + 2}: a step takes {found[-1]:.3f} times as long with the view"
+            f"live, blocks {number + 1} and {number + 2}: a step takes {slowdowns[-1]:.3f} times as long with the view"
         )
     return {
         "name": "live",
         "steps_per_s": 1 / median(blocks[::2]),
-        "with_view_over_without": median(found),
-        "ratio_min": min(found),
-        "ratio_max": max(found),
+        "with_view_over_without": median(slowdowns),
+        "ratio_min": min(slowdowns),
+        "ratio_max": max(slowdowns),
         "drawing_ms": 1e3 * view.drawing_s(),
         "valid": report.valid,
     }

@@ -56,7 +56,7 @@ def bench(
 ) -> dict[str, Any]:
     """Return each side's step time, peak memory, and both over those of torch.utils.checkpoint.
 
-    samples: of a step, each of `length` tokens; P-RGE divides them among its queries.
+    samples: number of samples in a step, each of `length` tokens; P-RGE divides them among its queries.
     """
     with torch_threads(THREADS), torch.random.fork_rng(devices=[]):
         models = {technique: trained_model(model, technique) for technique in ("lora", "parallel")}

@@ -53,7 +53,7 @@ class BackboneFineTuning:
     """Training through the backbone with transformers and peft, as a user would write it: mean pooling, linear head,
     fused AdamW.
 
-    rank: of LoRA on queries and values; None trains every weight.  in_bfloat16: under autocast.
+    rank: the rank of LoRA on queries and values; None trains every weight.  in_bfloat16: under autocast.
     """
 
     def __init__(self, model: str, num_outputs: int, *, rank: int | None, in_bfloat16: bool = False) -> None:

@@ -237,8 +237,8 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained
     layers.
 
-    only: of POINTS, as DEVICES,RATE or one of both words; none is the first of POINTS.  Raises ConfigError for another
-    word.
+    only: points of POINTS, as DEVICES,RATE or one of both words; none: the first of POINTS.  Raises ConfigError for
+    another word.
     """
     require_words(only, WORDS)
     points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
@@ -286,7 +286,7 @@ def measure(
     progress: Progress,
     plans: Mapping[str, Plan] | None = None,
 ) -> dict[str, Side]:
-    """Run the sides of a point in turn.  plans: of the sides that do not plan themselves."""
+    """Run the sides of a point in turn.  plans: plans for the sides that do not plan themselves."""
     reports: dict[str, list[Report]] = {side: [] for side in jobs}
     watched: dict[str, list[list[int]]] = {side: [] for side in jobs}
     for turn, side in turns(jobs, range(rounds)):

@@ -48,11 +48,11 @@ def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
 
     Raises AssertionError for a text that is lost, comes twice or differs from one process's.
     """
-    asked, texts = list(_asked()), soak or NUM_TEXTS
+    requests, texts = list(_asked()), soak or NUM_TEXTS
     ends = [texts * number // len(RATES) for number in range(len(RATES) + 1)]
     with text_service(MODEL, soak_cluster(), "auto", ends=[], say=progress, system="galaxy") as service:
         points = [
-            _point(service, asked, end - begin, every, progress)
+            _point(service, requests, end - begin, every, progress)
             for every, (begin, end) in zip(RATES, pairwise(ends), strict=True)
         ]
     return {"numbers_are": "emulated", "model": MODEL, "rates of faults": points}
@@ -70,8 +70,8 @@ def _asked() -> Iterator[Asked]:
 class _Load:
     """Clients who each ask for a text, and for the next one when they have it.  every: see RATES."""
 
-    def __init__(self, service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> None:
-        self._service, self._asked, self._count, self._every = service, asked, count, every
+    def __init__(self, service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> None:
+        self._service, self._asked, self._count, self._every = service, requests, count, every
         self._progress, self._draws, self._lock = progress, random.Random(every), Lock()
         self._next = 0
         self.seconds, self.first_s, self.memory = list[float](), list[float](), list[int]()
@@ -126,8 +126,8 @@ class _Load:
             return killed
 
 
-def _point(service: TextService, asked: list[Asked], count: int, every: int, progress: Progress) -> dict[str, Any]:
-    policy, load = service.policy, _Load(service, asked, count, every, progress)
+def _point(service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> dict[str, Any]:
+    policy, load = service.policy, _Load(service, requests, count, every, progress)
     done, again, begin_s = policy.step, policy.num_again, time.monotonic()
     load.run()
     took_s = time.monotonic() - begin_s

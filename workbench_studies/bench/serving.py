@@ -71,8 +71,8 @@ def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakResult:
-    """report: of the stream.  left_behind: processes and run folders that exist after the engines have ended and did
-    not exist before.
+    """report: the stream's report.  left_behind: processes and run folders that exist after the engines have ended and
+    did not exist before.
     """
 
     report: ServingReport

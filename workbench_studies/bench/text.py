@@ -46,13 +46,13 @@ def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int =
     require_words(only, WORDS)
     tokenizer = load_tokenizer(MODEL)
     assert isinstance(tokenizer, TextTokenizer)
-    ids, made = tokenizer.prompt(PROMPT), dict[str, Any]()
+    ids, results = tokenizer.prompt(PROMPT), dict[str, Any]()
     if "process" in (only or WORDS):
-        made |= _in_one_process(ids, rounds)
-        progress(line_of(made))
+        results |= _in_one_process(ids, rounds)
+        progress(line_of(results))
     if "devices" in (only or WORDS):
-        made["on devices"] = _on_devices(ids, rounds, progress)
-    return {"numbers_are": "emulated; of one process: measured", "model": MODEL, "new tokens": NEW_TOKENS} | made
+        results["on devices"] = _on_devices(ids, rounds, progress)
+    return {"numbers_are": "emulated; of one process: measured", "model": MODEL, "new tokens": NEW_TOKENS} | results
 
 
 def _in_one_process(ids: list[int], rounds: int) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _on_devices(ids: list[int], rounds: int, progress: Progress) -> list[dict[st
     joined: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     texts, devices = dict[str, list[int]](), dict[str, int]()
     for _, name in turns(SYSTEMS, range(rounds)):
-        [system] = (one for one in SYSTEMS if one == name)
+        [system] = (system_name for system_name in SYSTEMS if system_name == name)
         with text_service(
             MODEL, load_cluster(CLUSTER), "auto", ends=[], say=lambda text: None, system=system
         ) as service:
@@ -100,17 +100,17 @@ def _on_devices(ids: list[int], rounds: int, progress: Progress) -> list[dict[st
             devices[name] = 0 if plan is None else len(plan.ranks)
         _require_same(texts)
         progress(f"{name}: {timed.per_s:.2f} tokens a second, the first after {timed.first_s:.2f} s")
-    own = alone["galaxy_plus"]
+    ours_timed = alone["galaxy_plus"]
     return [
         {
             "system": name,
             "devices": devices[name],
-            "first token s": median(one.first_s for one in alone[name]),
-            "tokens per s": median(one.per_s for one in alone[name]),
+            "first token s": median(timed.first_s for timed in alone[name]),
+            "tokens per s": median(timed.per_s for timed in alone[name]),
             f"tokens per s of {TOGETHER}": median(joined[name]),
-            **ratios([one.per_s for one in own], [one.per_s for one in alone[name]], "Galaxy+ over it"),
+            **ratios([timed.per_s for timed in ours_timed], [timed.per_s for timed in alone[name]], "Galaxy+ over it"),
             "first token over Galaxy+'s": median(
-                one.first_s / ours.first_s for one, ours in zip(alone[name], own, strict=True)
+                timed.first_s / ours.first_s for timed, ours in zip(alone[name], ours_timed, strict=True)
             ),
         }
         for name in SYSTEMS

@@ -43,9 +43,9 @@ that is a percentage itself.
 """
 
 
-def outcome(item: Item, told: Callable[[str], None]) -> Result | None:
+def outcome(item: Item, notify: Callable[[str], None]) -> Result | None:
     """Return an item's result: shipped if it trains, computed now otherwise; None where neither is there."""
-    told(f"{item.paper} {item.name}")
+    notify(f"{item.paper} {item.name}")
     shipped = shipped_result(item.paper, item.name) if item.source == "executed" or item.trains else None
     return shipped if shipped is not None or item.source == "executed" else item.run(Settings())
 
@@ -53,14 +53,14 @@ def outcome(item: Item, told: Callable[[str], None]) -> Result | None:
 def page(results: dict[str, list[tuple[Item, Result | None]]], errata: str) -> str:
     """Return the audit as a page.  errata: the page of the papers' contradictions, whose rows go to their paper."""
     parts = [HEAD.format(version=__version__), _overview(results)]
-    for paper, found in results.items():
+    for paper, outcomes in results.items():
         parts.append(f"## {title_of(paper)}\n")
         rows = re.findall(rf"^\| {re.escape(title_of(paper))} \| (.*?) \| (.*) \|$", errata, re.MULTILINE)
         if rows:
             parts.append("Where the paper contradicts itself or leaves something open ([errata](errata.md)):\n")
             parts.append("".join(f"- {where}: {what}\n" for where, what in rows))
         parts.append("Where ours differs from the paper: [differences](differences.md).\n")
-        parts += [_section(item, result) for item, result in found]
+        parts += [_section(item, result) for item, result in outcomes]
         if absent := absent_of(paper):
             parts.append("### Without an item\n")
             parts.append("".join(f"- {name}: {_plain(why)}\n" for name, why in absent.items()))
@@ -72,8 +72,8 @@ def table(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for paper, found in results.items():
-        for item, result in found:
+    for paper, outcomes in results.items():
+        for item, result in outcomes:
             for cell in _cells(item, result):
                 off = "" if cell.deviation is None else f"{cell.deviation:.1f}"
                 values = [
@@ -107,12 +107,12 @@ def _cells(item: Item, result: Result | None) -> list[Comparison]:
 
 def _overview(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
     rows = ["| paper | items | claims that hold | cells | compared | fitted | median deviation |", "|" + " --- |" * 7]
-    for paper, found in results.items():
-        checks = [check for _, result in found if result for check in result.checks]
-        cells = [cell for item, result in found for cell in _cells(item, result) if cell.paper is not None]
+    for paper, outcomes in results.items():
+        checks = [check for _, result in outcomes if result for check in result.checks]
+        cells = [cell for item, result in outcomes for cell in _cells(item, result) if cell.paper is not None]
         off = _deviations(cells)
         numbers = (
-            len(found),
+            len(outcomes),
             f"{sum(check.holds for check in checks)} of {len(checks)}",
             len(cells),
             sum(cell.ours is not None for cell in cells),
@@ -138,13 +138,13 @@ def _section(item: Item, result: Result | None) -> str:
         f"`workbench reproduce {item.paper} {item.name}`: {item.source}.\n",
         *([] if result else ["No result ships; the command executes it.\n"]),
     ]
-    found = list(result.checks) if result else []
+    checks = list(result.checks) if result else []
     lines += [f"{words}\n" for words in _off(result)] if result else []
-    claims = [f"- **{_verdict(check.holds)}** {_plain(check.claim)}: {_plain(check.found)}\n" for check in found]
+    claims = [f"- **{_verdict(check.holds)}** {_plain(check.claim)}: {_plain(check.found)}\n" for check in checks]
     claims += [f"- **finding:** {_plain(finding)}\n" for finding in (result.findings if result else ())]
-    judged = {check.claim for check in found}
+    judged = {check.claim for check in checks}
     for claim, _ in item.checks.values():
-        if not any(re.fullmatch(_pattern(claim), one) for one in judged):
+        if not any(re.fullmatch(_pattern(claim), text) for text in judged):
             claims.append(f"- **not judged here:** {_plain(re.sub(WORD, '…', claim))}\n")
     if not (result and result.findings):
         for finding in item.findings.values():

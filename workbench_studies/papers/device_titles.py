@@ -24,5 +24,5 @@ def titles() -> dict[str, str]:
 
 def title_number(model: str, quantity: str) -> Number:
     """Return a quantity of PATTERNS that a model's title names; None if it does not."""
-    found = re.search(PATTERNS[quantity], titles()[model])
-    return None if found is None else float(found[1]) * (1000 if found[0].endswith("GHz") else 1)
+    match = re.search(PATTERNS[quantity], titles()[model])
+    return None if match is None else float(match[1]) * (1000 if match[0].endswith("GHz") else 1)

@@ -70,11 +70,10 @@ SENSITIVITY = TableText(
 class Item:
     """A table or figure: its texts, and the function in the paper's package that computes it.
 
-    title: in lists.  trains: whether a simulated one also trains for some of its values if it is named.
-    heading: of the result.  kinds, units, notes: of cells by their labels; kind, unit: of all others.
+    title: its name in lists.  trains: whether a simulated one also trains for some of its values if it is named.
+    heading: the result's.  kinds, units, notes: those of cells, by their labels; kind, unit: those of all other cells.
     checks: a claim of the paper and what was found.  findings: sentences on what our numbers say beyond them.
-    varied, together, scores, trivial: of the sensitivity (see there).  words: for every
-    text.
+    varied, together, scores, trivial: settings of the sensitivity (see there).  words: for every text.
     """
 
     paper: str
@@ -183,8 +182,7 @@ class Item:
         """Return the result with the file's texts.
 
         tables: rows by name.  holds: which checks hold; checks: further ones.  findings: None for all of the file's.
-        columns: of a table, after those that
-        the file names.
+        columns: a table's columns after those that the file names.
         words: for the texts.
         """
 

@@ -157,10 +157,10 @@ def as_quick_trial(result: Result) -> Result:
 class Settings:
     """Settings of executed reproductions; simulated ones use draws, limit_s, quick, workdir and progress alone.
 
-    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: of each executed
-    comparison.  quick: a tiny version that only tests that the code runs.  workdir: for intermediate files of an
-    executed one.  progress:
-    called with lines.
+    data: a local folder with the GLUE tasks or SQuAD's files, None for the embedded data.  seeds: seeds for each
+    executed comparison.
+    quick: a tiny version that only tests that the code runs.  workdir: for intermediate files of an executed one.
+    progress: called with lines.
     trains: whether a simulated one may also train for those of its values that no simulation gives.
     draws: random clusters of one that draws them.  limit_s: a solver's seconds for each.
     """

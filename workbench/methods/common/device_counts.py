@@ -26,15 +26,15 @@ def publishing(context: RankContext, clock: Callable[[], float] = time.monotonic
 
 
 def of_slowest(notify: Notify, names: Sequence[str]) -> Callable[[int, Any], None]:
-    """Return what passes on the devices' counts (see publishing): those of the device that has most left.
+    """Return a callback for the devices' counts (see publishing).  It reports those of the device that has most left.
 
-    names: of the devices, by rank.
+    names: the devices' names, by rank.
     """
     counts: dict[int, tuple[int, int]] = {}
 
     def report(rank: int, published: Any) -> None:
         counts[rank] = (published.get("samples", 0), published.get("num_steps", 0))
-        slowest = max(counts, key=lambda one: counts[one][1] - counts[one][0])
+        slowest = max(counts, key=lambda rank: counts[rank][1] - counts[rank][0])
         done, count = counts[slowest]
         notify(Event("count", rank=slowest, message=f"{TIMED} on {names[slowest]}", step=done, num_steps=count))
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 class DraftOffer:
     """A draft where its round is shortest.
 
-    name: as --draft takes it.  system: whose plan checks the guesses, as --system takes it.  guesser, checkers: names
-    of devices.  round_s: of some guesses and the pass that checks them.  break_even: the least share of right guesses
+    name: as --draft takes it.  system: the system whose plan checks the guesses, as --system takes it.  guesser,
+    checkers: names of devices.  round_s: seconds of some guesses and of the pass that checks them.
+    break_even: the least share of right guesses
     with which a text comes as fast as by the fastest plan without a draft, None if it never does.  at_most: how many
     times as fast it comes if every guess is right.
     """
@@ -31,8 +32,8 @@ class DraftOffer:
 class DraftAdvice:
     """Drafts for a model on some devices.
 
-    system, devices, token_s: of the fastest plan without a draft.  offers: the shortest round first.  refused: drafts
-    for which no device has memory, with the reason.
+    system, devices, token_s: those of the fastest plan without a draft.  offers: the shortest round first.  refused:
+    drafts for which no device has memory, with the reason.
     """
 
     model: str
@@ -45,4 +46,4 @@ class DraftAdvice:
     @property
     def best(self) -> DraftOffer | None:
         """Return the draft that pays with the fewest right guesses; None if none can pay."""
-        return next((one for one in self.offers if one.break_even is not None), None)
+        return next((offer for offer in self.offers if offer.break_even is not None), None)

@@ -33,8 +33,8 @@ class Merged(NamedTuple):
 def export_merged(place: str, out: Path, dtype: GgufType) -> Merged:
     """Write a run's result, or a base model, as one whole model: a folder for transformers, or a .gguf file.
 
-    dtype: of a GGUF file's matrices; a folder has the base model's.  Raises ConfigError for a technique that cannot be
-    merged, and as save_whole and write_gguf do.
+    dtype: the dtype of a GGUF file's matrices; a folder keeps the base model's.  Raises ConfigError for a technique
+    that cannot be merged, and as save_whole and write_gguf do.
     """
     folder, note = find_result(place), ""
     if folder is None:

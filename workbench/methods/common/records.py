@@ -43,10 +43,10 @@ class Progress:
             return
         del self._parts[epoch, step]
         losses, spans = zip(*parts, strict=True)
-        at = (rank, epoch, step, event["num_steps"])
-        self._notify(Event("step", *at, sum(losses), samples=event.get("samples", 0)))
+        place = (rank, epoch, step, event["num_steps"])
+        self._notify(Event("step", *place, sum(losses), samples=event.get("samples", 0)))
         if all(spans):
-            self._notify(Event("spans", *at, spans=from_beginning(spans)))
+            self._notify(Event("spans", *place, spans=from_beginning(spans)))
 
 
 def show_device(notify: Notify, rank: int, state: str) -> None:
@@ -215,8 +215,8 @@ def measured_timeline(
 
 def from_beginning(spans: Iterable[Sequence[Span]]) -> tuple[Span, ...]:
     """Return the settled spans of all devices in a step, with its beginning as time 0."""
-    whole = [span for own in spans for span in own]
-    return tuple(settled(moved(whole, -min(span.start_s for span in whole))))
+    all_spans = [span for device_spans in spans for span in device_spans]
+    return tuple(settled(moved(all_spans, -min(span.start_s for span in all_spans))))
 
 
 def settled(spans: Sequence[Span]) -> list[Span]:

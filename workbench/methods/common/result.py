@@ -209,8 +209,8 @@ class LoadedResult:
                 "Its head gives classes or numbers.",
             )
             raise ConfigError(request, problem, "Use `workbench predict`, or train for texts (--task instructions).")
-        whole = model if isinstance(model, WholeModel) else None
-        guessing = None if draft is None else local_draft(draft, about.job.model, whole)
+        whole_model = model if isinstance(model, WholeModel) else None
+        guessing = None if draft is None else local_draft(draft, about.job.model, whole_model)
         return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)), guessing)
 
     def read(self, path: str, columns: str | None = None) -> Rows:

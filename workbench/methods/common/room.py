@@ -28,12 +28,12 @@ def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> No
     """
     frozen = sum(cost.frozen_bytes for cost in costs)
     trained = TRAINED_COPIES * sum(cost.trainable_bytes for cost in costs)
-    found = sum(device.memory_bytes for device in cluster.devices)
-    if frozen + trained > found:
+    room_bytes = sum(device.memory_bytes for device in cluster.devices)
+    if frozen + trained > room_bytes:
         raise PlanError(
             f"A plan of {job.method} for '{job.model}' on cluster '{cluster.name}' was asked for.",
             f"By the model's sizes it needs {readable(frozen + trained)} (frozen weights {readable(frozen)}; trained "
-            f"weights, gradients and optimizer {readable(trained)}); {cluster.size_words} have {readable(found)}.",
+            f"weights, gradients and optimizer {readable(trained)}); {cluster.size_words} have {readable(room_bytes)}.",
             "Add a device, raise its memory, train fewer weights or store them in fewer bits.",
         )
 
@@ -59,16 +59,16 @@ def require_running_room(model: str, costs: Sequence[LayerCost], plan: Plan, clu
     """
     layers = [FLOAT32_BYTES * cost.frozen_params for cost in costs]
     frozen = min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
-    own = frozen + sum(FLOAT32_BYTES * cost.trainable_params for cost in costs)
+    scoring_bytes = frozen + sum(FLOAT32_BYTES * cost.trainable_params for cost in costs)
     places = sum(
         len(stage.ranks) * sum(cost.frozen_bytes + cost.trainable_bytes for cost in costs[stage.start : stage.stop])
         for stage in plan.stages
     )
     _require_free(
         f"A run of '{model}' on {cluster.size_words}, which this machine emulates, was asked for.",
-        own + places,
+        scoring_bytes + places,
         f"The devices' weights take {readable(places)}, and what this machine holds of the model to score it"
-        f" {readable(own)}: together",
+        f" {readable(scoring_bytes)}: together",
         "Close other programs, choose a smaller model, train fewer weights, or simulate.",
     )
 

@@ -71,7 +71,7 @@ class DeviceReporter:
         """Report a step that this device has finished.  A step lasts from the end of the step before, so waiting
         counts.
 
-        spans: of the step; of some steps they are sent.  trains: False for a step without a loss.
+        spans: the step's spans; those of some steps are sent.  trains: False for a step without a loss.
         """
         shown = self.shown_spans(trace.start_s, spans)
         begin_s = trace.start_s if self._last_end_s is None else self._last_end_s

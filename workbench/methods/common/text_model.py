@@ -30,7 +30,8 @@ from workbench.tasks.tables import whole_characters
 class TextModel:
     """Writes text after a prompt or a conversation.
 
-    name: of the base model.  writer: computes the tokens, here or on devices.  passes: of a draft, if there is one.
+    name: the base model's name.  writer: computes the tokens, here or on devices.  passes: counts of a draft's passes,
+    if there is a draft.
     """
 
     def __init__(self, name: str, writer: Writer, ends: frozenset[int], passes: Passes | None = None) -> None:

@@ -82,8 +82,8 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     """Return the description of a run under a plan, for every rank; one processor recomputes whole layers."""
     recomputing = {rank for stage in plan.stages if stage.activations == RECOMPUTE for rank in stage.ranks}
     shared = divisions(prepared, profile, cluster)
-    kept = {rank: division for rank, division in shared.items() if rank not in recomputing}
-    return replace(whole_layers(prepared, profile, cluster, plan), divisions=kept)
+    whole_divisions = {rank: division for rank, division in shared.items() if rank not in recomputing}
+    return replace(whole_layers(prepared, profile, cluster, plan), divisions=whole_divisions)
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:

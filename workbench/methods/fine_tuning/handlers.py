@@ -172,29 +172,29 @@ class BackpropagationHandlers(StepHandlers):
     def _forward(self, op: Op, reads: Contents) -> Contents:
         batch, hidden = self.batches[op.microbatch], joined(op, reads, "act")
         source = batch.input_ids if hidden is None else hidden
-        kept = [value for value in op.writes if value.name not in (CONTEXT, "act", "loss")]
-        if kept:
-            return self._first_pass(op, kept, source)
+        values = [value for value in op.writes if value.name not in (CONTEXT, "act", "loss")]
+        if values:
+            return self._first_pass(op, values, source)
         return self.forwarded(op, self.compute.forward(source, batch.attention_mask, self.targets(op)))
 
-    def _first_pass(self, op: Op, kept: Sequence[Value], source: Tensor) -> Contents:
-        """Run a stage that will recompute its activations.  kept: the values that it writes for its backward pass."""
+    def _first_pass(self, op: Op, values: Sequence[Value], source: Tensor) -> Contents:
+        """Run a stage that will recompute its activations.  values: those that it writes for its backward pass."""
         batch = self.batches[op.microbatch]
-        keeps_last = kept[-1].name.startswith(CONTEXT)
+        keeps_last = values[-1].name.startswith(CONTEXT)
         output, inputs, context = self.compute.first_pass(
             source, batch.attention_mask, self.targets(op), keeps_last=keeps_last
         )
         if context is not None:
             context.nbytes = context_bytes(self.layers[-1:], *batch.attention_mask.shape)
             inputs.append(context)
-        contents = {value.name: content for value, content in zip(kept, inputs, strict=True)}
+        contents = {value.name: content for value, content in zip(values, inputs, strict=True)}
         return self.written(op, output, loss=output, **contents)
 
     def _again(self, op: Op, reads: Contents) -> Contents:
         mask = self.batches[op.microbatch].attention_mask
         context = self.compute.again(op.part, named(op, reads, f"{INPUT}{op.part}")[0], mask)
-        own = self.layers[op.part - self.compute.model.backbone.start :][:1]
-        context.nbytes = context_bytes(own, *mask.shape)
+        layers = self.layers[op.part - self.compute.model.backbone.start :][:1]
+        context.nbytes = context_bytes(layers, *mask.shape)
         return (context,)
 
     def _backward(self, op: Op, reads: Contents) -> Contents:

@@ -88,7 +88,8 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """A device's work on a request, in seconds of the device's monotonic clock.
 
-    output: only on the plan's first device.  memory: of the values alive, and of the keys and values that are kept.
+    output: only on the plan's first device.  memory: bytes of the values alive, and of the keys and values that are
+    kept.
 
     start_s, end_s: begin and end of its own computation (equal on a device that computed nothing).
     """

@@ -88,14 +88,14 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
             yield
             return
         rank = self.session.rank
-        own = [
+        samples = [
             (step.samples[rank], step.shape.lengths[rank])
             for step in self.phase.steps(epoch)[begin:]
             if step.samples[rank]
         ]
         # An emulated device has one slowed core, with no time to prefetch; its LOAD has a separate cost.
         depth = 0 if self.session.slows_down else READ_AHEAD
-        with CachedBatches(self._cache, own, depth=depth, packs=self.compute.packs) as self._batches:
+        with CachedBatches(self._cache, samples, depth=depth, packs=self.compute.packs) as self._batches:
             yield
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
@@ -124,19 +124,19 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         former, holders, is_same = self._former(folder, samples)
         if former is not None and is_same:
             return former
-        whole, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
-        manifest = rank_job.manifest(session.rank, samples, whole)
+        all_taps, taps = whole_taps(rank_job.adapter), rank_taps(rank_job.plan, rank_job.adapter.num_encoder_layers)
+        manifest = rank_job.manifest(session.rank, samples, all_taps)
         rounds = rank_job.shard_moves(holders)
-        held, tape = taped(former, whole), None
+        contents, tape = taped(former, all_taps), None
         lost = [sample for sample in range(len(owners)) if sample not in holders]
         if lost:
             tape = self._first.tape(lost)
             rounds += rank_job.tape_moves(rank_job.filling_steps(lost))
-            held |= taped(tape, taps.get(session.rank))
+            contents |= taped(tape, taps.get(session.rank))
         shard = ActivationCache.create(folder.with_name("cache.part"), manifest)
         session.progress.phase(WAITING)
         session.barrier()
-        self._carry_out("sharing the activations", rounds, held, parts_of(shard, (whole, *taps.values())))
+        self._carry_out("sharing the activations", rounds, contents, parts_of(shard, (all_taps, *taps.values())))
         session.barrier()
         shard.finish()
         self.result.nbytes["activation cache"] = manifest.nbytes
@@ -154,30 +154,30 @@ class CachedEpochs(RankPhase[PacPlusRankJob]):
         shard: ActivationCache | None = None
         if self.rank_job.start_epoch == 0:
             return None, {}, False
-        held = torch.zeros(self.session.context.world_size, len(self.rank_job.split))
+        holds = torch.zeros(self.session.context.world_size, len(self.rank_job.split))
         try:
             owner = self.session.context.device.name
             shard = ActivationCache.open(folder, fingerprint=self.rank_job.fingerprint, owner=owner)
-            held[self.session.rank, list(shard.samples)] = 1
+            holds[self.session.rank, list(shard.samples)] = 1
         except CacheError as error:
             self.told_of(error)
-        self.session.sum(held)
-        ranks_of = {sample: held[:, sample].nonzero().flatten().tolist() for sample in range(held.shape[1])}
+        self.session.sum(holds)
+        ranks_of = {sample: holds[:, sample].nonzero().flatten().tolist() for sample in range(holds.shape[1])}
         is_same = self.session.every_rank(shard is not None and set(shard.samples) == set(samples))
         return shard, {sample: ranks for sample, ranks in ranks_of.items() if ranks}, is_same
 
     def _carry_out(
-        self, name: str, rounds: Sequence[Move], held: Mapping[str, Tensor], into: Mapping[str, Tensor]
+        self, name: str, rounds: Sequence[Move], held_tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]
     ) -> None:
         with self.timed(name):
-            self.result.redistribution += carry_out(rounds, self.session.rank, self.session.run, held, into)
+            self.result.redistribution += carry_out(rounds, self.session.rank, self.session.run, held_tensors, into)
 
 
 def phases_on(session: RankSession[PacPlusRankJob], result: RankResult) -> tuple[RankPhase[PacPlusRankJob], ...]:
     """Return the phases as a rank does them."""
     first, *cached = session.rank_job.phases()
-    own = FirstEpoch(session, first, result)
-    return (own, *(CachedEpochs(session, phase, result, own) for phase in cached))
+    first_epoch = FirstEpoch(session, first, result)
+    return (first_epoch, *(CachedEpochs(session, phase, result, first_epoch) for phase in cached))
 
 
 class FirstEpoch(StagePhase[PacPlusRankJob]):
@@ -339,7 +339,7 @@ def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = i
         initialize(adapter, how, stack=original() if how == "pruned" else None)
     train = prepared.train
     chosen = list(range(min(CALIBRATION_SAMPLES, len(train))))
-    batches = [collate(train, chosen[at : at + 32]) for at in range(0, len(chosen), 32)]
+    batches = [collate(train, chosen[start : start + 32]) for start in range(0, len(chosen), 32)]
     set_statistics(adapter, calibrate(stack, batches))
     return adapter
 

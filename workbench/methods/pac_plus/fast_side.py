@@ -45,7 +45,7 @@ class _LayerContext:
     def nbytes(self) -> int:
         """Return the total bytes."""
         norms = [norm[0] for norm in (self.first_norm, self.second_norm)]
-        own = (
+        tensors = (
             self.difference,
             self.mixed,
             self.heads,
@@ -55,7 +55,7 @@ class _LayerContext:
             self.expanded,
             self.activated,
         )
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*own, *norms))
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *norms))
 
 
 @dataclass(slots=True)
@@ -169,16 +169,17 @@ class FastSide:
         width, hidden = self._projections[0].weight.shape
         weight_sums = torch.empty(len(self._projections), width, hidden)
         bias_sums = torch.empty(len(self._projections), width)
-        at = len(self._projections)
-        for layer, mix, own in zip(
+        index = len(self._projections)
+        for layer, mix, layer_context in zip(
             reversed(self._layers), reversed(context.mixes), reversed(context.layers), strict=True
         ):
-            at -= 1
-            gradient = self._layer_backward(layer, own, gradient, context.packing)
-            _grad_of(layer.mix).add_((gradient * own.difference).sum())  # not dot, which accumulates rounding errors
-            _outer(gradient, context.taps[at], weight_sums[at], bias_sums[at])
-            weight_sums[at] *= mix
-            bias_sums[at] *= mix
+            index -= 1
+            gradient = self._layer_backward(layer, layer_context, gradient, context.packing)
+            # A sum of products, because `dot` accumulates rounding errors.
+            _grad_of(layer.mix).add_((gradient * layer_context.difference).sum())
+            _outer(gradient, context.taps[index], weight_sums[index], bias_sums[index])
+            weight_sums[index] *= mix
+            bias_sums[index] *= mix
             gradient = gradient.mul_(1 - mix)
         if self._first is not None:
             _outer(gradient, context.taps[0], weight_sums[0], bias_sums[0])
@@ -243,8 +244,8 @@ class FastSide:
         heads = fused.view(-1, head_width).index_select(0, packing.to_heads).view(3, -1, packing.length, head_width)
         query, key, value = heads.unbind()
         probabilities = torch.softmax(_scores_of(query, key, packing.score_bias), dim=-1)
-        found = torch.bmm(probabilities, value)
-        attended = found.view(-1, head_width).index_select(0, packing.from_heads).view(tokens, width)
+        weighted = torch.bmm(probabilities, value)
+        attended = weighted.view(-1, head_width).index_select(0, packing.from_heads).view(tokens, width)
         between = _linear_forward(layer.attention_output, attended).add_(mixed)
         second_norm = _norm_forward(layer.feed_forward_norm, between)
         expanded = _empty_with_zeros_behind(tokens, layer.expand.out_features)
@@ -255,30 +256,32 @@ class FastSide:
             difference, mixed, first_norm, heads, probabilities, attended, between, second_norm, expanded, activated
         )
 
-    def _layer_backward(self, layer: SideLayer, own: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
+    def _layer_backward(self, layer: SideLayer, context: _LayerContext, gradient: Tensor, packing: Packing) -> Tensor:
         """Return the gradient of `mixed` (N, w), given the gradient of the layer's output, which is overwritten."""
         tokens, width = gradient.shape
         head_width = width // self._heads
         inner = _empty_with_zeros_behind(tokens, layer.expand.out_features)
-        _linear_backward(layer.contract, gradient, own.activated[:tokens], out=inner[:tokens])
-        inner = _aten.gelu_backward(inner, own.expanded)[:tokens]
-        inner = _linear_backward(layer.expand, inner, own.second_norm[0])
-        gradient = _norm_backward(layer.feed_forward_norm, own.second_norm, own.between, inner).add_(gradient)
+        _linear_backward(layer.contract, gradient, context.activated[:tokens], out=inner[:tokens])
+        inner = _aten.gelu_backward(inner, context.expanded)[:tokens]
+        inner = _linear_backward(layer.expand, inner, context.second_norm[0])
+        gradient = _norm_backward(layer.feed_forward_norm, context.second_norm, context.between, inner).add_(gradient)
         # One extra row of zeros for padded queries, so that the tokens they attend to get no gradient from them.
         inner = gradient.new_zeros(tokens + 1, width)
-        _linear_backward(layer.attention_output, gradient, own.attended, out=inner[:tokens])
-        found = inner.view(-1, head_width).index_select(0, packing.to_padded_heads).view(-1, packing.length, head_width)
-        query, key, value = own.heads.unbind()
-        heads = torch.empty_like(own.heads)
-        torch.bmm(own.probabilities.transpose(1, 2), found, out=heads[2])
-        scores = torch.bmm(found, value.transpose(1, 2))
-        scores = _aten._softmax_backward_data(scores, own.probabilities, -1, scores.dtype)
+        _linear_backward(layer.attention_output, gradient, context.attended, out=inner[:tokens])
+        value_gradient = (
+            inner.view(-1, head_width).index_select(0, packing.to_padded_heads).view(-1, packing.length, head_width)
+        )
+        query, key, value = context.heads.unbind()
+        heads = torch.empty_like(context.heads)
+        torch.bmm(context.probabilities.transpose(1, 2), value_gradient, out=heads[2])
+        scores = torch.bmm(value_gradient, value.transpose(1, 2))
+        scores = _aten._softmax_backward_data(scores, context.probabilities, -1, scores.dtype)
         scores *= head_width**-0.5
         torch.bmm(scores, key, out=heads[0])
         torch.bmm(scores.transpose(1, 2), query, out=heads[1])
         fused = heads.view(-1, head_width).index_select(0, packing.from_all_heads).view(tokens, 3 * width)
-        inner = _linear_backward(layer.query_key_value, fused, own.first_norm[0])
-        return _norm_backward(layer.attention_norm, own.first_norm, own.mixed, inner).add_(gradient)
+        inner = _linear_backward(layer.query_key_value, fused, context.first_norm[0])
+        return _norm_backward(layer.attention_norm, context.first_norm, context.mixed, inner).add_(gradient)
 
 
 # The operations.  Each adds its weight gradients in place, and compiles few kernels.  oneDNN, used for GELU and
@@ -304,9 +307,9 @@ def _grad_of(parameter: Tensor) -> Tensor:
 
 def _empty_with_zeros_behind(num_rows: int, width: int) -> Tensor:
     """Return an uninitialized tensor (rounded rows, width) whose rows after `num_rows` are zero."""
-    made = torch.empty(rounded(num_rows), width)
-    made[num_rows:].zero_()
-    return made
+    rows = torch.empty(rounded(num_rows), width)
+    rows[num_rows:].zero_()
+    return rows
 
 
 def _with_rounded_rows(rows: Tensor) -> Tensor:

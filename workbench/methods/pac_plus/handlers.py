@@ -26,7 +26,7 @@ from workbench.runtime.executor import Contents, Handler
 class SideContext(StageContext):
     """Forward results for the side network's backward pass: one autograd graph, or FastSide's buffers.
 
-    hidden: the side input, (n, t, d/r).  fast, head: of layers and head that ran without autograd.
+    hidden: the side input, (n, t, d/r).  fast, head: contexts of layers and head that ran without autograd.
     """
 
     fast: FastContext | None = None
@@ -103,23 +103,23 @@ class StageCompute:
     ) -> SideContext:
         packing = fast.packing(attention_mask)
         packed = [packing.pack(tap) if tap.ndim == 3 else tap for tap in taps]
-        output, own = fast.forward(None if side is None else packing.pack(side), packed, packing)
+        output, fast_context = fast.forward(None if side is None else packing.pack(side), packed, packing)
         if targets is None:
-            return SideContext(None, packing.unpack(output), fast=own)
+            return SideContext(None, packing.unpack(output), fast=fast_context)
         logits, head = fast.head(output, packed[-1], packing, targets.sample_ids, targets.epoch)
-        return SideContext(None, targets.loss(logits, self.adapter.config), fast=own, head=head)
+        return SideContext(None, targets.loss(logits, self.adapter.config), fast=fast_context, head=head)
 
     def _fast_backward(
-        self, fast: FastSide, own: FastContext, context: SideContext, gradient: Tensor | None
+        self, fast: FastSide, fast_context: FastContext, context: SideContext, gradient: Tensor | None
     ) -> Tensor | None:
         if context.head is not None:
             backpropagate(context.output, gradient)
             packed = fast.head_backward(context.head)
         else:
             assert gradient is not None
-            packed = own.packing.pack(gradient)
-        returned = fast.backward(own, packed)
-        return None if returned is None else own.packing.unpack(returned)
+            packed = fast_context.packing.pack(gradient)
+        returned = fast.backward(fast_context, packed)
+        return None if returned is None else fast_context.packing.unpack(returned)
 
 
 READ_AHEAD = 2

@@ -58,7 +58,7 @@ def measure_layers(
         frozen = held_bytes(stack.stage(layer, layer + 1))
         if layer == config.num_layers - 1 and config.kind in WORD_KINDS and stack.language_model_head is not None:
             frozen += held_bytes(stack.language_model_head)  # the last device's own copy
-        trained = sum(one.numel() for one in benches[stacks.span_of(layer)].adapter.parameters())
+        trained = sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].adapter.parameters())
         crossing = layer_bytes(config, layer, tap_dtype.itemsize, hidden_itemsize)
         return {"frozen_bytes": frozen, "trainable_bytes": 4 * trained} | crossing
 
@@ -78,7 +78,7 @@ def measure_layers(
 def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
     """Return the bytes that cross behind a layer, its tap and its scratch, as fields of LayerProfile.
 
-    itemsize: of a value of a tap.  hidden_itemsize: of a value of the backbone's hidden state.
+    itemsize, hidden_itemsize: bytes of a tap's value, and of a value of the backbone's hidden state.
     """
     hidden, width = config.hidden_size * hidden_itemsize, config.width * 4
     taps = stage_taps(index, index + 1, config.num_encoder_layers)

@@ -69,20 +69,20 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
     options = prepared.options
     if options.paradigm != "hybrid":
         return PARADIGMS[options.paradigm](problem)
-    found = candidates(
+    plans = candidates(
         problem,
         order="all" if options.order == "all" else None,
         objective="bottleneck" if options.objective == "simulated" else options.objective,
     )
     if options.objective != "simulated":
-        return found[0]
+        return plans[0]
     step = prepared.typical_step(problem.micro_batches)
 
     def simulated_s(plan: Plan) -> float:
         run = rank_job(prepared, problem.profile, problem.cluster, plan)
         return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
 
-    return refine_on_any_count(found, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS)
+    return refine_on_any_count(plans, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS)
 
 
 class Trained:

@@ -30,11 +30,11 @@ class PacPlusOptions(PipelineOptions):
 
     reduction: r, how much narrower than the backbone the side network is.
     target: 'text' lets an encoder-decoder write the label's word.
-    initialization: of the side network (section IV-C).  'torch_pruned' is for BERT only; with 'zero' the end of each
-    residual branch is zero, with 'all_zero' all projections are, so that the branches never learn.
-    compute_dtype: of the backbone's computation (section IV-D).
-    cache_dtype: of the activation cache (section IV-B), float32, bfloat16 or int8.
-    order: of the devices, 'all' tries all; 'given' is the cluster's, and others are tried only if nothing fits.
+    initialization: how the side network's weights begin (section IV-C).  'torch_pruned' is for BERT only; with 'zero'
+    the end of each residual branch is zero, with 'all_zero' all projections are, so that the branches never learn.
+    compute_dtype: the backbone computes in it (section IV-D).
+    cache_dtype: the activation cache stores it (section IV-B): float32, bfloat16 or int8.
+    order: 'all' tries every order of the devices; 'given' is the cluster's, and others are tried only if nothing fits.
     objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are
     ours).
     """

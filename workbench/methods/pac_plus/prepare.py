@@ -29,8 +29,8 @@ from workbench.tasks.task import as_text_to_text
 
 
 class StageTaps(NamedTuple):
-    """first: position in a whole record.  num_taps: with the input's tokens.  num_target_taps: of the decoder, with the
-    target's tokens.
+    """first: position in a whole record.  num_taps: taps with the input's tokens.  num_target_taps: the decoder's taps,
+    with the target's tokens.
     """
 
     first: int
@@ -47,7 +47,7 @@ def stage_taps(start: int, stop: int, num_encoder_layers: int | None = None) -> 
     """Return the taps of layers [start, stop): b_0 in the first stage, one per layer, and the decoder's embedding
     before its first layer.
 
-    num_encoder_layers: of an encoder-decoder, whose later layers are the decoder's; None for a single stack.
+    num_encoder_layers: an encoder-decoder's first layers, the others are the decoder's; None for a single stack.
     """
     border = stop if num_encoder_layers is None else num_encoder_layers
     has_embedding = num_encoder_layers is not None and start <= border < stop
@@ -85,7 +85,7 @@ def record_layout(config: ParallelAdapterConfig, dtype: str, taps: StageTaps | N
 
 
 def crossing_of(config: ParallelAdapterConfig, dtype: str = "float32") -> Crossing:
-    """Return the message per token at a stage boundary.  dtype: of the backbone's hidden state."""
+    """Return the message per token at a stage boundary.  dtype: the dtype of the backbone's hidden state."""
     return Crossing(
         hidden_size=config.hidden_size,
         dtype=dtype,

@@ -120,18 +120,18 @@ class Programs:
         """
         key = (shape.sizes, backbone_only)
         if key not in self._schedules:
-            whole = insert_transfers(
+            schedule = insert_transfers(
                 hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order)
             )
-            self._schedules[key] = backbone_part(whole) if backbone_only else whole
+            self._schedules[key] = backbone_part(schedule) if backbone_only else schedule
         costs = plan_costs(
             self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing
         )
         return Program.on(self._cluster, self._schedules[key], costs)
 
     def cached(self, shape: StepShape) -> Program:
-        """Return a step from the cache (section V-B).  shape: of every rank's share; a rank with 0 samples only joins
-        the all-reduce.
+        """Return a step from the cache (section V-B).  shape: the shape of every rank's share; a rank with 0 samples
+        only joins the all-reduce.
         """
         stage = self._plan.cached
         assert stage is not None, "a plan without shares for cached epochs"
@@ -144,8 +144,8 @@ class Programs:
 
 
 def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableCosts:
-    """Return the costs of a step from the cache.  shape: of every rank's share.  The backbone is released; no value
-    crosses on its own.
+    """Return the costs of a step from the cache.  shape: the shape of every rank's share.  The backbone is released; no
+    value crosses on its own.
     """
 
     def pass_s(rank: int, op: Op) -> float:
@@ -262,13 +262,13 @@ class PacPlusRankJob(RankJob):
         """
         owners, lengths = self.owners, self.split.lengths
         layouts = {taps: record_layout(self.adapter, self.cache_dtype, taps) for taps in {taps for _, taps in holders}}
-        held, wanted = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+        holders_of, wanted = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
         specs: dict[str, Spec] = {}
         for (sample, taps), ranks in holders.items():
             name, part = part_name(sample, taps), layouts[taps]
-            held[name], wanted[name] = ranks, (owners[sample],)
+            holders_of[name], wanted[name] = ranks, (owners[sample],)
             specs[name] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
-        return moves(wanted, held, specs, self.cluster)
+        return moves(wanted, holders_of, specs, self.cluster)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
         """Return the moves between the first and the second epoch: the same for every number format of a backbone."""
@@ -281,8 +281,8 @@ class PacPlusRankJob(RankJob):
     def _find_moves(self) -> Mapping[str, Iterable[Program]]:
         adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))
         return {
-            "sharing the adapter": [one.program for one in adapter],
-            "sharing the activations": [one.program for one in tapes],
+            "sharing the adapter": [move.program for move in adapter],
+            "sharing the activations": [move.program for move in tapes],
         }
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:

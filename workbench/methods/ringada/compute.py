@@ -34,12 +34,12 @@ Modules = dict[str, nn.Module]
 
 
 class RingCompute:
-    """A block of layers with what is trained of them, and this device's copies of embedding and head.
+    """A block of layers with their trained modules, and this device's copies of embedding and head.
 
-    config: of serial adapters inside the layers (Eq. 1), or of Parallel Adapters next to them (PAC+, section IV-A).
+    config: describes serial adapters inside the layers (Eq. 1), or Parallel Adapters next to them (PAC+, section IV-A).
     backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of
     the head.
-    side_width: of the side network, 0 of serial adapters.
+    side_width: the side network's width, 0 with serial adapters.
     """
 
     def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
@@ -56,7 +56,8 @@ class RingCompute:
         else:
             self.head = Modules(head=model.head)
             self.trained = {
-                int(at): Modules(adapters=nn.ModuleDict({at: adapter})) for at, adapter in model.adapters.items()
+                int(layer): Modules(adapters=nn.ModuleDict({layer: adapter}))
+                for layer, adapter in model.adapters.items()
             }
 
     def parted(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,25 +178,25 @@ class RingOptimizer:
 
     def take_head(self, state: Tensor, step: int) -> None:
         """Load the head of another device, as of after so many mini-batches."""
-        for own, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
-            own.copy_(given)
+        for vector, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
+            vector.copy_(given)
         self._head.set_num_steps(step)
 
     def take_all(self, mean: Tensor) -> None:
         """Load weights and moments, (values,)."""
-        own = self.state_vectors()
-        for vector, given in zip(own, mean.split([len(vector) for vector in own]), strict=True):
+        vectors = self.state_vectors()
+        for vector, given in zip(vectors, mean.split([len(vector) for vector in vectors]), strict=True):
             vector.copy_(given)
 
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return all state that determines the next step (see Optimizer)."""
-        own = tuple(vector for part in self._kept for vector in part.state_vectors())
-        return own if self.history is None else (*own, self.history)
+        vectors = tuple(vector for part in self._kept for vector in part.state_vectors())
+        return vectors if self.history is None else (*vectors, self.history)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name (see Optimizer)."""
-        own = {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
-        return own if self.history is None else own | {"history": self.history}
+        tensors = {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
+        return tensors if self.history is None else tensors | {"history": self.history}
 
     def set_num_steps(self, num_steps: int) -> None:
         """Continue as after so many rounds (see Optimizer)."""
@@ -241,19 +242,21 @@ class PrefixCache:
         for layer, holder, _ in moving:
             if holder == rank:
                 self._caches[layer] = ActivationCache.reopen(self._folder(layer), self._manifest(layer), verify=False)
-        moving = [one for one in moving if one[1] != one[2]]
+        moving = [move for move in moving if move[1] != move[2]]
         specs = {str(layer): Spec((self._manifest(layer).nbytes,), "uint8") for layer, *_ in moving}
         rounds = moves(
-            {str(one[0]): one[2:] for one in moving}, {str(one[0]): one[1:2] for one in moving}, specs, cluster
+            {str(move[0]): move[2:] for move in moving}, {str(move[0]): move[1:2] for move in moving}, specs, cluster
         )
-        held = {str(layer): torch.from_numpy(self._caches[layer].rows) for layer, holder, _ in moving if holder == rank}
+        contents = {
+            str(layer): torch.from_numpy(self._caches[layer].rows) for layer, holder, _ in moving if holder == rank
+        }
         for layer, _, receiver in moving:
             if receiver == rank:
                 self._caches[layer] = ActivationCache.create(self._folder(layer), self._manifest(layer))
         into = {
             str(layer): torch.from_numpy(self._caches[layer].rows) for layer, _, receiver in moving if receiver == rank
         }
-        carry_out(rounds, rank, run, held, into)
+        carry_out(rounds, rank, run, contents, into)
         for layer, holder, _ in moving:
             if holder == rank:
                 self._caches.pop(layer).remove()
@@ -276,7 +279,7 @@ class PrefixCache:
 
     def forget_above(self, layer: int) -> None:
         """Delete the inputs of higher layers, which no longer follow only frozen layers."""
-        for above in [one for one in self._caches if one > layer]:
+        for above in [cached for cached in self._caches if cached > layer]:
             self._caches.pop(above).remove()
 
     @property

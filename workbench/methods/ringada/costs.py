@@ -38,12 +38,12 @@ class RingLayout:
     @cached_property
     def iteration_of(self) -> list[int]:
         """Return each micro-batch's mini-batch."""
-        return [at for at, one in enumerate(self.iterations) for _ in range(one.num_micro_batches)]
+        return [number for number, iteration in enumerate(self.iterations) for _ in range(iteration.num_micro_batches)]
 
     def layers(self, op: Op) -> range:
         """Return the layers that P, F, B or STEP computes."""
-        at = op.microbatch if op.kind == STEP else self.iteration_of[op.microbatch]
-        return layers_of(self.plan, op, self.iterations[at].first_unfrozen)
+        number = op.microbatch if op.kind == STEP else self.iteration_of[op.microbatch]
+        return layers_of(self.plan, op, self.iterations[number].first_unfrozen)
 
     def first_unfrozen(self, m: int) -> int:
         """Return the lowest layer that micro-batch m trains."""
@@ -56,9 +56,9 @@ def ring_costs(
     """Return the costs of ring_round.
 
     crossing: the hidden state at a stage boundary.  head_values: float32 numbers of the head and its moments.
-    beside_bytes: of embedding and head, of which each device has a copy.
-    Times of a profile's layers: LOAD, P, F, B, A (see LOWEST) and STEP of each; E in the first, H and HSTEP in the
-    last.
+    beside_bytes: bytes of embedding and head, of which each device has a copy.
+    Each layer of the profile has times for LOAD, P, F, B, A (see LOWEST) and STEP; the first also for E, the last also
+    for H and HSTEP.
     """
     plan, sizes, lengths = layout.plan, layout.sizes, layout.lengths
     side_width, width = crossing.side_width, crossing.hidden_size
@@ -74,8 +74,8 @@ def ring_costs(
         return profile.layers[rank][-1].seconds(HEAD_STEP, 1, 1)
 
     def step_s(rank: int, op: Op) -> float:
-        own = layout.layers(op)
-        return profile.seconds(rank, STEP, 1, 1, own.start, own.stop)
+        layers = layout.layers(op)
+        return profile.seconds(rank, STEP, 1, 1, layers.start, layers.stop)
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE
@@ -94,10 +94,10 @@ def ring_costs(
         return layers_s(rank, op, FORWARD, layout.layers(op))
 
     def backward_s(rank: int, op: Op) -> float:
-        lowest, own = layout.first_unfrozen(op.microbatch), layout.layers(op)
-        if own.start > lowest:
-            return layers_s(rank, op, BACKWARD, own)
-        of_lowest, above = own[:1], own[1:]
+        lowest, layers = layout.first_unfrozen(op.microbatch), layout.layers(op)
+        if layers.start > lowest:
+            return layers_s(rank, op, BACKWARD, layers)
+        of_lowest, above = layers[:1], layers[1:]
         return layers_s(rank, op, LOWEST, of_lowest) + layers_s(rank, op, BACKWARD, above)
 
     def context(value: Value) -> Spec:

@@ -27,7 +27,7 @@ class RingEstimate:
     """A quick estimate of the simulated seconds of a mini-batch, averaged over a training: within 2 %, by tests.
 
     depths: number of unfrozen layers -> mini-batches of the run with that number; cached: those that read the frozen
-    layers' output from a cache.  rest_bytes: of a device besides its layers.  has_side: see
+    layers' output from a cache.  rest_bytes: what a device needs in addition to its layers.  has_side: see
     methods.ringada.schedule.ring_round.
     """
 
@@ -70,8 +70,8 @@ class RingEstimate:
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
             ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
             if has_side:
-                own = np.where(is_frozen, 0.0, seconds["LOAD"]) if is_cached.any() else 0.0
-                ahead = np.where(is_cached, own, seconds["P"] + np.where(is_frozen, seconds["F"], 0.0))
+                load_s = np.where(is_frozen, 0.0, seconds["LOAD"]) if is_cached.any() else 0.0
+                ahead = np.where(is_cached, load_s, seconds["P"] + np.where(is_frozen, seconds["F"], 0.0))
             frozen.append(summed(ahead))
             forward.append(summed(np.where(is_frozen, 0.0, seconds["F"])))
             unfrozen.append(summed(np.where(is_frozen, 0.0, there_and_back)))
@@ -98,8 +98,8 @@ class RingEstimate:
 
     def fits(self, rank: int) -> np.ndarray:
         """Return whether layers [x, y) fit on a device, (layers + 1, layers + 1); none if x >= y."""
-        held = self._bytes[rank] - self._bytes[rank][:, None]
-        return np.triu(held <= self._budgets[rank], 1)
+        needed_bytes = self._bytes[rank] - self._bytes[rank][:, None]
+        return np.triu(needed_bytes <= self._budgets[rank], 1)
 
     def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
         """Return the seconds of rings, (rings,); infinite if a device's memory is too small.
@@ -144,11 +144,12 @@ class RingEstimate:
 
     def _layer_bytes(self, size: int, length: int) -> np.ndarray:
         moments = 2 + self.profile.optimizer_bytes_per_trainable_byte
-        found = []
+        totals = []
         for row in self.profile.layers:
-            kept = [self.micro_batches * layer.context_bytes(size, length) for layer in row]
-            own = [
-                layer.frozen_bytes + moments * layer.trainable_bytes + one for layer, one in zip(row, kept, strict=True)
+            contexts = [self.micro_batches * layer.context_bytes(size, length) for layer in row]
+            needs = [
+                layer.frozen_bytes + moments * layer.trainable_bytes + context
+                for layer, context in zip(row, contexts, strict=True)
             ]
-            found.append([0.0, *accumulate(own)])
-        return np.array(found)
+            totals.append([0.0, *accumulate(needs)])
+        return np.array(totals)

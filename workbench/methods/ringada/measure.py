@@ -49,8 +49,8 @@ def measure_layers(
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
 
     def nbytes(layer: int) -> dict[str, int]:
-        frozen = sum(one.numel() * one.element_size() for one in stack.layers[layer].parameters())
-        trained = 4 * sum(one.numel() for one in benches[stacks.span_of(layer)].parameters(layer))
+        frozen = sum(parameter.numel() * parameter.element_size() for parameter in stack.layers[layer].parameters())
+        trained = 4 * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 
     profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
@@ -62,17 +62,19 @@ def measure_layers(
         {kind: lambda *size, step=step: step for kind, step in steps.items()}, (1,), (1,), budget_s=0.05 * budget_s
     )
     of_all = {kind: ends.pop(kind) for kind in (LOWEST, STEP)}
-    kept: Grid | None = None
+    keep_times: Grid | None = None
     if caches:
         with scratch_folder() as folder:
             of_cache: dict[str, Maker] = {LOAD: partial(last.load, folder), "KEEP": partial(last.keep, folder)}
-            found = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
-        of_all[LOAD], kept = found[LOAD], found["KEEP"]
+            grids = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
+        of_all[LOAD], keep_times = grids[LOAD], grids["KEEP"]
 
     def whole(index: int, layer: LayerProfile) -> LayerProfile:
         """Return a layer's profile with what belongs to all layers alike, and to the first and the last."""
         times = layer.times | of_all | (ends if index in (0, stack.num_layers - 1) else {})
-        return replace(layer, times=times if kept is None else times | {PREFIX: layer.times[PREFIX].plus(kept)})
+        return replace(
+            layer, times=times if keep_times is None else times | {PREFIX: layer.times[PREFIX].plus(keep_times)}
+        )
 
     return tuple(whole(index, layer) for index, layer in enumerate(profiles))
 
@@ -81,8 +83,8 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> P
     """Convert the catalogue's costs of adapters to a ring's: frozen layers separate, the lowest adapter's backward pass
     alone.
 
-    embedding_bytes: of the embedding, which belongs to the first layer there.  A cached input is read at a device's
-    storage rate.
+    embedding_bytes: bytes of the embedding, which belongs to the first layer there.  A cached input is read at a
+    device's storage rate.
     """
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
@@ -170,7 +172,11 @@ class _Bench:
         def kept(length: int) -> int:
             run: Any = self.forward(batch, length)
             return saved_by_autograd(
-                run, [*self._stage.parameters(), *(one for layer in self.layers for one in self.parameters(layer))]
+                run,
+                [
+                    *self._stage.parameters(),
+                    *(parameter for layer in self.layers for parameter in self.parameters(layer)),
+                ],
             )[1]
 
         return kept_bytes(kept, batch, length=32, other=64, has_decoder=self._has_decoder)
@@ -194,7 +200,7 @@ class _Bench:
 
     def parameters(self, layer: int) -> list[Tensor]:
         """Return the trained parameters of a layer."""
-        return [one for module in self._compute.trained[layer].values() for one in module.parameters()]
+        return [parameter for module in self._compute.trained[layer].values() for parameter in module.parameters()]
 
     def _side(self, hidden: Tensor) -> list[Tensor]:
         return [torch.randn(*hidden.shape[:2], self._side_width)] if self._side_width else []

@@ -46,7 +46,7 @@ def owned_by(prepared: PreparedJob, cluster: Cluster) -> Mapping[str, tuple[int,
         return prepared.owned
     names = cluster.names
     owned = split_samples(prepared.task.train, len(names), prepared.options.data, prepared.job.seed, names)
-    return {name: prepared.train.rows_of(own) for name, own in zip(names, owned, strict=True)}
+    return {name: prepared.train.rows_of(indices) for name, indices in zip(names, owned, strict=True)}
 
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> RingRankJob:
@@ -69,11 +69,13 @@ def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: ra
     """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
     policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
     per_round = cluster.world_size * prepared.options.local_iterations
-    asked = range(num_rounds) if rounds is None else rounds
+    simulated = range(num_rounds) if rounds is None else rounds
     depths = [
-        policy.num_layers - policy.first_unfrozen(one, per_round * one + at) for one in asked for at in range(per_round)
+        policy.num_layers - policy.first_unfrozen(number, per_round * number + step)
+        for number in simulated
+        for step in range(per_round)
     ]
-    filled = per_round * max(0, _filled(prepared, num_rounds) - asked.start)
+    filled = per_round * max(0, _filled(prepared, num_rounds) - simulated.start)
     return RingEstimate(
         planning_problem(prepared, profile, cluster),
         depths=Counter(depths[:filled]),
@@ -133,12 +135,12 @@ def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
     if not usable:
         roomiest = max(range(cluster.world_size), key=lambda rank: cluster.devices[rank].memory_bytes)
         raise too_small(cluster, price.demand(roomiest, 0, stop))
-    whole = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
+    stage = Stage(start=0, stop=stop, shares=tuple(Share(rank=rank, samples=size) for rank in usable))
     notes = ("The samples of devices without room for the whole model are not trained on.",) * (
         len(usable) < cluster.world_size
     )
     return Plan(
-        method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes
+        method="ringada", stages=(stage,), micro_batch_size=size, num_micro_batches=job.micro_batches, notes=notes
     )
 
 
@@ -148,18 +150,20 @@ def with_in_flight(run: RingRankJob) -> Plan:
 
     Time and memory are simulated for the first, the middle and the last round.
     """
-    found: dict[int, float] = {}
+    seconds_by_count: dict[int, float] = {}
     chosen = 0
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
         seconds, busy_s, peaks = once_for_plan(planned, "three rounds", partial(_three_rounds, planned))
-        if not found or all(
+        if not seconds_by_count or all(
             peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)
         ):
-            found[count] = seconds
-        chosen = min(count for count, seconds in found.items() if seconds <= 1.01 * min(found.values()))
+            seconds_by_count[count] = seconds
+        chosen = min(
+            count for count, seconds in seconds_by_count.items() if seconds <= 1.01 * min(seconds_by_count.values())
+        )
         # No round is shorter than the work of its busiest device, and none has more mini-batches to let in.
-        if found[chosen] <= 1.01 * busy_s or count >= run.steps_per_round:
+        if seconds_by_count[chosen] <= 1.01 * busy_s or count >= run.steps_per_round:
             break
     return replace(run.plan, in_flight=chosen)
 
@@ -173,8 +177,8 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
     predictor = Predictor(run.phases()[0])
     alike: dict[object, list[Round]] = {}
     for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1}):
-        one = run.round(number)
-        alike.setdefault((one.shape.iterations, one.shape.cached, one.shape.since), []).append(one)
+        planned = run.round(number)
+        alike.setdefault((planned.shape.iterations, planned.shape.cached, planned.shape.since), []).append(planned)
     counts = [len(rounds) for rounds in alike.values()]
     timelines = [predictor.timeline(max(rounds, key=_tokens)) for rounds in alike.values()]
     peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
@@ -183,8 +187,8 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
     return sum(map(mul, counts, seconds)), sum(map(mul, counts, busy_s)), peaks
 
 
-def _tokens(one: Round) -> int:
-    return sum(map(mul, one.shape.sizes, one.shape.lengths))
+def _tokens(planned: Round) -> int:
+    return sum(map(mul, planned.shape.sizes, planned.shape.lengths))
 
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
@@ -225,8 +229,8 @@ class RingAda(TrainingMethod[PreparedJob]):
         if in_round < 2 * samples:
             return super().notes(planned)
         times = f"{in_round / samples:.0f} times the {samples:,} of an epoch"
-        told = f"A round trains on {in_round:,} samples, {times}: lower local_iterations."
-        return (*super().notes(planned), told)
+        advice = f"A round trains on {in_round:,} samples, {times}: lower local_iterations."
+        return (*super().notes(planned), advice)
 
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""

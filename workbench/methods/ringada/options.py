@@ -38,14 +38,14 @@ class RingAdaOptions:
     as PAC+ has (ours):
     no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these
     are.
-    dropout: of the pooled features.
+    dropout: share of the pooled features that is dropped.
     data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see
     tasks.batching).
     local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
     unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1,
     k); 'all' adapters from the beginning, which is the paper's PipeAdapter without stale weights; one more on a
     'plateau' of the loss or of the 'gradient_norm', by patience and threshold.
-    patience: in how many rounds the mean must not have fallen.  threshold: by what share of its lowest.
+    patience: rounds in which the mean has not fallen by more than `threshold`, a share of its lowest value.
     depth: unfrozen adapters
     at the beginning, d.
     in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache

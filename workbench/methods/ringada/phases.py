@@ -32,7 +32,7 @@ from workbench.tasks.tokenize import Batch, collate
 class RingHandlers:
     """One round's operations on one rank.
 
-    number: of the round in the run.  first_step: mini-batches before it.
+    number: the round's number in the run.  first_step: mini-batches before it.
     by_loss: whether an adaptive policy uses the loss, otherwise the gradients.
     batches[m]: micro-batch m; for another initiator's, only its attention mask.
     prefix: cached outputs of the frozen layers, None without a cache.  cached: micro-batches that start from it.
@@ -119,12 +119,12 @@ class RingHandlers:
             hidden, below = self.compute.parted(state)
             if layer == 0:
                 keep(self.layout.plan.num_layers + 1, hidden=self.compute.widened(hidden))
-            found = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
-            if len(found) == 2:
-                state, (own, more) = found
-                beside, taps = (own if not taps else beside), [*taps, *more]
+            outputs = self.compute.ahead(state, batch.attention_mask, range(layer, layer + 1), first)
+            if len(outputs) == 2:
+                state, (side, more) = outputs
+                beside, taps = (side if not taps else beside), [*taps, *more]
             else:
-                [state] = found
+                [state] = outputs
             keep(layer, hidden=self.compute.widened(torch.cat([self.compute.parted(state)[0], below], dim=2)))
         return (state, (beside, taps)) if first < layers.stop else (state,)
 
@@ -138,25 +138,29 @@ class RingHandlers:
         return context.output.detach(), context
 
     def _score(self, op: Op, reads: Contents) -> Contents:
-        at, batch, iterations = (
+        number, batch, iterations = (
             self.layout.iteration_of[op.microbatch],
             self.batches[op.microbatch],
             self.layout.iterations,
         )
-        if (head := named(op, reads, "head")) and iterations[at - 1].initiator != self.rank:
-            self.optimizer.take_head(head[0], self.first_step + at)
+        if (head := named(op, reads, "head")) and iterations[number - 1].initiator != self.rank:
+            self.optimizer.take_head(head[0], self.first_step + number)
         if self.prefix is not None and self.compute.side_width and op.microbatch not in self.cached:
             self.prefix.keep(
                 self.layout.plan.num_layers, batch.indices, self.compute.widened(named(op, reads, "act")[0])
             )
-        total = sum(size for size, one in zip(self.layout.sizes, self.layout.iteration_of, strict=True) if one == at)
+        total = sum(
+            size
+            for size, iteration in zip(self.layout.sizes, self.layout.iteration_of, strict=True)
+            if iteration == number
+        )
         targets = Targets(labels=batch.labels, sample_ids=batch.sample_ids, epoch=self.epoch, total=total)
         loss, gradient = self.compute.score(
             [*named(op, reads, "act"), *named(op, reads, "side")], batch.attention_mask, targets
         )
-        own = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
-        self.noted[0] += own
-        return own, gradient, None
+        mean_loss = loss / len(iterations)  # a round's loss is the mean of its mini-batches'
+        self.noted[0] += mean_loss
+        return mean_loss, gradient, None
 
     def _backward(self, op: Op, reads: Contents) -> Contents:
         gradient = reads[0].backward(reads[1])
@@ -206,7 +210,9 @@ class RingPhase(StagePhase[RingRankJob]):
         if not isinstance(self.optimizer, RingOptimizer) or self.optimizer.history is None:
             return shape
         lowest = self.rank_job.policy.adapted(self.optimizer.history[: self.optimizer.num_steps].tolist())[-1]
-        return replace(shape, iterations=tuple(one._replace(first_unfrozen=lowest) for one in shape.iterations))
+        return replace(
+            shape, iterations=tuple(iteration._replace(first_unfrozen=lowest) for iteration in shape.iterations)
+        )
 
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""

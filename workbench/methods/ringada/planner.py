@@ -49,8 +49,8 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     """
     cluster, num_layers = pricer.cluster, pricer.profile.num_layers
     most = min(cluster.world_size, num_layers)
-    found = (_search(pricer, count) for count in range(most, 0, -1))
-    order, cuts, price_s = next((one for one in found if one[2] < float("inf")), ((), (), float("inf")))
+    results = (_search(pricer, count) for count in range(most, 0, -1))
+    order, cuts, price_s = next((result for result in results if result[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
         raise too_small(cluster, _lacking(pricer), f" No assignment of {num_layers} blocks to any devices fits.")
     why = (
@@ -75,7 +75,7 @@ def plan_ring(pricer: RingEstimate) -> Plan:
 class Segment(NamedTuple):
     """Rounds of a run that train about the same layers.
 
-    first: the number of their first round.  num_steps: their mini-batches.  pricer: of these.
+    first: the number of their first round.  num_steps: their mini-batches.  pricer: estimates the seconds of these.
     """
 
     first: int
@@ -98,14 +98,14 @@ def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[S
     for some in runs:
 
         def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
-            return sum((one.num_steps * one.pricer(orders, cuts) for one in some), np.zeros(len(orders)))
+            return sum((segment.num_steps * segment.pricer(orders, cuts) for segment in some), np.zeros(len(orders)))
 
         order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
         rings.setdefault((order, cuts), one_device_stages(order, cuts, once.micro_batch_size))
     total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
     pairs = zip(segments[1:], pairwise(chosen), strict=True)
-    changes = [(one.first, stages[ring]) for one, (before, ring) in pairs if ring != before]
+    changes = [(segment.first, stages[ring]) for segment, (before, ring) in pairs if ring != before]
     predicted_s = {"average mini-batch": (total_s - moves_s) / steps} | (
         {"changes of the plan": moves_s / steps} if changes else {}
     )
@@ -167,7 +167,7 @@ def _search(
     best: tuple[float, Ring] = (float("inf"), ((), ()))
     for order in dict.fromkeys(orders):
         weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
-        starts = [_fitting_cuts(layers, one, [fits[rank] for rank in order]) for one in weights]
+        starts = [_fitting_cuts(layers, shares, [fits[rank] for rank in order]) for shares in weights]
         best = min([best, *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts)])
     if best[0] == float("inf") and (ring := _fitting_ring(layers, fits, usable, count)):
         best = _improved(price, types, ring, usable)
@@ -190,7 +190,7 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequenc
             changed = [*_swapped(ring, types), *_exchanged(ring, types, usable)]
             better_s, better = best_of([ring, *changed])
             if better_s >= now_s * (1 - 1e-9) and len(usable) <= _SOME:
-                better_s, better = best_of([ring, *(moved for one in changed for moved in _moved(one))])
+                better_s, better = best_of([ring, *(moved for neighbour in changed for moved in _moved(neighbour))])
         if better_s >= now_s * (1 - 1e-9):
             return now_s, ring
         now_s, ring = better_s, better
@@ -200,7 +200,7 @@ def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.n
     """Return the cuts closest to proportional ones that fit: the least maximum of layers divided by weight; () if none
     fit.
 
-    weights, fits: of the devices in order.  Each device has at least one layer.
+    weights, fits: one of each for every device, in their order.  Each device has at least one layer.
     """
     counts = np.arange(num_layers + 1)[None] - np.arange(num_layers + 1)[:, None]
     least = np.where(
@@ -214,8 +214,8 @@ def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.n
     if least[0] == np.inf:
         return ()
     cuts = [0]
-    for own in reversed(stops):
-        cuts.append(int(own[cuts[-1]]))
+    for stops_of_device in reversed(stops):
+        cuts.append(int(stops_of_device[cuts[-1]]))
     return tuple(cuts)
 
 
@@ -262,14 +262,14 @@ def _swapped(ring: Ring, types: Sequence[int]) -> list[Ring]:
     """Return the rings with two devices swapped; the numbers of layers stay with the places, or move with the
     devices.
     """
-    found, (order, cuts) = list[Ring](), ring
+    rings, (order, cuts) = list[Ring](), ring
     for b, a in combinations(range(len(order)), 2):
         if types[order[a]] != types[order[b]]:
             other, sizes = list(order), [stop - start for start, stop in pairwise(cuts)]
             other[a], other[b] = other[b], other[a]
             sizes[a], sizes[b] = sizes[b], sizes[a]
-            found += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
-    return found
+            rings += [(tuple(other), cuts), (tuple(other), tuple(accumulate(sizes, initial=0)))]
+    return rings
 
 
 def _exchanged(ring: Ring, types: Sequence[int], usable: Sequence[int]) -> list[Ring]:

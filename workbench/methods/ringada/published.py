@@ -56,7 +56,9 @@ def round_program(
     hidden: int = 1,
 ) -> Program:
     """Return a round of mini-batches of SAMPLES samples.  hidden: numbers of a sample that cross a boundary."""
-    sizes = tuple(SAMPLES // one.num_micro_batches for one in iterations for _ in range(one.num_micro_batches))
+    sizes = tuple(
+        SAMPLES // iteration.num_micro_batches for iteration in iterations for _ in range(iteration.num_micro_batches)
+    )
     crossing = Crossing(hidden_size=hidden, side_width=int(has_side))
     layout = RingLayout(plan, iterations, sizes, (1,) * len(sizes))
     costs = ring_costs(profile, cluster, layout, crossing=crossing, head_values=1, beside_bytes=0)
@@ -125,11 +127,11 @@ def layer_times(constants: Constants, scheme: str, micro_batches: int) -> tuple[
     problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
     plan = plan_ring(RingEstimate(problem, depths=depths, has_side=side > 0))
     rounds = {depth: [Iteration(0, layers - depth, micro_batches)] * TOGETHER for depth in depths}
-    found = {
+    seconds = {
         depth: simulated_round(profile, cluster, plan, each, has_side=side > 0).makespan_s / TOGETHER
         for depth, each in rounds.items()
     }
-    return found, plan
+    return seconds, plan
 
 
 def average(constants: Constants, scheme: str, micro_batches: int) -> float:

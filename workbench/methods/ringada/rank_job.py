@@ -58,7 +58,7 @@ class RoundShape(StepShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round(PlannedStep):
-    """number: of the run's rounds, from 0."""
+    """number: counts the run's rounds, from 0."""
 
     shape: RoundShape
     number: int
@@ -93,7 +93,9 @@ class RingRankJob(RankJob):
     def missing(self) -> str:
         """Describe whose data no device has now (see RankJob)."""
         names = {device.name for device in self.cluster.devices}
-        away = [f"{len(own)} training samples of {name}" for name, own in self.owned.items() if name not in names]
+        away = [
+            f"{len(samples)} training samples of {name}" for name, samples in self.owned.items() if name not in names
+        ]
         return f"Gone while it is away: {', '.join(away)}" if away else ""
 
     def handed_on(self, prepared: PreparedJob) -> PreparedJob:
@@ -215,9 +217,11 @@ class RingRankJob(RankJob):
         for place, rank in enumerate(self.initiators):
             for local in range(count):
                 step = number * self.steps_per_round + place * count + local
-                own = cut_mini_batch(self._mini_batch(rank, number * count + local), self.plan.num_micro_batches)
-                parts += own
-                iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(own)))
+                parts_of_batch = cut_mini_batch(
+                    self._mini_batch(rank, number * count + local), self.plan.num_micro_batches
+                )
+                parts += parts_of_batch
+                iterations.append(Iteration(rank, self.policy.first_unfrozen(number, step), len(parts_of_batch)))
         planned, passed = PlannedStep.of(parts, self.lengths), self._passed
         cached = tuple(
             m for m, samples in enumerate(parts) if all(passed.get(sample, number) < number for sample in samples)
@@ -234,29 +238,29 @@ class RingRankJob(RankJob):
         counts, policy = dict.fromkeys(range(self.policy.num_layers), 0), self.policy
         adapted = policy.adapted(brought[:num_rounds]) if policy.is_adaptive else None
         for number in range(num_rounds):
-            for at in range((1 if self.options.federated else len(self.initiators)) * self.options.local_iterations):
-                step = number * self.steps_per_round + at
+            for place in range((1 if self.options.federated else len(self.initiators)) * self.options.local_iterations):
+                step = number * self.steps_per_round + place
                 first = policy.first_unfrozen(number, step) if adapted is None else adapted[number]
                 for layer in range(first, policy.num_layers):
                     counts[layer] += 1
         return counts
 
     def _mini_batch(self, rank: int, number: int) -> Sequence[int]:
-        own = self.owned[self.cluster.devices[rank].name]
+        samples = self.owned[self.cluster.devices[rank].name]
         per_pass = len(self._pass(rank, 0))
-        return [own[index] for index in self._pass(rank, number // per_pass)[number % per_pass]]
+        return [samples[index] for index in self._pass(rank, number // per_pass)[number % per_pass]]
 
     @cached_property
     def _passed(self) -> dict[int, int]:
         """Return the round in which each sample first passes the frozen layers and is cached."""
-        found: dict[int, int] = {}
+        first_rounds: dict[int, int] = {}
         for rank in self.initiators if self.options.cache else ():
             number = self.cached_from * self.options.local_iterations
-            while not found.keys() >= set(self.owned[self.cluster.devices[rank].name]):
+            while not first_rounds.keys() >= set(self.owned[self.cluster.devices[rank].name]):
                 for sample in self._mini_batch(rank, number):
-                    found.setdefault(sample, number // self.options.local_iterations)
+                    first_rounds.setdefault(sample, number // self.options.local_iterations)
                 number += 1
-        return found
+        return first_rounds
 
     @cached_property
     def _passes(self) -> dict[tuple[int, int], list[list[int]]]:
@@ -341,9 +345,9 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
     return tuple(order)
 
 
-def seen_by(split: TokenizedSplit, own: Sequence[int]) -> TokenizedSplit:
+def seen_by(split: TokenizedSplit, owned: Sequence[int]) -> TokenizedSplit:
     """Return a split as a device sees it: other devices' samples have only their lengths, no token and no label."""
-    mine = set(own)
+    mine = set(owned)
 
     def hidden(sample: int) -> tuple[int | bytes, ...]:
         return tuple(bytes(len(token)) if isinstance(token, bytes) else split.pad_id for token in split.ids[sample])

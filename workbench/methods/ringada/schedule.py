@@ -115,17 +115,18 @@ def federated_round(
 
     iterations: those of one rank are consecutive.  Other arguments: see ring_round.
     """
-    [whole] = plan.stages
+    [stage] = plan.stages
     tasks: list[_Task] = []
     first = micro_batches = 0
-    for rank, group in groupby(iterations, key=lambda one: one.initiator):
-        own = list(group)
-        alone = replace(plan, stages=(replace(whole, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
-        tasks += _tasks(alone, own, in_flight, (), False, first, micro_batches)
-        first, micro_batches = first + len(own), micro_batches + sum(one.num_micro_batches for one in own)
+    for rank, group in groupby(iterations, key=lambda iteration: iteration.initiator):
+        group_iterations = list(group)
+        alone = replace(plan, stages=(replace(stage, shares=(Share(rank=rank, samples=plan.micro_batch_size),)),))
+        tasks += _tasks(alone, group_iterations, in_flight, (), False, first, micro_batches)
+        first += len(group_iterations)
+        micro_batches += sum(iteration.num_micro_batches for iteration in group_iterations)
         trained, mean = (Value("head", NONE, first - 1), Value("weight", 0, first - 1)), Value("mean", NONE, NONE, rank)
         tasks.append(
-            _Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), whole.ranks, "collective"), (first, 4, 0))
+            _Task(rank, Op(ALLREDUCE, 0, NONE, NONE, trained, (mean,), stage.ranks, "collective"), (first, 4, 0))
         )
         tasks.append(
             _Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0))
@@ -142,7 +143,7 @@ def _tasks(
     first: int = 0,
     number: int = 0,
 ) -> list[_Task]:
-    """Return a round's operations.  first, number: of its first mini-batch and micro-batch."""
+    """Return a round's operations.  first, number: the numbers of its first mini-batch and micro-batch."""
     if not iterations or in_flight < 1 or any(len(stage.shares) != 1 for stage in plan.stages):
         raise ScheduleError(
             f"A round of {len(iterations)} mini-batches, {in_flight} of them in flight, was asked for.",
@@ -151,11 +152,11 @@ def _tasks(
         )
     tasks: list[_Task] = []
     updated: dict[int, Value] = {}  # the last weights of each stage
-    for at, iteration in enumerate(iterations, first):
+    for index, iteration in enumerate(iterations, first):
         micro_batches = range(number, number + iteration.num_micro_batches)
         number = micro_batches.stop
-        head_before = (Value("head", NONE, at - 1),) if at > first else ()
-        let_in = (Value("free", NONE, at - in_flight),) if at - first >= in_flight else ()
+        head_before = (Value("head", NONE, index - 1),) if index > first else ()
+        let_in = (Value("free", NONE, index - in_flight),) if index - first >= in_flight else ()
         end = terminator(plan, iteration.first_unfrozen)
         home = iteration.initiator
 
@@ -167,7 +168,7 @@ def _tasks(
             urgency: int,
             reads: tuple[Value, ...],
             *writes: Value,
-            at: int = at,
+            at: int = index,
         ) -> None:
             tasks.append(_Task(rank, Op(kind, stage, m, NONE, reads, writes), (at, urgency, m)))
 
@@ -209,10 +210,11 @@ def _tasks(
                 reads = (Value("ctx", s, m), Value("grad", s + 1, m))
                 add(plan.stages[s].ranks[0], BACKWARD, s, m, 2, reads, *passed, Value("gacc", s, m))
         gradients = tuple(Value("hacc", NONE, m) for m in micro_batches)
-        add(home, HEAD_STEP, NONE, at, 0, gradients, Value("head", NONE, at), Value("free", NONE, at))
+        add(home, HEAD_STEP, NONE, index, 0, gradients, Value("head", NONE, index), Value("free", NONE, index))
         for s in range(end, len(plan.stages)):
-            updated[s] = Value("weight", s, at)
-            add(plan.stages[s].ranks[0], STEP, s, at, 0, tuple(Value("gacc", s, m) for m in micro_batches), updated[s])
+            updated[s] = Value("weight", s, index)
+            sums = tuple(Value("gacc", s, m) for m in micro_batches)
+            add(plan.stages[s].ranks[0], STEP, s, index, 0, sums, updated[s])
     return tasks
 
 
@@ -220,9 +222,9 @@ def _with_notes(plan: Plan, schedule: Schedule) -> Schedule:
     """Return a round after which every device gets its results."""
     ops, ranks = list(schedule.ops), tuple(stage.ranks[0] for stage in plan.stages)
     for rank in ranks:
-        own = tuple(value for op in ops[rank] for value in op.writes if value.name in ("loss", "weight"))
-        told = (Value("told", NONE, NONE, rank),)
-        ops[rank] += (Op(ALLREDUCE, NONE, NONE, NONE, own, told, ranks), Op(HEAR, NONE, NONE, NONE, told))
+        written = tuple(value for op in ops[rank] for value in op.writes if value.name in ("loss", "weight"))
+        notes = (Value("told", NONE, NONE, rank),)
+        ops[rank] += (Op(ALLREDUCE, NONE, NONE, NONE, written, notes, ranks), Op(HEAR, NONE, NONE, NONE, notes))
     return replace(schedule, ops=tuple(ops))
 
 
@@ -273,5 +275,7 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Sche
                 listed[rank].append(tasks[number].op)
                 is_free[rank] = False
                 heappush(events, (now_s + seconds(rank, tasks[number].op), 1, number))
-    outputs = tuple(tuple(value for op in own for value in op.writes if value.name == "loss") for own in listed)
+    outputs = tuple(
+        tuple(value for op in rank_ops for value in op.writes if value.name == "loss") for rank_ops in listed
+    )
     return Schedule(ops=tuple(map(tuple, listed)), outputs=outputs)

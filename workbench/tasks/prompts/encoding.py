@@ -181,9 +181,9 @@ class PromptEncoder:
         known = self._encoded
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         rows = self.encoder.encode(missing, max_length=UNCUT) if missing else []
-        found = {text: ids if text else [*self.lead, *self.trail] for text, ids in zip(missing, rows, strict=True)}
+        encoded = {text: ids if text else [*self.lead, *self.trail] for text, ids in zip(missing, rows, strict=True)}
         # A split is encoded to see what fits, then text by text where one is too long, and then for its rows.
-        merged = known | found
+        merged = known | encoded
         self._encoded = {text: merged[text] for text in texts} if len(texts) > 1 else merged
         return [list(merged[text]) for text in texts]
 

@@ -74,7 +74,9 @@ WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """seconds: of an epoch, or of a mean answer, on `count` boards.  alone_s: on one.  in_use: boards that compute."""
+    """seconds: time of an epoch, or of a mean answer, on `count` boards.  alone_s: on one.  in_use: boards that
+    compute.
+    """
 
     model: str
     way: str
@@ -98,11 +100,11 @@ def boards(count: int, mbit_per_s: float, medium: Medium) -> Cluster:
     return Cluster(name=f"{count} boards", devices=devices, medium=medium)
 
 
-def points(told: Callable[[str], None], models: Sequence[str] = MODELS) -> Iterator[Point]:
+def points(notify: Callable[[str], None], models: Sequence[str] = MODELS) -> Iterator[Point]:
     """Yield every point of the figure."""
     with shared_results(), paused_collector():
         for model, way in product(models, WAYS):
-            told(f"{model}: {way}")
+            notify(f"{model}: {way}")
             for count, rate, medium in product(COUNTS, MBIT_PER_S, MEDIA):
                 yield point(model, way, count, rate, medium)
 
@@ -126,8 +128,8 @@ def point(model: str, name: str, count: int, mbit_per_s: int, medium: Medium) ->
 @lru_cache
 def _alone_s(model: str, name: str) -> float:
     way = WAYS[name]
-    one = boards(1, MBIT_PER_S[-1], "switch")
-    return _seconds(_simulated(model, *(way.alone or (way.method, way.options)), one), way)
+    one_board = boards(1, MBIT_PER_S[-1], "switch")
+    return _seconds(_simulated(model, *(way.alone or (way.method, way.options)), one_board), way)
 
 
 def _simulated(model: str, method: str, options: Mapping[str, Any], cluster: Cluster) -> Report:
@@ -151,18 +153,20 @@ def _in_use(report: Report, way: Way) -> int:
 
 def air(item: Item, settings: Settings) -> Result:
     """Simulate every point."""
-    found = list(points(settings.progress, MODELS[:1] if settings.quick else MODELS))
+    shown = list(points(settings.progress, MODELS[:1] if settings.quick else MODELS))
     paying = {
         (way, rate, medium): sum(
-            one.speedup >= PAYS for one in found if (one.way, one.mbit_per_s, one.medium) == (way, rate, medium)
+            point.speedup >= PAYS
+            for point in shown
+            if (point.way, point.mbit_per_s, point.medium) == (way, rate, medium)
         )
         for way, rate, medium in product(WAYS, MBIT_PER_S, MEDIA)
     }
-    slow = {one.way: one for one in found if one.model == found[0].model and _is_slow(one)}
-    heavy = {one.way: one for one in found if one.model == found[-1].model and _is_slow(one)}
-    settings_count = len({(one.model, one.count) for one in found})
-    best = max((one for way, one in slow.items() if way != "P-RGE"), key=lambda one: one.speedup)
-    alone = sum(one.in_use == 1 for one in found if one.way in ONE_IS_ENOUGH)
+    slow = {point.way: point for point in shown if point.model == shown[0].model and _is_slow(point)}
+    heavy = {point.way: point for point in shown if point.model == shown[-1].model and _is_slow(point)}
+    settings_count = len({(point.model, point.count) for point in shown})
+    best = max((point for way, point in slow.items() if way != "P-RGE"), key=lambda point: point.speedup)
+    alone = sum(point.in_use == 1 for point in shown if point.way in ONE_IS_ENOUGH)
     return item.result(
         [],
         tables={
@@ -170,37 +174,37 @@ def air(item: Item, settings: Settings) -> Result:
                 (way, *(float(paying[way, rate, medium]) for rate, medium in product(MBIT_PER_S, MEDIA)))
                 for way in WAYS
             ],
-            "points": [_row(one) for one in found],
+            "points": [_row(point) for point in shown],
         },
         holds={
             "forward": all(paying["P-RGE", rate, medium] == settings_count for rate in MBIT_PER_S for medium in MEDIA),
             "small": best.speedup < PAYS,
             "large": heavy["Confidant"].speedup >= PAYS,
-            "enough": alone == sum(one.way in ONE_IS_ENOUGH for one in found),
+            "enough": alone == sum(point.way in ONE_IS_ENOUGH for point in shown),
         },
         settings=settings_count,
         pays=PAYS,
-        least=min(one.speedup / one.count for one in found if one.way == "P-RGE"),
+        least=min(point.speedup / point.count for point in shown if point.way == "P-RGE"),
         best=best,
         confidant=heavy["Confidant"],
         alone=alone,
     )
 
 
-def _is_slow(one: Point) -> bool:
+def _is_slow(point: Point) -> bool:
     """Return whether it is one of two boards on the slowest air."""
-    return (one.count, one.mbit_per_s, one.medium) == (COUNTS[0], MBIT_PER_S[0], "wifi")
+    return (point.count, point.mbit_per_s, point.medium) == (COUNTS[0], MBIT_PER_S[0], "wifi")
 
 
-def _row(one: Point) -> tuple[str | float, ...]:
-    numbers = (one.seconds, one.alone_s, one.speedup)
-    rate = float(one.mbit_per_s)
-    return (one.model, one.way, float(one.count), float(one.in_use), rate, one.medium, *numbers)
+def _row(point: Point) -> tuple[str | float, ...]:
+    numbers = (point.seconds, point.alone_s, point.speedup)
+    rate = float(point.mbit_per_s)
+    return (point.model, point.way, float(point.count), float(point.in_use), rate, point.medium, *numbers)
 
 
 def draw_air(item: Item, result: Result) -> list[Captioned]:
     """Return the figure."""
-    [table] = [one for one in result.tables if one.columns == COLUMNS]
+    [table] = [table for table in result.tables if table.columns == COLUMNS]
     return [Captioned("air", item.title, figure(table))]
 
 
@@ -220,10 +224,10 @@ def figure(table: Table) -> go.Figure:
     )
     ways = list(reversed(dict.fromkeys(row["way"] for row in rows)))
     for number, (model, count) in enumerate(panels):
-        own = [row for row in rows if (row["model"], row["boards"]) == (model, count)]
+        panel_rows = [row for row in rows if (row["model"], row["boards"]) == (model, count)]
         place: Any = {"row": number // len(COUNTS) + 1, "col": number % len(COUNTS) + 1}
         for rate, medium in product(MBIT_PER_S, MEDIA):
-            some = [row for row in own if (row["Mbit/s"], row["medium"]) == (rate, medium)]
+            some = [row for row in panel_rows if (row["Mbit/s"], row["medium"]) == (rate, medium)]
             drawn.add_trace(_marks(some, ways, rate, medium, is_first=number == 0), **place)
         drawn.add_vline(x=1, line={"color": DARK_GREY, "width": 1.5}, **place)
     ticks = {"tickvals": [0.05, 0.1, 0.25, 0.5, 1, 2, 4], "ticktext": ["1/20", "1/10", "¼", "½", "1", "2", "4"]}

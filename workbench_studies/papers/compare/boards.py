@@ -70,8 +70,9 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point of the picture.  seconds: of the best way on `count` boards; None: nothing fits.  alone_s: of the best
-    on one board; None: one board has too little memory.  term: what decides the best way's seconds.
+    """A point of the picture.  seconds: those of the best way on `count` boards; None: nothing fits.  alone_s: those on
+    one board; None: it has too little memory.
+    term: what decides the best way's seconds.
     """
 
     task: Task
@@ -101,7 +102,7 @@ def boards(count: int, mbit_per_s: float, board: str = BOARD) -> Cluster:
 def point(task: Task, model: str, count: int, mbit_per_s: int) -> Point:
     """Return the best way on some boards over the best on one."""
     described = describe(model)
-    made = Point(
+    unplanned = Point(
         task=task,
         model=model,
         parameters=described.params,
@@ -109,17 +110,17 @@ def point(task: Task, model: str, count: int, mbit_per_s: int) -> Point:
         mbit_per_s=mbit_per_s,
         alone_s=_alone_s(task, model),
     )
-    found = list(_ways(task, model, boards(count, mbit_per_s)))
-    if not found:
-        return made
-    best = min(found, key=lambda way: way.seconds)
-    return replace(made, way=best.name, seconds=best.seconds, term=_term(best, boards(count, mbit_per_s)))
+    planned = list(_ways(task, model, boards(count, mbit_per_s)))
+    if not planned:
+        return unplanned
+    best = min(planned, key=lambda way: way.seconds)
+    return replace(unplanned, way=best.name, seconds=best.seconds, term=_term(best, boards(count, mbit_per_s)))
 
 
 @lru_cache
 def _alone_s(task: Task, model: str) -> float | None:
-    found = list(_ways(task, model, boards(1, MBIT_PER_S[-1])))
-    return min(way.seconds for way in found) if found else None
+    planned = list(_ways(task, model, boards(1, MBIT_PER_S[-1])))
+    return min(way.seconds for way in planned) if planned else None
 
 
 def _ways(task: Task, model: str, cluster: Cluster) -> Iterator[Way]:
@@ -151,16 +152,20 @@ def trainings(model: str, cluster: Cluster) -> Iterator[Way]:
             problem = Problem(costs, cluster, sequence_length=TOKENS, batch_size=BATCH, micro_batches=micro_batches)
             for name, plan in _training_plans(problem):
                 yield Way(f"{technique}, {name}", partial(_step, problem, plan))
-                if technique == "lora" and len(plan.stages) > 1 and all(len(one.shares) == 1 for one in plan.stages):
-                    whole = replace(plan, micro_batch_size=BATCH, num_micro_batches=1)
-                    yield Way(NEVER_DRAINED, partial(_pace, costs, whole))
+                if (
+                    technique == "lora"
+                    and len(plan.stages) > 1
+                    and all(len(stage.shares) == 1 for stage in plan.stages)
+                ):
+                    undivided = replace(plan, micro_batch_size=BATCH, num_micro_batches=1)
+                    yield Way(NEVER_DRAINED, partial(_pace, costs, undivided))
 
 
 def _training_plans(problem: Problem[Profile]) -> Iterator[tuple[str, Plan]]:
     """Yield the plans that fit: one board, data parallel, and the best of stages and groups."""
     makers: dict[str, Callable[[Problem[Profile]], Plan]] = {"one board": standalone}
     if problem.cluster.world_size > 1:
-        makers = {"stages": lambda asked: candidates(asked, objective="bottleneck")[0]}
+        makers = {"stages": lambda problem: candidates(problem, objective="bottleneck")[0]}
         if problem.micro_batches == 1:
             makers["data parallel"] = data_parallel
     for name, make in makers.items():
@@ -200,17 +205,19 @@ def _inference_profile(model: str, count: int) -> InferenceProfile:
     described = describe(model)
     # A weight in 8 bits takes a quarter of the bytes, and of the time to read it.
     rates = {"weight_bytes_per_s": LESS * WEIGHT_BYTES_PER_S, "vocabulary": described.vocab}
-    whole = {"weight_bytes_per_s": None}  # an encoder reads its weights once for a whole text
-    made = analytic_inference(model, boards(count, MBIT_PER_S[0]), **rates if described.kind == "decoder" else whole)
+    once = {"weight_bytes_per_s": None}  # an encoder reads its weights once for a whole text
+    described_profile = analytic_inference(
+        model, boards(count, MBIT_PER_S[0]), **rates if described.kind == "decoder" else once
+    )
     stacks = tuple(
         replace(
             stack,
             **{name: round(getattr(stack, name) / LESS) for name in ("unit_bytes", "column_bytes", "layer_bytes")},
         )
-        for stack in made.stacks
+        for stack in described_profile.stacks
     )
-    ends = {name: round(getattr(made, name) / LESS) for name in ("first_bytes", "last_bytes")}
-    return replace(made, stacks=stacks, **ends)
+    ends = {name: round(getattr(described_profile, name) / LESS) for name in ("first_bytes", "last_bytes")}
+    return replace(described_profile, stacks=stacks, **ends)
 
 
 def _answer(profile: InferenceProfile, plan: InferencePlan, is_token: bool, cluster: Cluster) -> tuple[float, Timeline]:
@@ -246,10 +253,10 @@ def _term(way: Way, cluster: Cluster) -> Term:
     return max(parts, key=lambda term: parts[term])
 
 
-def points(told: Callable[[str], None], models: Sequence[str] = MODELS) -> list[Point]:
+def points(notify: Callable[[str], None], models: Sequence[str] = MODELS) -> list[Point]:
     """Return every point of the picture."""
-    made = []
+    figure_points = []
     for model in models:
-        told(model)
-        made += [point(task, model, count, rate) for task in TASKS for count in COUNTS for rate in MBIT_PER_S]
-    return made
+        notify(model)
+        figure_points += [point(task, model, count, rate) for task in TASKS for count in COUNTS for rate in MBIT_PER_S]
+    return figure_points

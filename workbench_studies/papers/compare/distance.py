@@ -57,10 +57,10 @@ LONG, SHORT = 16, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """One cluster.  seconds: of a mini-batch, by method; of an asynchronous one, in the long run.
+    """One cluster.  seconds: time of a mini-batch by each method; in the long run if it is asynchronous.
 
-    bound: of synchronous pipelines.  pace_s: the least of a pipeline that never drains.  busy_s: if no device ever
-    waited and samples could be divided at will.
+    bound: the bound of synchronous pipelines.  pace_s: the least of a pipeline that never drains.  busy_s: seconds if
+    no device ever waited and samples could be divided at will.
     """
 
     seed: int
@@ -103,8 +103,8 @@ def distance(seed: int, limit_s: float, folder: Path | None = None) -> Distance:
 
 def _distance(seed: int, limit_s: float) -> Distance:
     problem = random_problem(seed)
-    found = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
-    seconds = method_seconds(problem, found)
+    choices = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
+    seconds = method_seconds(problem, choices)
     known_s = min(seconds[name] for name in SYNCHRONOUS)
     alone = [
         problem.profile.train_s(rank, MICRO_BATCHES * SAMPLES, TOKENS) for rank in range(problem.cluster.world_size)
@@ -112,8 +112,8 @@ def _distance(seed: int, limit_s: float) -> Distance:
     return Distance(
         seed=seed,
         seconds=seconds,
-        bound=makespan_bound(found, MICRO_BATCHES, known_s=known_s, limit_s=limit_s),
-        pace_s=min(_without_latency(one, problem.cluster).pace(MICRO_BATCHES) for one in found),
+        bound=makespan_bound(choices, MICRO_BATCHES, known_s=known_s, limit_s=limit_s),
+        pace_s=min(_without_latency(placement, problem.cluster).pace(MICRO_BATCHES) for placement in choices),
         busy_s=1 / sum(1 / one_s for one_s in alone),
     )
 
@@ -123,8 +123,8 @@ def _without_latency(placement: Placement, cluster: Cluster) -> Placement:
     pairs = list(zip(placement.ranks, placement.ranks[1:], strict=False))
     return replace(
         placement,
-        up=tuple(one - cluster.link(a, b).latency_s for one, (a, b) in zip(placement.up, pairs, strict=True)),
-        down=tuple(one - cluster.link(b, a).latency_s for one, (a, b) in zip(placement.down, pairs, strict=True)),
+        up=tuple(up_s - cluster.link(a, b).latency_s for up_s, (a, b) in zip(placement.up, pairs, strict=True)),
+        down=tuple(down_s - cluster.link(b, a).latency_s for down_s, (a, b) in zip(placement.down, pairs, strict=True)),
     )
 
 
@@ -136,14 +136,14 @@ def random_problem(seed: int) -> Problem[Profile]:
     return Problem(profile, cluster, sequence_length=TOKENS, batch_size=size, micro_batches=MICRO_BATCHES)
 
 
-def method_seconds(problem: Problem[Profile], found: Sequence[Placement]) -> dict[str, float]:
+def method_seconds(problem: Problem[Profile], choices: Sequence[Placement]) -> dict[str, float]:
     """Return the simulated seconds of a mini-batch by each of METHODS.
 
-    found: all placements.  GPipe, 1F1B and ZB-H1 have no planner, so each gets the best, simulated, of the TRIED ones
+    choices: all placements.  GPipe, 1F1B and ZB-H1 have no planner, so each gets the best, simulated, of the TRIED ones
     with the lowest simple bounds.  The others have the plans of their own planners.
     """
-    tried = nsmallest(TRIED, found, key=lambda one: one.simple_bound(MICRO_BATCHES))
-    single = [_plan(one) for one in tried]
+    tried = nsmallest(TRIED, choices, key=lambda placement: placement.simple_bound(MICRO_BATCHES))
+    single = [_plan(placement) for placement in tried]
     shared = candidates(problem, order="all")
     return {
         "GPipe": min(_pipeline_s(problem, plan, "gpipe") for plan in single),
@@ -211,21 +211,21 @@ def _ring_s(problem: Problem[Profile]) -> float:
     without cost.
     """
     rows = tuple(
-        tuple(replace(one, times={**one.times, "P": one.times["F"], "A": one.times["B"]}) for one in row)
+        tuple(replace(layer, times={**layer.times, "P": layer.times["F"], "A": layer.times["B"]}) for layer in row)
         for row in problem.profile.layers
     )
     profile = replace(problem.profile, method="ringada", layers=rows)
     plan = plan_ring(RingEstimate(replace(problem, profile=profile), depths={profile.num_layers: 1}))
     sizes, ranks = _sizes(plan), [stage.ranks[0] for stage in plan.stages]
-    found = []
+    makespans = []
     for initiator in ranks:
         iterations = [Iteration(initiator, 0, len(sizes))]
         layout = RingLayout(plan=plan, iterations=iterations, sizes=sizes, lengths=(TOKENS,) * len(sizes))
         crossing = Crossing(hidden_size=describe(MODEL).hidden)
         costs = ring_costs(profile, problem.cluster, layout, crossing=crossing, head_values=0, beside_bytes=0)
         schedule = ring_round(plan, iterations, costs.seconds, in_flight=1, world_size=problem.cluster.world_size)
-        found.append(simulate(Program.on(problem.cluster, schedule, costs), memory=False).makespan_s)
-    return fmean(found)
+        makespans.append(simulate(Program.on(problem.cluster, schedule, costs), memory=False).makespan_s)
+    return fmean(makespans)
 
 
 def _confidant_s(problem: Problem[Profile]) -> float:

@@ -35,64 +35,64 @@ CLASSES = {"CP-SAT's": (SYNCHRONOUS, BLUE), "busiest part": (("Confidant",), GRE
 def distance(item: Item, settings: Settings) -> Result:
     """Simulate the methods on every cluster, and bound them.  A cluster that is done is kept."""
     folder = None if settings.workdir is None else settings.workdir / "distance"
-    found = []
+    distances = []
     for seed in range(settings.draws):
-        found.append(of_cluster(seed, settings.limit_s, folder))
+        distances.append(of_cluster(seed, settings.limit_s, folder))
         if (seed + 1) % 10 == 0:
             settings.progress(f"{seed + 1} of {settings.draws} clusters")
-    return compared(item, found, settings.limit_s)
+    return compared(item, distances, settings.limit_s)
 
 
-def compared(item: Item, found: Sequence[Distance], limit_s: float) -> Result:
+def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Result:
     """Return the comparison of some clusters."""
-    own = {name: [one.seconds[name] / one.least_s(name) for one in found] for name in METHODS}
-    yard = {name: [one.seconds[name] / one.bound.seconds for one in found] for name in METHODS}
-    medians, yards = ({name: median(values) for name, values in table.items()} for table in (own, yard))
-    gaps = {one.seed: 100 * (one.bound.best_s / one.bound.seconds - 1) for one in found}
+    over_least = {name: [distance.seconds[name] / distance.least_s(name) for distance in distances] for name in METHODS}
+    yard = {name: [distance.seconds[name] / distance.bound.seconds for distance in distances] for name in METHODS}
+    medians, yards = ({name: median(values) for name, values in table.items()} for table in (over_least, yard))
+    gaps = {distance.seed: 100 * (distance.bound.best_s / distance.bound.seconds - 1) for distance in distances}
     problem = random_problem(0)
-    wins = sum(one.seconds["ZB-H1"] < one.seconds["1F1B"] for one in found)
-    closest = min(min(own[name]) for name in SYNCHRONOUS)
+    wins = sum(distance.seconds["ZB-H1"] < distance.seconds["1F1B"] for distance in distances)
+    closest = min(min(over_least[name]) for name in SYNCHRONOUS)
     rows: list[tuple[Number, ...]] = [
         (
-            float(one.seed),
-            one.bound.seconds,
-            one.bound.best_s,
-            "yes" if one.bound.is_proven else "no",
-            one.pace_s,
-            one.busy_s,
-            *(one.seconds[name] for name in METHODS),
+            float(distance.seed),
+            distance.bound.seconds,
+            distance.bound.best_s,
+            "yes" if distance.bound.is_proven else "no",
+            distance.pace_s,
+            distance.busy_s,
+            *(distance.seconds[name] for name in METHODS),
         )
-        for one in found
+        for distance in distances
     ]
     return item.result(
         [],
-        tables={"methods": [_row(name, own[name], yard[name]) for name in METHODS], "clusters": rows},
+        tables={"methods": [_row(name, over_least[name], yard[name]) for name in METHODS], "clusters": rows},
         columns={"clusters": [f"{name}, s" for name in METHODS]},
         holds={
             "bounded": closest >= 1,
-            "zero_bubble": 2 * wins > len(found),
+            "zero_bubble": 2 * wins > len(distances),
             "flush": medians["1F1B"] <= medians["GPipe"],
             "drain": yards["Confidant"] < 1,
             "groups": yards["PAC+"] < yards["1F1B"],
         },
-        clusters=len(found),
+        clusters=len(distances),
         placements=sum(1 for _ in placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS)),
         limit=limit_s,
-        proven=sum(one.bound.is_proven for one in found),
-        gap=max((gaps[one.seed] for one in found if one.bound.is_proven), default=0.0),
-        open=max((gaps[one.seed] for one in found if not one.bound.is_proven), default=0.0),
+        proven=sum(distance.bound.is_proven for distance in distances),
+        gap=max((gaps[distance.seed] for distance in distances if distance.bound.is_proven), default=0.0),
+        open=max((gaps[distance.seed] for distance in distances if not distance.bound.is_proven), default=0.0),
         closest=closest,
         zb_wins=wins,
         over={name: 100 * (value - 1) for name, value in medians.items()},
-        against=median(one.seconds["Confidant"] / one.seconds["1F1B"] for one in found),
+        against=median(distance.seconds["Confidant"] / distance.seconds["1F1B"] for distance in distances),
         median=medians,
         yard=yards,
     )
 
 
-def _row(name: str, own: Sequence[float], yard: Sequence[float]) -> tuple[Number, ...]:
+def _row(name: str, over_least: Sequence[float], yard: Sequence[float]) -> tuple[Number, ...]:
     measure = next(measure for measure, (members, _) in CLASSES.items() if name in members)
-    return (name, measure, median(own), *_tenths(own), max(own), median(yard), *_tenths(yard))
+    return (name, measure, median(over_least), *_tenths(over_least), max(over_least), median(yard), *_tenths(yard))
 
 
 def _tenths(values: Sequence[float]) -> tuple[float, float]:

@@ -54,17 +54,25 @@ def round_of(choice: DraftChoice, latency_ms: float) -> Round:
 def drafts(item: Item, settings: Settings) -> Result:
     """Simulate a round with each draft at each latency."""
     rounds = {(name, ms): round_of(choice, ms) for name, choice in DRAFTS.items() for ms in LATENCIES_MS}
-    even = {place: one.break_even for place, one in rounds.items()}
+    even = {place: draft_round.break_even for place, draft_round in rounds.items()}
     rows = [
-        (name, ms, 1e3 * one.token_s, 1e3 * one.guess_s, 1e3 * one.check_s, even[name, ms], one.speedup(1.0))
-        for (name, ms), one in rounds.items()
+        (
+            name,
+            ms,
+            1e3 * draft_round.token_s,
+            1e3 * draft_round.guess_s,
+            1e3 * draft_round.check_s,
+            even[name, ms],
+            draft_round.speedup(1.0),
+        )
+        for (name, ms), draft_round in rounds.items()
     ]
     falls = [[even[name, ms] or 1.01 for ms in LATENCIES_MS] for name in DRAFTS]
     least, most = min(map(min, falls)), max(map(max, falls))
     return item.result(
         [],
         tables={"rounds": rows},
-        holds={"latency": all(list(one) == sorted(one, reverse=True) for one in falls)},
+        holds={"latency": all(list(fall) == sorted(fall, reverse=True) for fall in falls)},
         least=100 * least,
         most=100 * most,
     )
@@ -87,7 +95,7 @@ def figure(table: Table) -> go.Figure:
     speedups = [[_speedup(row, acceptance) for row in rows] for acceptance in ACCEPTANCES]
     bar = {"title": "times as fast", "tickvals": [-2, -1, 0, 1, 2], "ticktext": ["1/4", "1/2", "1", "2", "4"]}
     scale: dict[str, Any] = {"colorscale": "RdBu", "zmin": -2.2, "zmax": 2.2, "colorbar": bar}
-    logs = [[log2(one) for one in row] for row in speedups]
+    logs = [[log2(speedup) for speedup in row] for row in speedups]
     drawn = go.Figure(go.Heatmap(x=latencies, y=ACCEPTANCES, z=logs, customdata=speedups, **scale))
     drawn.update_traces(hovertemplate="%{x} ms, %{y:.0%} right: %{customdata:.2f} times<extra></extra>")
     line = {"color": NEARLY_BLACK, "width": 2.5}

@@ -85,7 +85,7 @@ WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a training gave.  scores: (step, accuracy in %).  seconds: of the processor, of all steps."""
+    """What a training gave.  scores: (step, accuracy in %).  seconds: processor time of all steps."""
 
     way: Way
     seed: int
@@ -98,25 +98,25 @@ def estimators(item: Item, settings: Settings) -> Result:
     torch.set_num_threads(1)
     ways = {name: replace(way, model=QUICK_MODEL, steps=4) for name, way in WAYS.items()} if settings.quick else WAYS
     folder = None if settings.workdir is None else settings.workdir / "estimators"
-    made: dict[str, list[Training]] = {name: [] for name in ways}
+    trainings_of: dict[str, list[Training]] = {name: [] for name in ways}
     for seed in settings.seeds:
         for name, way in ways.items():
             path = None if folder is None else folder / f"{way.estimator or 'lora'}-{way.steps}-{seed}.json"
-            made[name].append(kept_or_made(path, Training, partial(trained, way, seed)))
-            settings.progress(f"{name}, seed {seed}: {made[name][-1].scores[-1][1]:.1f} %")
+            trainings_of[name].append(kept_or_made(path, Training, partial(trained, way, seed)))
+            settings.progress(f"{name}, seed {seed}: {trainings_of[name][-1].scores[-1][1]:.1f} %")
     peaks = {name: child_peak_bytes(__name__, name, way.model) / 1e6 for name, way in ways.items()}
     joules = {name: step_j(way) for name, way in ways.items()}
-    rows = [row for name in ways for row in _rows(name, made[name], joules[name], peaks[name])]
+    rows = [row for name in ways for row in _rows(name, trainings_of[name], joules[name], peaks[name])]
     ends = {row[0]: row for row in rows}  # the last of each way
     forward = [name for name, way in ways.items() if way.estimator]
     best = max(forward, key=lambda name: ends[name][-1])
     lora = next(name for name, way in ways.items() if not way.estimator)
     seeds = [
         (name, each.seed, ", ".join(f"{score:.1f}" for _, score in each.scores), each.seconds)
-        for name, trainings in made.items()
+        for name, trainings in trainings_of.items()
         for each in trainings
     ]
-    lasts = {name: [each.scores[-1][1] for each in trainings] for name, trainings in made.items()}
+    lasts = {name: [each.scores[-1][1] for each in trainings] for name, trainings in trainings_of.items()}
     return item.result(
         [],
         tables={"points": rows, "seeds": seeds},
@@ -216,7 +216,7 @@ def step_j(way: Way) -> float:
 
 def draw_estimators(item: Item, result: Result) -> list[Captioned]:
     """Return the figure."""
-    [table] = [one for one in result.tables if one.columns == COLUMNS]
+    [table] = [table for table in result.tables if table.columns == COLUMNS]
     return [Captioned("estimators", item.title, figure(table))]
 
 
@@ -242,18 +242,18 @@ def figure(table: Table) -> go.Figure:
             **place,
         )
         for index, name in enumerate(dict.fromkeys(row["way"] for row in rows)):
-            own = [row for row in rows if row["way"] == name]
+            way_rows = [row for row in rows if row["way"] == name]
             drawn.add_trace(
                 go.Scatter(
-                    x=[row[axis] for row in own],
-                    y=[row["accuracy, %"] for row in own],
+                    x=[row[axis] for row in way_rows],
+                    y=[row["accuracy, %"] for row in way_rows],
                     mode="lines+markers",
                     line={"color": CYCLE[index], "width": 1.5},
                     marker={"symbol": SYMBOLS[index], "size": 10},
                     name=name,
                     legendgroup=name,
                     showlegend=number == 0,
-                    hovertext=[f"{name}, {row['steps']:.0f} steps: {row[axis]:.3g}" for row in own],
+                    hovertext=[f"{name}, {row['steps']:.0f} steps: {row[axis]:.3g}" for row in way_rows],
                 ),
                 **place,
             )
@@ -276,9 +276,9 @@ def _peak(name: str, model: str) -> int:
     _, train = _data(model)
     batches: list[PromptBatch] = [training_batch(train, way.batch_size, 0, step) for step in range(MEMORY_STEPS)]
 
-    def run(made: tuple[CausalModel, Prge | FirstOrder]) -> None:
+    def run(trained_model: tuple[CausalModel, Prge | FirstOrder]) -> None:
         for step, batch in enumerate(batches):
-            made[1].step(batch, step)
+            trained_model[1].step(batch, step)
 
     return peak_bytes(partial(loaded, way, 0), run)
 

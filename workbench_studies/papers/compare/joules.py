@@ -47,7 +47,9 @@ COLUMNS = ("way", "model", "steps", "J", "accuracy, %", "J for each point")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What a way has spent and reached.  points: of accuracy above the most frequent label; None without a curve."""
+    """What a way has spent and reached.  points: percentage points of accuracy above the most frequent label; None
+    without a curve.
+    """
 
     way: str
     model: str
@@ -83,11 +85,11 @@ def reached() -> Iterator[Reached]:
     curves = curves_in(data_folder() / "curves.json")
     for name, (method, options) in {**NAMES, AGAIN: NAMES["LoRA"]}.items():
         [curve] = [
-            one
-            for one in curves
-            if (one.model, one.task, one.method, one.options) == (SMALL, "sentiment", method, options)
+            curve
+            for curve in curves
+            if (curve.model, curve.task, curve.method, curve.options) == (SMALL, "sentiment", method, options)
         ]
-        kept = {"activations": "recompute" if name == AGAIN else "memory"} if method == "fine_tuning" else {}
+        activations = {"activations": "recompute" if name == AGAIN else "memory"} if method == "fine_tuning" else {}
         for epoch, score in enumerate(curve.scores[1:], 1):
             job = Job(
                 method=method,
@@ -95,7 +97,7 @@ def reached() -> Iterator[Reached]:
                 epochs=epoch,
                 batch_size=curve.batch_size,
                 train_samples=curve.train_samples,
-                options={**options, **ALONE, **kept},
+                options={**options, **ALONE, **activations},
             )
             spent_j, steps = joules_of(job)
             points = 100 * (score - curve.scores[0])
@@ -120,28 +122,33 @@ def reached() -> Iterator[Reached]:
     yield Reached(way=REFERENCE, model=DECODER, steps=steps, joules=spent_j, accuracy=None, points=None)
 
 
-def front(found: Sequence[Reached]) -> list[Reached]:
+def front(points: Sequence[Reached]) -> list[Reached]:
     """Return those that no other reaches with at most as many joules, by joules."""
-    scored = [one for one in found if one.accuracy is not None]
-    return pareto(scored, cost=lambda one: one.joules, score=lambda one: one.accuracy or 0.0)
+    scored = [point for point in points if point.accuracy is not None]
+    return pareto(scored, cost=lambda point: point.joules, score=lambda point: point.accuracy or 0.0)
 
 
 def joules(item: Item, settings: Settings) -> Result:
     """Simulate the joules of each executed curve."""
-    found = list(reached())
-    ends = {one.way: one for one in found}
-    best = front(found)
+    points = list(reached())
+    ends = {point.way: point for point in points}
+    best = front(points)
     cached, lora, again, forward = (ends[name] for name in ("Parallel Adapters, cached", "LoRA", AGAIN, "P-RGE (q=4)"))
     reference = ends[REFERENCE]
-    like_forward = next(one for one in found if one.way == "LoRA" and (one.accuracy or 0) >= (forward.accuracy or 0))
+    like_forward = next(
+        point for point in points if point.way == "LoRA" and (point.accuracy or 0) >= (forward.accuracy or 0)
+    )
     rows: list[tuple[Number, ...]] = [
-        (one.way, one.model, float(one.steps), one.joules, one.accuracy, one.per_point) for one in found
+        (point.way, point.model, float(point.steps), point.joules, point.accuracy, point.per_point) for point in points
     ]
     return item.result(
         [],
-        tables={"points": rows, "front": [(one.way, one.joules, one.accuracy, one.per_point) for one in best]},
+        tables={
+            "points": rows,
+            "front": [(point.way, point.joules, point.accuracy, point.per_point) for point in best],
+        },
         holds={
-            "cached": min(found, key=lambda one: one.per_point or float("inf")).way == cached.way,
+            "cached": min(points, key=lambda point: point.per_point or float("inf")).way == cached.way,
             "third": again.joules <= lora.joules * 4 / 3,
             "forward": forward.joules <= like_forward.joules,
         },
@@ -163,17 +170,17 @@ def draw_joules(item: Item, result: Result) -> list[Captioned]:
 
 def figure(table: Table) -> go.Figure:
     """Return the accuracy by joules, and the front.  table: the result's points."""
-    found = [
+    points = [
         Reached(way=str(row[0]), model=str(row[1]), steps=int(row[2]), joules=row[3], accuracy=row[4], points=None)  # type: ignore[arg-type]
         for row in table.rows
         if row[4] is not None
     ]
-    drawn, ways = go.Figure(), list(dict.fromkeys((one.way, one.model) for one in found))
-    best = front(found)
+    drawn, ways = go.Figure(), list(dict.fromkeys((point.way, point.model) for point in points))
+    best = front(points)
     line = {"color": DARK_GREY, "width": 7, "shape": "hv"}
     drawn.add_scatter(
-        x=[one.joules for one in best],
-        y=[one.accuracy for one in best],
+        x=[point.joules for point in best],
+        y=[point.accuracy for point in best],
         mode="lines",
         line=line,
         opacity=0.3,
@@ -181,15 +188,17 @@ def figure(table: Table) -> go.Figure:
         hoverinfo="skip",
     )
     for index, (way, model) in enumerate(ways):
-        own = [one for one in found if one.way == way]
+        way_points = [point for point in points if point.way == way]
         drawn.add_scatter(
-            x=[one.joules for one in own],
-            y=[one.accuracy for one in own],
+            x=[point.joules for point in way_points],
+            y=[point.accuracy for point in way_points],
             mode="lines+markers",
             line={"color": (*CYCLE, DARK_GREY)[index], "dash": "solid" if model == SMALL else "dash"},
             marker={"symbol": (*SYMBOLS, "diamond")[index], "size": 8},
             name=way if model == SMALL else f"{way}, {model}",
-            hovertext=[f"{way}: {one.steps} steps, {one.joules:,.0f} J, {one.accuracy:.1f} %" for one in own],
+            hovertext=[
+                f"{way}: {point.steps} steps, {point.joules:,.0f} J, {point.accuracy:.1f} %" for point in way_points
+            ],
         )
     drawn.update_xaxes(type="log", title="J", tickvals=[300, 1000, 3000, 10_000, 30_000], tickformat=",")
     drawn.update_yaxes(title="validation accuracy, %", rangemode="normal")

@@ -35,8 +35,9 @@ FIRST = 10
 class Placement:
     """Stages from the first to the last, in seconds of one micro-batch.
 
-    ranks: of the devices.  cuts: the device of stage k has layers [cuts[k], cuts[k + 1]).  f, i, w: of the stage's
-    operations; step: of its optimizer.  up[k], down[k]: of the transfer from stage k to k + 1 and of the one back.
+    ranks: the devices' ranks.  cuts: the device of stage k has layers [cuts[k], cuts[k + 1]).  f, i, w: seconds of the
+    stage's operations; step: seconds of its optimizer.  up[k], down[k]: seconds of the transfer from stage k to k + 1
+    and back.
     """
 
     ranks: tuple[int, ...]
@@ -72,7 +73,7 @@ class Placement:
         drains takes at least.
         """
         devices = (a + b + c for a, b, c in zip(self.f, self.i, self.w, strict=True))
-        loads = [micro_batches * one + step for one, step in zip(devices, self.step, strict=True)]
+        loads = [micro_batches * busy_s + step for busy_s, step in zip(devices, self.step, strict=True)]
         up, down = (0.0, *self.up, 0.0), (0.0, *self.down, 0.0)
         for k in range(len(self.ranks)):
             loads += [micro_batches * (up[k + 1] + down[k]), micro_batches * (up[k] + down[k + 1])]
@@ -81,7 +82,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """seconds: no schedule of the class is shorter.  best_s: of the shortest schedule known; the optimum lies between.
+    """seconds: no schedule of the class is shorter.  best_s: the shortest schedule known; the optimum lies between.
 
     is_proven: whether the solver finished, and the two differ by rounding alone.
     """
@@ -92,7 +93,7 @@ class Bound:
 
 
 def placements(profile: Profile, cluster: Cluster, *, samples: int, tokens: int) -> Iterator[Placement]:
-    """Yield every placement of the class.  samples: of a micro-batch.
+    """Yield every placement of the class.  samples: number of samples in a micro-batch.
 
     A profile has no I and W.  Each takes half of B: for trained matrices the two products are equally large.
     """
@@ -103,7 +104,7 @@ def placements(profile: Profile, cluster: Cluster, *, samples: int, tokens: int)
 
     forward, backward = ([sums(rank, kind, samples) for rank in range(world)] for kind in "FB")
     steps = [sums(rank, "STEP", 1) for rank in range(world)]
-    ups, downs = ([getattr(one, f"{name}_bytes")(samples, tokens) for one in profile.layers[0]]
+    ups, downs = ([getattr(layer, f"{name}_bytes")(samples, tokens) for layer in profile.layers[0]]
                   for name in ("output", "gradient"))  # fmt: skip
     for count in range(1, min(world, layers) + 1):
         for ranks in permutations(range(world), count):
@@ -117,8 +118,8 @@ def placements(profile: Profile, cluster: Cluster, *, samples: int, tokens: int)
                     ranks: Sequence[int] = ranks,
                     cuts: Sequence[tuple[int, int]] = cuts,
                 ) -> tuple[float, ...]:
-                    own = zip(ranks, cuts, strict=True)
-                    return tuple(factor * (table[rank][stop] - table[rank][start]) for rank, (start, stop) in own)
+                    spans = zip(ranks, cuts, strict=True)
+                    return tuple(factor * (table[rank][stop] - table[rank][start]) for rank, (start, stop) in spans)
 
                 crossings = list(zip(pairs, inner, strict=True))
                 yield Placement(
@@ -133,7 +134,7 @@ def placements(profile: Profile, cluster: Cluster, *, samples: int, tokens: int)
                 )
 
 
-def makespan_bound(found: Sequence[Placement], micro_batches: int, *, known_s: float, limit_s: float) -> Bound:
+def makespan_bound(candidates: Sequence[Placement], micro_batches: int, *, known_s: float, limit_s: float) -> Bound:
     """Return the bound over all placements.
 
     known_s: the seconds of a schedule of the class, such as the best of all methods.  limit_s: the solver's
@@ -143,7 +144,9 @@ def makespan_bound(found: Sequence[Placement], micro_batches: int, *, known_s: f
     bounds the seconds, with durations rounded down.
     Raises ConfigError if OR-Tools is not installed.
     """
-    simple = sorted(((one.simple_bound(micro_batches), one) for one in found), key=lambda pair: pair[0])
+    simple = sorted(
+        ((placement.simple_bound(micro_batches), placement) for placement in candidates), key=lambda pair: pair[0]
+    )
     tick_s = known_s / TICKS
     first = [pair for pair in simple[:FIRST] if pair[0] < known_s]
     best_s = min(known_s, _solve(first, micro_batches, tick_s, known_s, limit_s / 2, math.ceil).best_s)
@@ -164,11 +167,11 @@ def _solve(
     tick_s: float,
     known_s: float,
     limit_s: float,
-    whole: Callable[[float], int],
+    rounded: Callable[[float], int],
 ) -> _Solved:
     """Return the shortest schedule of some placements and a lower bound, both no longer than known_s.
 
-    left: with their simple bounds.  whole: rounds ticks.
+    left: with their simple bounds.  rounded: rounds ticks.
     """
     if not left:
         return _Solved(known_s, known_s, True)
@@ -181,10 +184,10 @@ def _solve(
             "Install it: pip install ortools, or the studies with their extra 'optimal'.",
         ) from None
     model = cp_model.CpModel()
-    stages, horizon = max(len(one.ranks) for _, one in left), int(known_s / tick_s)
+    stages, horizon = max(len(placement.ranks) for _, placement in left), int(known_s / tick_s)
 
     def ticks(seconds: Sequence[float], count: int) -> list[int]:
-        return [whole(one / tick_s) for one in seconds] + [0] * (count - len(seconds))
+        return [rounded(second / tick_s) for second in seconds] + [0] * (count - len(seconds))
 
     names = ("f", "i", "w", "step", "up", "down")
     sizes: dict[str, list[Any]] = {
@@ -194,14 +197,14 @@ def _solve(
     used = [model.new_bool_var(f"used{k}") for k in range(stages)]
     end = model.new_int_var(0, horizon, "end")
     simple = model.new_int_var(0, horizon, "simple")
-    columns = [simple, *used, *(one for name in names for one in sizes[name])]
+    columns = [simple, *used, *(size for name in names for size in sizes[name])]
     rows = [
         [
             int(bound / tick_s),
-            *(int(k < len(one.ranks)) for k in range(stages)),
-            *(each for name in names for each in ticks(getattr(one, name), len(sizes[name]))),
+            *(int(k < len(placement.ranks)) for k in range(stages)),
+            *(each for name in names for each in ticks(getattr(placement, name), len(sizes[name]))),
         ]
-        for bound, one in left
+        for bound, placement in left
     ]
     model.add_allowed_assignments(columns, rows)
     model.add(end >= simple)

@@ -40,7 +40,7 @@ def compared(item: Item, priced: dict[str, Run], runs: dict[str, list[Run]]) -> 
     ways = [*TRAININGS, *SAME_LEARNING]
     scores = {name: _means(runs[SAME_LEARNING[name][0] if name in SAME_LEARNING else name]) for name in ways}
     reached = {name: [_reached(priced[name], scores[name], target) for target in TARGETS] for name in ways}
-    whole = {name: priced[name].ends_s[-1] for name in ways}
+    whole_s = {name: priced[name].ends_s[-1] for name in ways}
     answers = {name: fmean(priced[name].predicted_s) for name in SERVING}
     low = reached["PAC+ (one device)"][0], reached["RingAda"][0]
     least = min((priced[name].memory_bytes, name) for name in ways)
@@ -59,14 +59,14 @@ def compared(item: Item, priced: dict[str, Run], runs: dict[str, list[Run]]) -> 
                 )
                 for name in SERVING
             ],
-            "runs": [_executed(run) for one in runs.values() for run in one],
+            "runs": [_executed(run) for runs_of in runs.values() for run in runs_of],
         },
         holds={
             "alone": low[0] is not None and (low[1] is None or low[0] < low[1]),
-            "pac": whole["PAC+"] < whole["PAC+ (one device)"],
-            "ringada": whole["RingAda"] < whole["LoRA (one device)"],
-            "pipeline": whole["LoRA (pipeline)"] < whole["LoRA (data parallel)"],
-            "drain": whole["Confidant (LoRA)"] < whole["LoRA (pipeline)"],
+            "pac": whole_s["PAC+"] < whole_s["PAC+ (one device)"],
+            "ringada": whole_s["RingAda"] < whole_s["LoRA (one device)"],
+            "pipeline": whole_s["LoRA (pipeline)"] < whole_s["LoRA (data parallel)"],
+            "drain": whole_s["Confidant (LoRA)"] < whole_s["LoRA (pipeline)"],
             "forward": least[1] == "P-RGE",
             "learns": scores["P-RGE"][-1] > 55,
             "galaxy": answers["Galaxy+"] == min(answers.values()),
@@ -75,14 +75,14 @@ def compared(item: Item, priced: dict[str, Run], runs: dict[str, list[Run]]) -> 
         target=TARGETS[0],
         low=_words(low[0]),
         ring=_words(low[1]),
-        whole=whole,
+        whole=whole_s,
         score=scores["P-RGE"][-1],
         least=least[1],
         megabytes=least[0] / 1e6,
         forward=priced["P-RGE"].memory_bytes / 1e6,
         answers=answers,
-        seeds=", ".join(f"{name} {len(one)}" for name, one in runs.items()),
-        in_pace=sum(run.is_measured for one in runs.values() for run in one),
+        seeds=", ".join(f"{name} {len(runs_of)}" for name, runs_of in runs.items()),
+        in_pace=sum(run.is_measured for runs_of in runs.values() for run in runs_of),
         executed=sum(map(len, runs.values())),
     )
 
@@ -101,9 +101,9 @@ def _reached(priced: Run, scores: Sequence[float], target: float) -> float | Non
 def _row(
     name: str, priced: Run, runs: dict[str, list[Run]], scores: Sequence[float], reached: Sequence[float | None]
 ) -> tuple[Number, ...]:
-    own = runs.get(name, [])
-    measured = [run.ends_s[-1] for run in own if run.is_measured]
-    ends = [run.scores[-1] for run in own or runs[SAME_LEARNING[name][0]]]
+    own_runs = runs.get(name, [])
+    measured = [run.ends_s[-1] for run in own_runs if run.is_measured]
+    ends = [run.scores[-1] for run in own_runs or runs[SAME_LEARNING[name][0]]]
     return (
         name,
         float(len(priced.devices)),

@@ -43,11 +43,11 @@ WORLD = {2: "two boards", 4: "four boards"}
 def boards(item: Item, settings: Settings) -> Result:
     """Simulate every point."""
     models = MODELS[:1] if settings.quick else MODELS
-    found = [one for one in points(settings.progress, models) if one.seconds or one.alone_s]
-    rates = {one: _break_even(found, *one) for one in product(TASKS, COUNTS)}
-    small = [one for one in found if one.task == "train" and one.count == 2 and one.model == MODELS[0]]
-    rows: list[tuple[Number, ...]] = [_row(one) for one in found]
-    together = sorted({one.model for one in found if one.alone_s is None and one.seconds is not None})
+    shown = [point for point in points(settings.progress, models) if point.seconds or point.alone_s]
+    rates = {place: _break_even(shown, *place) for place in product(TASKS, COUNTS)}
+    small = [point for point in shown if point.task == "train" and point.count == 2 and point.model == MODELS[0]]
+    rows: list[tuple[Number, ...]] = [_row(point) for point in shown]
+    together = sorted({point.model for point in shown if point.alone_s is None and point.seconds is not None})
     return item.result(
         [],
         tables={
@@ -60,10 +60,10 @@ def boards(item: Item, settings: Settings) -> Result:
             ],
         },
         holds={
-            "wifi": not all((one.speedup or 0) > 1 for one in small),
+            "wifi": not all((point.speedup or 0) > 1 for point in small),
             "decode": all(_least(rates["decode", count]) >= _least(rates["train", count]) for count in COUNTS),
         },
-        slow=min((one.speedup or 0) for one in small),
+        slow=min((point.speedup or 0) for point in small),
         rate=small[0].mbit_per_s,
         together=", ".join(together) or "none",
         decode=_least(rates["decode", 2]),
@@ -76,31 +76,31 @@ def _least(rates: dict[str, Number]) -> float:
     return min((float(rate) for rate in rates.values() if isinstance(rate, int | float)), default=float("inf"))
 
 
-def _break_even(found: Sequence[Point], task: str, count: int) -> dict[str, Number]:
+def _break_even(shown: Sequence[Point], task: str, count: int) -> dict[str, Number]:
     """Return the slowest link on which the boards beat one, by model; 'only together', or 'never'."""
     rates: dict[str, Number] = {}
-    for model in dict.fromkeys(one.model for one in found):
-        own = [one for one in found if (one.task, one.count, one.model) == (task, count, model)]
-        faster = [one.mbit_per_s for one in own if (one.speedup or 0) > 1]
-        if own and own[0].alone_s is None:
+    for model in dict.fromkeys(point.model for point in shown):
+        of_model = [point for point in shown if (point.task, point.count, point.model) == (task, count, model)]
+        faster = [point.mbit_per_s for point in of_model if (point.speedup or 0) > 1]
+        if of_model and of_model[0].alone_s is None:
             rates[model] = TOGETHER
-        elif own:
+        elif of_model:
             rates[model] = float(min(faster)) if faster else "never"
     return rates
 
 
-def _row(one: Point) -> tuple[Number, ...]:
+def _row(point: Point) -> tuple[Number, ...]:
     return (
-        one.task,
-        one.model,
-        float(one.parameters),
-        float(one.count),
-        float(one.mbit_per_s),
-        one.way,
-        one.seconds,
-        one.alone_s,
-        one.speedup,
-        one.term,
+        point.task,
+        point.model,
+        float(point.parameters),
+        float(point.count),
+        float(point.mbit_per_s),
+        point.way,
+        point.seconds,
+        point.alone_s,
+        point.speedup,
+        point.term,
     )
 
 
@@ -124,9 +124,9 @@ def figure(table: Table) -> go.Figure:
     )
     models = list(dict.fromkeys((row["model"], row["parameters"]) for row in rows))
     for number, (count, task) in enumerate(panels):
-        own = [row for row in rows if (row["boards"], row["task"]) == (count, task)]
+        panel_rows = [row for row in rows if (row["boards"], row["task"]) == (count, task)]
         place: Any = {"row": number // len(TASKS) + 1, "col": number % len(TASKS) + 1}
-        drawn.add_traces(_panel(own, models, is_first=number == 0), rows=place["row"], cols=place["col"])
+        drawn.add_traces(_panel(panel_rows, models, is_first=number == 0), rows=place["row"], cols=place["col"])
         drawn.add_vline(x=(WIRELESS_UP_TO * 500) ** 0.5, line={"color": DARK_GREY, "dash": "dot", "width": 1}, **place)
     drawn.update_xaxes(
         type="log",
@@ -152,8 +152,8 @@ def figure(table: Table) -> go.Figure:
     )
 
 
-def _panel(own: Sequence[dict[str, Any]], models: Sequence[tuple[str, float]], *, is_first: bool) -> list[Any]:
-    speedups = {(row["model"], row["Mbit/s"]): row["speedup"] for row in own}
+def _panel(panel_rows: Sequence[dict[str, Any]], models: Sequence[tuple[str, float]], *, is_first: bool) -> list[Any]:
+    speedups = {(row["model"], row["Mbit/s"]): row["speedup"] for row in panel_rows}
     z = [[_log(speedups.get((name, rate))) for rate in MBIT_PER_S] for name, _ in models]
     z = [[row[0], *row, row[-1]] for row in (z[0], *z, z[-1])]  # a margin, on which the letters of the edge stand
     sizes = [size for _, size in models]
@@ -177,7 +177,7 @@ def _panel(own: Sequence[dict[str, Any]], models: Sequence[tuple[str, float]], *
         contours={"type": "constraint", "operation": "=", "value": 0},
         showlegend=False,
     )
-    said = [row for row in own if row["s"] is not None]
+    said = [row for row in panel_rows if row["s"] is not None]
     letters = go.Scatter(
         x=[row["Mbit/s"] for row in said],
         y=[row["parameters"] for row in said],

@@ -100,7 +100,9 @@ def simulated(shape: Job) -> dict[str, Run]:
         name: replace(shape, method=method, options=options)
         for name, (method, options) in (TRAININGS | learners).items()
     }
-    serving = {name: replace(SERVING_JOB, model=shape.model, options={"system": one}) for name, one in SERVING.items()}
+    serving = {
+        name: replace(SERVING_JOB, model=shape.model, options={"system": system}) for name, system in SERVING.items()
+    }
     return {name: _run(name, job, "simulate") for name, job in (jobs | serving).items()}
 
 
@@ -117,7 +119,7 @@ def _run(name: str, job: Job, mode: Mode) -> Run:
         name=name,
         seed=job.seed,
         devices=tuple(cluster.devices[rank].name for rank in report.plan.busy_ranks),
-        memory_bytes=max(one.peak_bytes(rank) for one in timelines for rank in range(one.world_size)),
+        memory_bytes=max(timeline.peak_bytes(rank) for timeline in timelines for rank in range(timeline.world_size)),
         dilation=report.dilation,
         in_pace=report.valid,
         **parts,

@@ -42,7 +42,7 @@ def trust(item: Item, settings: Settings) -> Result:
 
         def run(dilation: float = dilation) -> list[dict[str, Any]]:
             done = bench(settings.progress, ("switch",), sizes=devices, rounds=rounds, dilation=dilation)
-            return [one | {"dilation": dilation} for one in done["points"]]
+            return [point | {"dilation": dilation} for point in done["points"]]
 
         points += kept_or_made(path, list[dict[str, Any]], run)
     return compared(item, points, rounds)
@@ -52,21 +52,21 @@ def compared(item: Item, points: Sequence[dict[str, Any]], rounds: int) -> Resul
     """Return the comparison.  points: as the bench writes them, with their dilation."""
     off = [abs(point["ratio"] - 1) for point in points]
     late = [point["late"] for point in points]
-    in_pace = [one for one, share in zip(off, late, strict=True) if share <= BUSY_OVERRUN_SHARE]
-    held_up = [one for one, share in zip(off, late, strict=True) if share > BUSY_OVERRUN_SHARE]
+    in_pace = [deviation for deviation, share in zip(off, late, strict=True) if share <= BUSY_OVERRUN_SHARE]
+    held_up = [deviation for deviation, share in zip(off, late, strict=True) if share > BUSY_OVERRUN_SHARE]
     rows: list[tuple[Number, ...]] = [
         tuple(float(point[name]) if name != "program" else point[name] for name in FIELDS) for point in points
     ]
     by_dilation = [
         (
             dilation,
-            float(len(own)),
-            median(point["ratio"] for point in own),
-            max(point["ratio"] for point in own),
-            median(point["late"] for point in own),
+            float(len(group)),
+            median(point["ratio"] for point in group),
+            max(point["ratio"] for point in group),
+            median(point["late"] for point in group),
         )
         for dilation in sorted({point["dilation"] for point in points})
-        for own in [[point for point in points if point["dilation"] == dilation]]
+        for group in [[point for point in points if point["dilation"] == dilation]]
     ]
     return item.result(
         [],
@@ -80,7 +80,7 @@ def compared(item: Item, points: Sequence[dict[str, Any]], rounds: int) -> Resul
         mark=100 * BUSY_OVERRUN_SHARE,
         within=100 * WITHIN,
         valid=len(in_pace),
-        inside=sum(one <= WITHIN for one in in_pace),
+        inside=sum(deviation <= WITHIN for deviation in in_pace),
         worst=100 * max(in_pace, default=0.0),
         held_up=len(held_up),
         held_off=100 * (median(held_up) if held_up else 0.0),
@@ -99,17 +99,17 @@ def figure(table: Table) -> go.Figure:
     drawn = go.Figure()
     colours = (VERMILLION, GREEN, BLUE)
     for index, dilation in enumerate(sorted({row["dilation"] for row in rows})):
-        own = [row for row in rows if row["dilation"] == dilation]
+        group = [row for row in rows if row["dilation"] == dilation]
         drawn.add_scatter(
-            x=[max(LEAST, row["late share"]) for row in own],
-            y=[max(LEAST, abs(row["ratio"] - 1)) for row in own],
+            x=[max(LEAST, row["late share"]) for row in group],
+            y=[max(LEAST, abs(row["ratio"] - 1)) for row in group],
             mode="markers",
             marker={"color": colours[index % len(colours)], "symbol": SYMBOLS[index], "size": 9, "opacity": 0.8},
             name=f"time dilation {dilation:g}",
             hovertext=[
                 f"{row['program']}: {row['measured, ms']:.4g} ms of {row['simulated, ms']:.4g} simulated, "
                 f"late {row['late share']:.2%}"
-                for row in own
+                for row in group
             ],
         )
     line = {"color": DARK_GREY, "dash": "dot", "width": 1}

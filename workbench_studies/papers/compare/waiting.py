@@ -21,7 +21,8 @@ MBIT_PER_S = (20, 50, 100, 200, 500, 1000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """A way to train a mini-batch.  seconds, joules: of it; alone_s, alone_j: by the same technique on one board.
+    """A way to train a mini-batch.  seconds, joules: what it takes; alone_s, alone_j: by the same technique on one
+    board.
 
     waited_j: the part of the joules that boards use while they do not compute.
     """
@@ -58,16 +59,16 @@ def times_of(efficiency: float, idle: float) -> float:
     return 1 + idle * (1 / efficiency - 1)
 
 
-def ways(told: Callable[[str], None], models: tuple[str, ...] = MODELS) -> Iterator[Waiting]:
+def ways(notify: Callable[[str], None], models: tuple[str, ...] = MODELS) -> Iterator[Waiting]:
     """Yield every way on several boards of which one board could do the same."""
     for model in models:
-        told(model)
+        notify(model)
         alone = {way: figures for way, figures in _simulated(model, 1, MBIT_PER_S[-1])}
         for count in COUNTS:
             for rate in MBIT_PER_S:
                 for way, (seconds, joules, waited_j) in _simulated(model, count, rate):
                     technique = way.split(", ")[0]
-                    if (one := alone.get(f"{technique}, one board")) is not None:
+                    if (one_board := alone.get(f"{technique}, one board")) is not None:
                         yield Waiting(
                             model=model,
                             count=count,
@@ -76,8 +77,8 @@ def ways(told: Callable[[str], None], models: tuple[str, ...] = MODELS) -> Itera
                             seconds=seconds,
                             joules=joules,
                             waited_j=waited_j,
-                            alone_s=one[0],
-                            alone_j=one[1],
+                            alone_s=one_board[0],
+                            alone_j=one_board[1],
                         )
 
 
@@ -90,6 +91,8 @@ def _simulated(model: str, count: int, mbit_per_s: int) -> Iterator[tuple[str, t
         busy_s = [timeline.busy_s(rank) / num for rank in range(count)]
         if min(busy_s) == 0:
             continue
-        waited_j = sum(device.watts_idle * (seconds - one) for device, one in zip(cluster.devices, busy_s, strict=True))
-        busy_j = sum(device.watts_busy * one for device, one in zip(cluster.devices, busy_s, strict=True))
+        waited_j = sum(
+            device.watts_idle * (seconds - busy) for device, busy in zip(cluster.devices, busy_s, strict=True)
+        )
+        busy_j = sum(device.watts_busy * busy for device, busy in zip(cluster.devices, busy_s, strict=True))
         yield way.name, (seconds, busy_j + waited_j, waited_j)

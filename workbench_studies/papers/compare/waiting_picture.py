@@ -38,63 +38,63 @@ LEAST = 0.2
 
 def waiting(item: Item, settings: Settings) -> Result:
     """Simulate every way."""
-    found = list(ways(settings.progress, MODELS[:1] if settings.quick else MODELS))
-    model = SHOWN_MODEL if any(one.model == SHOWN_MODEL for one in found) else found[0].model
-    best = _fastest(found)
-    idle, slow = idle_share(), [one for (_, count, rate), one in best.items() if (count, rate) == (4, SLOW)]
+    all_ways = list(ways(settings.progress, MODELS[:1] if settings.quick else MODELS))
+    model = SHOWN_MODEL if any(way.model == SHOWN_MODEL for way in all_ways) else all_ways[0].model
+    best = _fastest(all_ways)
+    idle, slow = idle_share(), [way for (_, count, rate), way in best.items() if (count, rate) == (4, SLOW)]
     shown = [(count, rate, best[model, count, rate]) for count, rate in product(COUNTS, MBIT_PER_S)]
-    frugal = sum(one.joules <= min(other.joules for other in _rivals(found, one)) * 1.001 for one in best.values())
+    frugal = sum(way.joules <= min(other.joules for other in _rivals(all_ways, way)) * 1.001 for way in best.values())
     drained = [
-        one.joules / min(other.joules for other in _rivals(found, one) if other.way == "lora, stages")
-        for one in found
-        if one.way == NEVER_DRAINED and any(other.way == "lora, stages" for other in _rivals(found, one))
+        way.joules / min(other.joules for other in _rivals(all_ways, way) if other.way == "lora, stages")
+        for way in all_ways
+        if way.way == NEVER_DRAINED and any(other.way == "lora, stages" for other in _rivals(all_ways, way))
     ]
     return item.result(
         [],
         tables={
             "fastest": [
-                (float(count), float(rate), words(one.way), one.efficiency, one.times, one.waited_j / one.joules)
-                for count, rate, one in shown
+                (float(count), float(rate), words(way.way), way.efficiency, way.times, way.waited_j / way.joules)
+                for count, rate, way in shown
             ],
-            "ways": [_row(one) for one in found],
+            "ways": [_row(way) for way in all_ways],
         },
         holds={
-            "one": min(one.times for one in found) >= 1,
+            "one": min(way.times for way in all_ways) >= 1,
             "frugal": frugal == len(best),
             "drained": median(drained) < 1,
         },
         model=model,
-        ways=len(found),
+        ways=len(all_ways),
         settings=len(best),
         idle=100 * idle,
         half=100 * (times_of(HALF, idle) - 1),
-        off=100 * max(abs(one.times / times_of(one.efficiency, idle) - 1) for one in found),
-        least=min(one.times for one in found),
+        off=100 * max(abs(way.times / times_of(way.efficiency, idle) - 1) for way in all_ways),
+        least=min(way.times for way in all_ways),
         frugal=frugal,
-        most=max(one.times for one in best.values()),
+        most=max(way.times for way in best.values()),
         drained=median(drained),
-        slow=100 * median(one.waited_j / one.joules for one in slow),
+        slow=100 * median(way.waited_j / way.joules for way in slow),
         rate=SLOW,
     )
 
 
-def _fastest(found: Sequence[Waiting]) -> dict[tuple[str, int, int], Waiting]:
+def _fastest(all_ways: Sequence[Waiting]) -> dict[tuple[str, int, int], Waiting]:
     """Return the fastest way by model, number of boards and link."""
     best: dict[tuple[str, int, int], Waiting] = {}
-    for one in sorted(found, key=lambda one: one.seconds):
-        best.setdefault((one.model, one.count, one.mbit_per_s), one)
+    for way in sorted(all_ways, key=lambda way: way.seconds):
+        best.setdefault((way.model, way.count, way.mbit_per_s), way)
     return best
 
 
-def _rivals(found: Sequence[Waiting], one: Waiting) -> list[Waiting]:
+def _rivals(all_ways: Sequence[Waiting], way: Waiting) -> list[Waiting]:
     """Return the ways with the same boards, link and model."""
-    same = (one.model, one.count, one.mbit_per_s)
-    return [other for other in found if (other.model, other.count, other.mbit_per_s) == same]
+    same = (way.model, way.count, way.mbit_per_s)
+    return [other for other in all_ways if (other.model, other.count, other.mbit_per_s) == same]
 
 
-def _row(one: Waiting) -> tuple[Number, ...]:
-    spent = (one.seconds, one.joules, one.waited_j, one.alone_s, one.alone_j)
-    return (one.model, float(one.count), float(one.mbit_per_s), one.way, *spent)
+def _row(way: Waiting) -> tuple[Number, ...]:
+    spent = (way.seconds, way.joules, way.waited_j, way.alone_s, way.alone_j)
+    return (way.model, float(way.count), float(way.mbit_per_s), way.way, *spent)
 
 
 def draw_waiting(item: Item, result: Result) -> list[Captioned]:
@@ -104,37 +104,37 @@ def draw_waiting(item: Item, result: Result) -> list[Captioned]:
 
 def figure(table: Table) -> go.Figure:
     """Return the joules by efficiency, and the share of waiting by link.  table: the result's ways."""
-    found = [_of_row(dict(zip(COLUMNS, row, strict=True))) for row in table.rows]
-    idle, best = idle_share(), _fastest(found)
-    model = SHOWN_MODEL if any(one.model == SHOWN_MODEL for one in found) else found[0].model
+    all_ways = [_of_row(dict(zip(COLUMNS, row, strict=True))) for row in table.rows]
+    idle, best = idle_share(), _fastest(all_ways)
+    model = SHOWN_MODEL if any(way.model == SHOWN_MODEL for way in all_ways) else all_ways[0].model
     titles = ["joules over those of one board", f"share of joules used waiting, {model}"]
     drawn = make_subplots(rows=1, cols=2, horizontal_spacing=0.09, subplot_titles=titles)
     shares = [LEAST + (1 - LEAST) * step / 60 for step in range(61)]
     line = {"color": BLACK, "width": 1.5}
-    formula = go.Scatter(x=shares, y=[times_of(one, idle) for one in shares], mode="lines", line=line)
+    formula = go.Scatter(x=shares, y=[times_of(share, idle) for share in shares], mode="lines", line=line)
     drawn.add_trace(formula.update(name=f"1 + {idle:.2f} (1 / efficiency − 1)"), row=1, col=1)
     for count, symbol in zip(COUNTS, SYMBOLS, strict=False):
-        own = [one for one in found if one.count == count and one.efficiency >= LEAST]
+        of_count = [way for way in all_ways if way.count == count and way.efficiency >= LEAST]
         points = go.Scatter(
-            x=[one.efficiency for one in own],
-            y=[one.times for one in own],
+            x=[way.efficiency for way in of_count],
+            y=[way.times for way in of_count],
             mode="markers",
             marker={"color": COLOURS[count], "symbol": symbol, "size": 6, "opacity": 0.6},
             name=f"{count} boards",
             legendgroup=str(count),
-            hovertext=[f"{one.model}, {one.mbit_per_s} Mbit/s: {words(one.way)}" for one in own],
+            hovertext=[f"{way.model}, {way.mbit_per_s} Mbit/s: {words(way.way)}" for way in of_count],
         )
         drawn.add_trace(points, row=1, col=1)
-        own = [best[model, count, rate] for rate in MBIT_PER_S]
+        of_count = [best[model, count, rate] for rate in MBIT_PER_S]
         waited = go.Scatter(
             x=MBIT_PER_S,
-            y=[one.waited_j / one.joules for one in own],
+            y=[way.waited_j / way.joules for way in of_count],
             mode="lines+markers",
             line={"color": COLOURS[count]},
             marker={"symbol": symbol, "size": 7},
             legendgroup=str(count),
             showlegend=False,
-            hovertext=[f"{words(one.way)}, {one.mbit_per_s} Mbit/s" for one in own],
+            hovertext=[f"{words(way.way)}, {way.mbit_per_s} Mbit/s" for way in of_count],
         )
         drawn.add_trace(waited, row=1, col=2)
     drawn.update_xaxes(title="efficiency: speedup / boards", tickformat=".0%", autorange="reversed", col=1)

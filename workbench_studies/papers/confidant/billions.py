@@ -22,15 +22,15 @@ WARM_UP, TIMED = 8, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """constants.toml, [table8].  tokens: of a sample.  pace: device speed, relative to the catalogue."""
+    """constants.toml, [table8].  tokens: tokens of a sample.  pace: device speed, relative to the catalogue."""
 
     tokens: int
     pace: float
 
 
 class Found(NamedTuple):
-    """time: seconds of a mini-batch.  memory: GB, the mean of the devices.  blocks: of each device.  used: GB of
-    each.
+    """time: seconds of a mini-batch.  memory: GB, the mean of the devices.  blocks: each device's blocks.  used: each
+    device's GB.
     """
 
     time: float

@@ -99,7 +99,7 @@ class Training(KeptTraining):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """loss: the mean of the last quarter of the mini-batches.  metrics: of the test split (see split_metrics)."""
+    """loss: the mean of the last quarter of the mini-batches.  metrics: those of the test split (see split_metrics)."""
 
     loss: float
     metrics: dict[str, float]

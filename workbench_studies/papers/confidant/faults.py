@@ -30,7 +30,9 @@ LATENCY_S = 2e-3
 
 
 class Phones:
-    """Three phones that train and two idle ones, all identical.  batch, tokens: of a mini-batch."""
+    """Three phones that train and two idle ones, all identical.  batch, tokens: a mini-batch's samples and their
+    tokens.
+    """
 
     def __init__(
         self, *, flops_per_s: float, bytes_per_s: float, batch: int, tokens: int, technique: Any = "full"
@@ -159,8 +161,8 @@ GIVE_UP = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """All in seconds.  step_s: of a mini-batch.  backup_s: that backups add to one.  loss_s: of a loss, without the
-    repeated steps.
+    """All in seconds.  step_s: a mini-batch.  backup_s: what backups add to it.  loss_s: a loss without the repeated
+    steps.
     """
 
     step_s: float

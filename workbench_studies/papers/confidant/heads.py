@@ -50,7 +50,9 @@ def gaps(profiles: Sequence[HeadProfile], steps: float = EPSILON_STEPS) -> list[
 
 
 def smooth_profile(draw: random.Random, processors: int, start: float) -> HeadProfile:
-    """Return a profile like random_profile's, with equal steps.  start: of a processor, at most so many heads' time."""
+    """Return a profile like random_profile's, with equal steps.  start: a processor begins at most so many heads' time
+    later.
+    """
     heads, rows = draw.choice(HEADS), []
     for _ in range(processors):
         each = 1e-3 * 8 ** draw.random()
@@ -88,8 +90,8 @@ def algorithm1(item: Item, settings: Settings) -> Result:
     named = by_epsilon[EPSILON_STEPS]
     smooth = []
     for processors, start in product(SMOOTH_PROCESSORS, STARTS):
-        found = summary(gaps([smooth_profile(draw, processors, start) for _ in range(PROFILES)]))
-        values = (found[f"{what}, without surplus"] for what in ("misses the optimum", "mean gap", "largest gap"))
+        statistics = summary(gaps([smooth_profile(draw, processors, start) for _ in range(PROFILES)]))
+        values = (statistics[f"{what}, without surplus"] for what in ("misses the optimum", "mean gap", "largest gap"))
         smooth.append((processors, "costs time" if start else "costs nothing", *values))
     return item.result(
         [item.cell((name,), None, value) for name, value in named.items()],

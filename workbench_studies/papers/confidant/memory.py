@@ -159,10 +159,10 @@ def table6(item: Item, settings: Settings) -> Result:
     GPT2-Medium.
     """
     tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
-    found = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
-    comparisons = item.compare(lambda *labels: found[labels[:3]][labels[3] == "blocks"])
+    needs = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
+    comparisons = item.compare(lambda *labels: needs[labels[:3]][labels[3] == "blocks"])
     means = [
-        [found[*key, f"Confidant #{count}"][0] for count in (3, 4)]
+        [needs[*key, f"Confidant #{count}"][0] for count in (3, 4)]
         for key in dict.fromkeys(labels[:2] for labels in paper)
     ]
     drops = all(four < three for three, four in means if isinstance(three, float) and isinstance(four, float))

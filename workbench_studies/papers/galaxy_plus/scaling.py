@@ -81,7 +81,7 @@ def layer_plan(model: str, system: str, count: int, length: int) -> InferencePla
 
 @lru_cache(maxsize=4096)
 def layer_s(constants: Constants, model: str, system: str, count: int, length: int) -> float:
-    """Return the seconds of one layer.  system: of systems.py, or SCHEDULED."""
+    """Return the seconds of one layer.  system: a name in systems.py, or SCHEDULED."""
     plan = layer_plan(model, OURS if system == SCHEDULED else system, count, length)
     collectives = system in (MEGATRON, SEQUENCE)
     on = cluster(constants, "Env. A", constants.scaling_bandwidth_mbit_per_s, count=count, collectives=collectives)

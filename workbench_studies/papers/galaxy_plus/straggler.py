@@ -170,12 +170,12 @@ def fig16_executed(item: Item, settings: Settings) -> Result:
     engines = EngineCluster.start(on)
     try:
         until_s = UNTIL_S[settings.quick]
-        found = load_spike_executed(
+        executed = load_spike_executed(
             model, on, engines, host, spike, until_s=until_s, length=length, notify=settings.progress
         )
     finally:
         engines.stop()
-    return result_of(item, found, model, length)
+    return result_of(item, executed, model, length)
 
 
 def result_of(item: Item, spike: LoadSpikeResult, model: str, length: int) -> Result:

@@ -152,8 +152,8 @@ def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_e
 def profile(
     constants: Constants, model: str, environment: str, count: int | None = None, num_layers: int = 0
 ) -> InferenceProfile:
-    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: of a single stack, instead
-    of the model's.
+    """Return a model's analytic profile on an environment.  count: see cluster.  num_layers: layers of a single stack
+    instead of the model's.
     """
     on = cluster(constants, environment, count=count)
     described = MODELS[model]

@@ -32,11 +32,11 @@ PROBABILITY_BYTES = FP32_BYTES + FP16_BYTES
 class MemoryRule:
     """The bytes that a pass needs per item.
 
-    weight_bytes: of a backbone's number, 2 in fp16, 0.53 in NF4 with its scales.  logit_bytes: of each logit at the
-    peak of a forward pass; first_order_logit_bytes: in a pass that is followed by a backward pass.  activation_bytes:
-    of each number of a layer's temporary memory and of LoRA-FA.  copy_bytes: of each number in a further copy of B.
-    workspace_bytes: of the matrix library.  kept_share: the share of the counted activations in memory at full
-    fine-tuning's peak; full_bytes: its additional memory.  rank: of LoRA-FA, on query and value.
+    weight_bytes: a backbone's number, 2 in fp16, 0.53 in NF4 with its scales.  logit_bytes: each logit at the peak of a
+    forward pass; first_order_logit_bytes: in a pass that is followed by a backward pass.  activation_bytes: each number
+    of a layer's temporary memory and of LoRA-FA.  copy_bytes: each number in a further copy of B.
+    workspace_bytes: workspace of the matrix library.  kept_share: the share of the counted activations in memory at
+    full fine-tuning's peak; full_bytes: its additional memory.  rank: the rank of LoRA-FA, on query and value.
     """
 
     weight_bytes: float = FP16_BYTES
@@ -62,7 +62,7 @@ def forward_memory(
 ) -> dict[str, float]:
     """Return the bytes at the peak of a forward pass, by part.
 
-    rows: sequences in the pass, of all parts together.  sequence_length: padded; may be a mean.  copies: of B.
+    rows: sequences in the pass, over all parts.  sequence_length: padded; may be a mean.  copies: copies of B.
     targets: positions of a sequence with logits, None for all.  adapted: with LoRA-FA; else the plain model.
     """
     frozen, trained = adapter_params(model, rule.rank) if adapted else (0, 0)

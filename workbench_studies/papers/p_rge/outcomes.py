@@ -14,7 +14,7 @@ from workbench.trainings.queries import Curve, QueryTraining, Trial
 class TrialOutcome:
     """The result of a training.
 
-    curve: (step, validation score in %), rising steps, the last is the end.  test_score: of the end, in %.
+    curve: (step, validation score in %), rising steps, the last is the end.  test_score: the score at the end, in %.
     trained_values: number of values in theta.
     """
 

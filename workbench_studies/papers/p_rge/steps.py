@@ -86,7 +86,7 @@ def table4(item: Item, settings: Settings) -> Result:
     """Compute both signs separately and in one pass on the Jetson."""
     constants, paper = load_constants(), printed(PAPER, "table4")
     comparisons = item.compare(partial(jetson_s, constants))
-    found = spread(comparisons)
+    spreads = spread(comparisons)
 
     def half(model: str, method: str, length: str, batch: str) -> Number:
         mezo = paper[model, MEZO, length, batch]
@@ -110,7 +110,7 @@ def table4(item: Item, settings: Settings) -> Result:
     return item.result(
         comparisons,
         tables={"where": rows, "sensitivity": deviations(item, constants, jetson_s, half)},
-        **found,
+        **spreads,
     )
 
 
@@ -135,9 +135,9 @@ def table5(item: Item, settings: Settings) -> Result:
         runtime = paper["runtime", length, str(both)]
         tiny, llama = (board[model, PRGE, length, str(both // 2)] for model in MODELS)
         rows.append((int(length), both, runtime, tiny, llama, runtime / tiny))
-    found = spread(comparisons)
+    spreads = spread(comparisons)
     trivial = deviations(item, constants, phone, lambda quantity, *_: paper[quantity, "64", "2"])
-    return item.result(comparisons, tables={"jetson": rows, "sensitivity": trivial}, **found)
+    return item.result(comparisons, tables={"jetson": rows, "sensitivity": trivial}, **spreads)
 
 
 def full_s(constants: Constants, method: str, length: str, batch: str) -> float:
@@ -153,7 +153,7 @@ def table6(item: Item, settings: Settings) -> Result:
     """Compute MeZO's four sweeps over all parameters against first-order SGD."""
     constants, paper, table13 = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
     comparisons = item.compare(partial(full_s, constants))
-    found = spread(comparisons)
+    spreads = spread(comparisons)
     smallest, most = (
         full_s(constants, "MeZO-SGD", *labels) / full_s(constants, "FO-SGD", *labels)
         for labels in (("64", "1"), ("256", "8"))
@@ -174,7 +174,7 @@ def table6(item: Item, settings: Settings) -> Result:
         sweeps=SWEEPS * describe(LLAMA).params * constants.sweep_s_per_param,
         smallest=smallest,
         most=most,
-        **found,
+        **spreads,
     )
 
 
@@ -190,7 +190,7 @@ def table13(item: Item, settings: Settings) -> Result:
     """Compute both signs separately and in one pass on the A100."""
     constants, paper = load_constants(), printed(PAPER, "table13")
     comparisons = item.compare(partial(server_s, constants))
-    found, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
+    spreads, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
     mine, theirs = (
         {
             labels[1:]: value / cells["P-RGE (inner)", *labels[1:]]
@@ -210,7 +210,7 @@ def table13(item: Item, settings: Settings) -> Result:
         many=mine[many],
         paper_few=theirs[few],
         paper_many=theirs[many],
-        **found,
+        **spreads,
     )
 
 

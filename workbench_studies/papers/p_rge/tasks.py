@@ -111,7 +111,7 @@ def table15(item: Item, settings: Settings) -> Result:
     """Fit each task's lengths to the cells with both signs in one pass, and predict the others; Table 16 too."""
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_minutes, item.name, constants))
-    found, lengths = spread(comparisons), padded_lengths(constants, item.name)
+    spreads, lengths = spread(comparisons), padded_lengths(constants, item.name)
     our_speedup, theirs = (
         max(speedups(each, FULL).values())
         for each in ({comparison.labels: comparison.ours for comparison in comparisons}, paper)
@@ -138,7 +138,7 @@ def table15(item: Item, settings: Settings) -> Result:
         model=MODEL_OF[item.name],
         own=our_speedup,
         theirs=theirs,
-        **found,
+        **spreads,
     )
 
 
@@ -213,8 +213,8 @@ def fig5(item: Item, settings: Settings) -> Result:
 
 def _implied(padding: dict[str, list[PaddingRow]]) -> Rows:
     rows = []
-    for title, own in padding.items():
-        ours = {row.batch_size: row.padded_length for row in own}
+    for title, padding_rows in padding.items():
+        ours = {row.batch_size: row.padded_length for row in padding_rows}
         for table in MODEL_OF:
             lengths = padded_lengths(load_constants(), table)
             if (title, 1) in lengths:
@@ -263,11 +263,16 @@ def table3(item: Item, settings: Settings) -> Result:
     rows = []
     for model, length in product(MODELS, (64, 256)):
         given: dict[str, Any] = {"rows": 32, "sequence_length": length, "copies": 1}
-        whole, gathered = (
+        ungathered, gathered = (
             forward_memory(describe(model), memory_rule(constants), **given, targets=targets) for targets in (None, 1)
         )
         rows.append(
-            (model, length, *(each["largest output"] / GIB for each in (whole, gathered)), sum(gathered.values()) / GIB)
+            (
+                model,
+                length,
+                *(each["largest output"] / GIB for each in (ungathered, gathered)),
+                sum(gathered.values()) / GIB,
+            )
         )
     return item.result(
         comparisons,
@@ -296,11 +301,14 @@ def table12(item: Item, settings: Settings) -> Result:
     """Compute outer-loop parallelization at one total batch; its constants were fitted on Table 13."""
     constants, paper = load_constants(), printed(PAPER, "table12")
     comparisons = item.compare(partial(outer, constants))
-    runtimes, memory = ([one for one in comparisons if one.labels[0] == quantity] for quantity in ("runtime", "memory"))
+    runtimes, memory = (
+        [comparison for comparison in comparisons if comparison.labels[0] == quantity]
+        for quantity in ("runtime", "memory")
+    )
     (largest, where), (heaviest, heavy) = worst(runtimes), worst(memory)
     by_length: dict[str, list[float]] = {}
-    for one in runtimes:
-        by_length.setdefault(one.labels[1], []).append(float(one.paper or 0.0))
+    for comparison in runtimes:
+        by_length.setdefault(comparison.labels[1], []).append(float(comparison.paper or 0.0))
     differs = max(max(group) / min(group) - 1 for group in by_length.values())
     # The rows that each memory cell corresponds to by Table 3's rule, with one B.
     model = describe(LLAMA)
@@ -367,9 +375,13 @@ def table17(item: Item, settings: Settings) -> Result:
     """Fit each task's longest batch to its standard cell, and predict the six other methods; Table 18 too."""
     constants, paper = load_constants(), printed(PAPER, item.name)
     comparisons = item.compare(partial(run_gb, item.name, constants))
-    found, wrong, count = spread(comparisons), [], 0
+    spreads, wrong, count = spread(comparisons), [], 0
     for task in dict.fromkeys(task for _, task in paper):
-        cells = [(one.labels[0], one.paper, one.ours) for one in comparisons if one.labels[1] == task]
+        cells = [
+            (comparison.labels[0], comparison.paper, comparison.ours)
+            for comparison in comparisons
+            if comparison.labels[1] == task
+        ]
         wrong += [f"{task}: {pair}" for pair in swapped(cells, 0.02)]
         count += len(swapped(((name, theirs, 0.0) for name, theirs, _ in cells), 0.02))
     tiny, llama = (longest_tokens(constants, table) for table in MODEL_IN)
@@ -386,7 +398,7 @@ def table17(item: Item, settings: Settings) -> Result:
         ordered=count - len(wrong),
         count=count,
         swapped=f": not {'; '.join(wrong)}" if wrong else "",
-        **found,
+        **spreads,
     )
 
 

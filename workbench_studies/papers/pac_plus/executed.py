@@ -359,7 +359,7 @@ def _step_s(
     source: Callable[[Batch], list[Tensor]],
     indices: Sequence[int],
 ) -> float:
-    """Train on some samples; return the seconds.  source: of a batch's taps."""
+    """Train on some samples; return the seconds.  source: where a batch's taps come from."""
     began = time.perf_counter()
     batch = collate(split, indices)
     logits = adapter.predict(source(batch), batch.attention_mask, batch.sample_ids)

@@ -214,8 +214,10 @@ def fig17(item: Item, settings: Settings) -> Result:
 
     readings: list[tuple[Number, ...]] = []
     for micro_batches in (1, 2, 4, 8):
-        made = groupings(constants, micro_batches)
-        readings.append((micro_batches, score(made, paper), *(made["T5-Large", str(count)] for count in COUNTS)))
+        planned_groups = groupings(constants, micro_batches)
+        readings.append(
+            (micro_batches, score(planned_groups, paper), *(planned_groups["T5-Large", str(count)] for count in COUNTS))
+        )
     total, small, _ = scores(planned)
     return item.result(
         [

@@ -38,13 +38,13 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
     """Return the virtual workers that train the most samples per second, as `wave_seconds` predicts; several workers if
     they fit.
 
-    problem: of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each, workers
-    with devices of every model, and any number of workers of about equal speed.
+    problem: a problem of full fine-tuning.  Three kinds of groups are compared: workers with devices of one model each,
+    workers with devices of every model, and any number of workers of about equal speed.
     Raises PlanError, naming device, stage and bytes, if the model does not fit even as one pipeline of all devices, one
     batch at a time.
     """
     profile, cluster, size = problem.profile, problem.cluster, problem.micro_batch_size
-    found: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
+    settings: list[tuple[bool, float, int, VirtualWorkers, dict[str, float]]] = []
     times: dict[bool, StageTimes] = {}
     for groups in allocations(profile, cluster, problem.sequence_length):
         several = len(groups) > 1
@@ -61,21 +61,21 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
             if len(plans) < len(groups):
                 break  # more in flight needs more memory
             workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches)
-            held = needs(profile, workers, sequence_length=problem.longest)
-            if not fits(cluster, held):
+            needed = needs(profile, workers, sequence_length=problem.longest)
+            if not fits(cluster, needed):
                 break
             parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
-            found.append((not several, sum(parts.values()) / workers.wave_samples, len(found), workers, parts))
-    if not found:
+            settings.append((not several, sum(parts.values()) / workers.wave_samples, len(settings), workers, parts))
+    if not settings:
         # The setting with the least memory: one pipeline of all devices with one mini-batch at a time.
-        whole = replace(problem, batch_size=size, micro_batches=1)
-        candidates(whole, order=range(min(cluster.world_size, profile.num_layers)), max_group=1, method="hetpipe")
+        least = replace(problem, batch_size=size, micro_batches=1)
+        candidates(least, order=range(min(cluster.world_size, profile.num_layers)), max_group=1, method="hetpipe")
         raise PlanError(
             "HetPipe was asked for.",
             "The model fits on all devices together, but with no virtual workers.",
             "Add memory.",
         )
-    *_, workers, parts = min(found, key=lambda one: one[:3])
+    *_, workers, parts = min(settings, key=lambda setting: setting[:3])
     return replace(workers, predicted_s=parts)
 
 
@@ -86,7 +86,7 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
     forward pass.  With several virtual workers, memory also has a push being sent or the result of a pull, and for each
     shard that the rank serves the global weights and the others' pushes.
     """
-    found = {}
+    needs_by_rank = {}
     count = len(workers.pipelines)
     shards = workers.shards()
     for plan in workers.pipelines:
@@ -110,8 +110,8 @@ def needs(profile: Profile, workers: VirtualWorkers, *, sequence_length: int) ->
                 if count > 1 and shard.server == rank
                 for layer in profile.layers[rank][shard.start : shard.stop]
             )
-            found[rank] = replace(need, weights_bytes=need.weights_bytes + count * served)
-    return found
+            needs_by_rank[rank] = replace(need, weights_bytes=need.weights_bytes + count * served)
+    return needs_by_rank
 
 
 def wave_seconds(
@@ -119,7 +119,7 @@ def wave_seconds(
 ) -> dict[str, float]:
     """Return the predicted seconds of a wave in steady state, by part.
 
-    pipeline: of the slowest virtual worker, N_m times the longer of two times: its slowest stage (with STEP), or a
+    pipeline: the slowest virtual worker's, N_m times the longer of two times: its slowest stage (with STEP), or a
     mini-batch's way through the pipeline and back, divided by the mini-batches in flight.  synchronization: push and
     pull.
     """
@@ -188,8 +188,8 @@ def _pipeline(problem: Problem, times: StageTimes, group: Sequence[int], in_flig
     for order in dict.fromkeys(orders):
         for balanced in balance(times, profile.num_layers, order, in_flight, max_group=1):
             moved = sum(
-                profile.layers[one.ranks[0]][one.stop - 1].output_bytes(1, length)
-                for one, _ in pairwise(balanced.stages)
+                profile.layers[stage.ranks[0]][stage.stop - 1].output_bytes(1, length)
+                for stage, _ in pairwise(balanced.stages)
             )
             if len(balanced.stages) == len(group) and (best is None or (balanced.bottleneck_s, moved) < best[:2]):
                 best = (balanced.bottleneck_s, moved, balanced)

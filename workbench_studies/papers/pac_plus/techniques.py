@@ -81,18 +81,20 @@ def fig3(item: Item, settings: Settings) -> Result:
         )
     rows: list[tuple[Number, ...]] = []
     for model in MODELS:
-        whole, inference = sum(counted[model, "full"]), counted[model, "full"][0] / TERA
+        full_flops, inference = sum(counted[model, "full"]), counted[model, "full"][0] / TERA
         rows.append((model, "inference", inference, 0.0, inference, 100 * 2 / 3))
         for technique in TECHNIQUES:
             forward, backward = counted[model, technique]
             total = forward + backward
-            rows.append((model, technique, forward / TERA, backward / TERA, total / TERA, 100 * (1 - total / whole)))
-    around = [one for one in comparisons if one.paper == 30.0]
+            rows.append(
+                (model, technique, forward / TERA, backward / TERA, total / TERA, 100 * (1 - total / full_flops))
+            )
+    around = [comparison for comparison in comparisons if comparison.paper == 30.0]
     return item.result(
         comparisons,
         tables={"flops": rows},
-        holds={"around": all(abs(one.deviation or 0.0) <= 5 for one in around)},
-        around=", ".join(f"{one.labels[1]}: {one.ours:.1f} %" for one in around),
+        holds={"around": all(abs(comparison.deviation or 0.0) <= 5 for comparison in around)},
+        around=", ".join(f"{comparison.labels[1]}: {comparison.ours:.1f} %" for comparison in around),
         side=side / TERA,
         less=100 * (1 - side / full),
     )
@@ -103,11 +105,11 @@ def footprint(
 ) -> dict[str, float]:
     """Return bytes by part, for a mini-batch and a whole model on one device; 'parameters' is a number, not bytes.
 
-    backbone_bytes: of each frozen weight.
+    backbone_bytes: bytes of each frozen weight.
     """
     costs = _costs(constants, model, technique)
     trainable, frozen = sum(cost.trainable_params for cost in costs), sum(cost.frozen_params for cost in costs)
-    kept = sum(
+    activations = sum(
         (cost.context_bytes_per_token + cost.tap_bytes_per_token) * constants.sequence_length
         + cost.context_bytes_per_sample
         + cost.tap_bytes_per_sample
@@ -116,7 +118,7 @@ def footprint(
     return {
         "parameters": trainable,
         "weights": FP32_BYTES * trainable + backbone_bytes * frozen,
-        "activations": constants.mini_batch * kept
+        "activations": constants.mini_batch * activations
         + constants.optimizer_bytes_per_trainable_byte * FP32_BYTES * trainable,
         "gradients": FP32_BYTES * trainable,
     }
@@ -126,8 +128,8 @@ def table1(item: Item, settings: Settings) -> Result:
     """Count the memory footprint of T5-Large by technique."""
     constants = load_constants()
     ours: dict[str, dict[str, float]] = {each: footprint(constants, LARGE, each) for each in TECHNIQUES}
-    for found in ours.values():
-        found["total"] = sum(found[part] for part in PARTS)
+    for parts in ours.values():
+        parts["total"] = sum(parts[part] for part in PARTS)
     ours["inference"] = dict.fromkeys(("weights", "total"), ours["full"]["weights"])
 
     def cell(technique: str, quantity: str) -> Number:
@@ -138,10 +140,14 @@ def table1(item: Item, settings: Settings) -> Result:
         )
 
     comparisons = item.compare(cell)
-    memory = [one for one in comparisons if one.unit == "GB"]
+    memory = [comparison for comparison in comparisons if comparison.unit == "GB"]
     # 0.035 GB prints as the paper's 0.04: equal digits are no deviation.
-    differing = [one for one in memory if isinstance(one.ours, float) and round(one.ours, 2) != one.paper]
-    largest = max(differing, key=lambda one: abs(one.deviation or 0.0))
+    differing = [
+        comparison
+        for comparison in memory
+        if isinstance(comparison.ours, float) and round(comparison.ours, 2) != comparison.paper
+    ]
+    largest = max(differing, key=lambda comparison: abs(comparison.deviation or 0.0))
     targets: list[tuple[Number, ...]] = []
     for target in (1, 2, 8, 16, 32, 128):
         changed = replace(constants, target_tokens=target)
@@ -175,8 +181,8 @@ def memory(constants: Constants, model: ModelDescription) -> dict[str, float]:
         split = footprint(constants, model, technique, backbone_bytes)
         return sum(split[part] for part in PARTS) / GIB
 
-    found = {technique: total(technique, FP32_BYTES) for technique in BASELINES}
-    return found | {
+    by_technique = {technique: total(technique, FP32_BYTES) for technique in BASELINES}
+    return by_technique | {
         f"Parallel Adapters, {name}": total("parallel_adapters", nbytes) for name, nbytes in PRECISIONS.items()
     }
 
@@ -191,36 +197,36 @@ def fig15(item: Item, settings: Settings) -> Result:
         )
         for hidden, layers, heads, feed_forward in SIZES
     ]
-    found = {model.name: memory(constants, model) for model in models}
+    by_model = {model.name: memory(constants, model) for model in models}
     smaller = [
         (batch, *_most({model.name: memory(replace(constants, mini_batch=batch), model) for model in models}).values())
         for batch in (constants.mini_batch // factor for factor in (1, 2, 4, 16))
     ]
-    ours = _most(found)
+    ours = _most(by_model)
     return item.result(
         item.compare(lambda quantity, bound: ours[quantity]),
         tables={
-            "memory": [(model.name, model.params / 1e9, *found[model.name].values()) for model in models],
+            "memory": [(model.name, model.params / 1e9, *by_model[model.name].values()) for model in models],
             "smaller": smaller,
         },
         series={
-            name: tuple((model.params / 1e9, found[model.name][name]) for model in models)
-            for name in found[models[0].name]
+            name: tuple((model.params / 1e9, by_model[model.name][name]) for model in models)
+            for name in by_model[models[0].name]
         },
-        sizes=len(found),
+        sizes=len(by_model),
         int8=PRECISIONS["INT8"],
         int4=PRECISIONS["INT4"],
         block=BLOCK,
     )
 
 
-def _most(found: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _most(by_model: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return INT4's maximum saving in per cent, against full fine-tuning and against the others."""
 
     def saved(*others: str) -> float:
         return max(
             100 * (1 - values["Parallel Adapters, INT4"] / values[other])
-            for values in found.values()
+            for values in by_model.values()
             for other in others
         )
 
@@ -250,7 +256,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def of(cls, samples: int, seconds: float, timeline: Timeline, needs: Iterable[Any]) -> Cost:
-        """Return the cost of a mini-batch that takes `seconds`.  needs: of all devices."""
+        """Return the cost of a mini-batch that takes `seconds`.  needs: the memory needs of all devices."""
         most = max(needs, key=lambda need: need.total_bytes)
         backward_s = sum(span.end_s - span.start_s for span in timeline.spans if span.op.kind in ("B", "SB"))
         parts = (
@@ -271,29 +277,31 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     architecture'.
     From the cache: only the side network's work, data parallel on all devices.
     """
-    found: dict[tuple[str, str], Cost] = {}
+    costs_of: dict[tuple[str, str], Cost] = {}
     length, samples = constants.sequence_length, constants.mini_batch
     for model in MODELS:
         for technique in (*BASELINES, OURS):
-            asked = _problem(constants, model, technique)
-            layers, groups = [asked.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
-            plan = fixed_plan(asked, layers=layers, groups=groups, check_memory=False)
-            timeline = simulated_step(asked, plan, gpipe=True)
+            problem = _problem(constants, model, technique)
+            layers, groups = [problem.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
+            plan = fixed_plan(problem, layers=layers, groups=groups, check_memory=False)
+            timeline = simulated_step(problem, plan, gpipe=True)
             given: dict[str, Any] = {
                 "samples": plan.micro_batch_size,
                 "sequence_length": length,
                 "in_flight": plan.num_micro_batches,
             }
             needs = [
-                rank_need(asked.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages
+                rank_need(problem.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages
             ]
-            found[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
-        timeline, cached = simulated_cached_step(asked)
-        own = [span for span in timeline.spans if span.op.kind in ("SF", "SB")]
-        slowest_s = max(sum(span.end_s - span.start_s for span in own if span.rank == rank) for rank in cached.ranks)
-        needed = cached_needs(asked.profile, cached, sequence_length=length).values()
-        found[model, CACHED] = Cost.of(samples, slowest_s, timeline, needed)
-    return found
+            costs_of[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
+        timeline, cached = simulated_cached_step(problem)
+        side_spans = [span for span in timeline.spans if span.op.kind in ("SF", "SB")]
+        slowest_s = max(
+            sum(span.end_s - span.start_s for span in side_spans if span.rank == rank) for rank in cached.ranks
+        )
+        needed = cached_needs(problem.profile, cached, sequence_length=length).values()
+        costs_of[model, CACHED] = Cost.of(samples, slowest_s, timeline, needed)
+    return costs_of
 
 
 def _problem(constants: Constants, model: str, technique: Technique) -> Problem[Profile]:
@@ -301,12 +309,12 @@ def _problem(constants: Constants, model: str, technique: Technique) -> Problem[
     return testbed.problem(constants, model, technique, cluster, micro_batches=constants.micro_batches)
 
 
-def percentages(found: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], float]:
+def percentages(costs_of: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], float]:
     """Return our value of every percentage in section VI-D."""
 
     def saved(techniques: Iterable[str], against: Iterable[str], quantity: str) -> list[float]:
         return [
-            100 * (1 - getattr(found[model, technique], quantity) / getattr(found[model, other], quantity))
+            100 * (1 - getattr(costs_of[model, technique], quantity) / getattr(costs_of[model, other], quantity))
             for technique, model, other in product(techniques, MODELS, against)
         ]
 
@@ -334,10 +342,14 @@ def percentages(found: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], 
 def fig13(item: Item, settings: Settings) -> Result:
     """Simulate the techniques."""
     constants, paper = load_constants(), printed(PAPER, "fig13")
-    found = costs(constants)
-    ours = percentages(found)
+    costs_of = costs(constants)
+    ours = percentages(costs_of)
     comparisons = item.compare(lambda *labels: ours[labels])
-    off = {one.labels: one.deviation for one in comparisons if abs(one.deviation or 0.0) > FLOOR_POINTS}
+    off = {
+        comparison.labels: comparison.deviation
+        for comparison in comparisons
+        if abs(comparison.deviation or 0.0) > FLOOR_POINTS
+    }
 
     def score(changed: Constants) -> tuple[Number, ...]:
         values = percentages(costs(changed))
@@ -348,16 +360,16 @@ def fig13(item: Item, settings: Settings) -> Result:
     from_cache = []
     for model in MODELS:
         timeline, _ = simulated_cached_step(_problem(constants, model, OURS))
-        alone, whole, full = (
-            found[model, CACHED].seconds,
+        alone, all_ranks, full = (
+            costs_of[model, CACHED].seconds,
             timeline.makespan_s / constants.mini_batch,
-            found[model, "full"].seconds,
+            costs_of[model, "full"].seconds,
         )
-        from_cache.append((model, alone, whole, 100 * (1 - alone / full), 100 * (1 - whole / full)))
+        from_cache.append((model, alone, all_ranks, 100 * (1 - alone / full), 100 * (1 - all_ranks / full)))
     return item.result(
         comparisons,
         tables={
-            "costs": [(*labels, *cost) for labels, cost in found.items()],
+            "costs": [(*labels, *cost) for labels, cost in costs_of.items()],
             "from_cache": from_cache,
             "sensitivity": item.sensitivity(constants, score, score(plain)),
             "sums": _sums(paper),
@@ -372,12 +384,12 @@ def _sums(paper: Mapping[tuple[str, ...], float]) -> list[tuple[str, float]]:
     left = 1 - paper["time saved by parallel_adapters", "most"] / 100
     cached = 1 - paper["time saved by parallel_adapters_cached", "most"] / 100
     forward = left - cached
-    own = (1 - paper["backward time saved by parallel_adapters against full", "about"] / 100) * (1 - forward)
+    of_full = (1 - paper["backward time saved by parallel_adapters against full", "about"] / 100) * (1 - forward)
     return [
         ("Parallel Adapters: forward + side network (1 - 56.24 %)", left),
         ("side network alone, from the cache (1 - 96.39 %)", cached),
         ("so the backbone's forward", forward),
         ("and full fine-tuning's backward", 1 - forward),
-        ("Parallel Adapters' backward (92 % less)", own),
-        ("which is of the side network's whole", own / cached),
+        ("Parallel Adapters' backward (92 % less)", of_full),
+        ("which is of the side network's whole", of_full / cached),
     ]

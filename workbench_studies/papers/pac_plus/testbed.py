@@ -159,7 +159,7 @@ def problem(
     batch_size: int | None = None,
     micro_batches: int = 1,
 ) -> Problem[Profile]:
-    """Return the problem of training a model on a cluster.  batch_size: of a mini-batch; the constants' if not
+    """Return the problem of training a model on a cluster.  batch_size: samples of a mini-batch; the constants' if not
     given.
     """
     costs, batch_size = profile(constants, model, technique, cluster), batch_size or constants.mini_batch
@@ -168,19 +168,19 @@ def problem(
     )
 
 
-def fastest(asked: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan]:
+def fastest(problem: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan]:
     """Return the minimum seconds per sample, and the first plan that achieves them."""
-    return min(((sample_s(asked, plan), plan) for plan in plans), key=lambda one: one[0])
+    return min(((sample_s(problem, plan), plan) for plan in plans), key=lambda pair: pair[0])
 
 
-def pipelines(asked: Problem[Profile], *, max_group: int | None) -> list[Plan]:
+def pipelines(problem: Problem[Profile], *, max_group: int | None) -> list[Plan]:
     """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in
     flight.
     """
-    in_flight, size = asked.micro_batches, asked.micro_batch_size
+    in_flight, size = problem.micro_batches, problem.micro_batch_size
     while True:
         try:
-            part = replace(asked, batch_size=in_flight * size, micro_batches=in_flight)
+            part = replace(problem, batch_size=in_flight * size, micro_batches=in_flight)
             return candidates(part, objective="bottleneck", max_group=max_group)
         except PlanError:
             if in_flight == 1:
@@ -210,18 +210,18 @@ def step(
     is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
     samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
     micro_batches, cluster = constants.micro_batches if is_pipeline else 1, nanos(constants, 1 if is_alone else DEVICES)
-    asked = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
+    to_plan = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
     try:
         if is_pipeline:
-            plans = pipelines(asked, max_group=1 if paradigm == "pipeline_parallel" else None)
+            plans = pipelines(to_plan, max_group=1 if paradigm == "pipeline_parallel" else None)
         else:
-            plans = [standalone(asked) if is_alone else data_parallel(asked)]
+            plans = [standalone(to_plan) if is_alone else data_parallel(to_plan)]
     except PlanError as error:
         return Step(None, reason=str(error))
-    return Step(*fastest(asked, plans))
+    return Step(*fastest(to_plan, plans))
 
 
-def redistribution_s(asked: Problem[Profile], plan: Plan, cached: Stage, samples: int) -> float:
+def redistribution_s(problem: Problem[Profile], plan: Plan, cached: Stage, samples: int) -> float:
     """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on
     them.
 
@@ -231,15 +231,15 @@ def redistribution_s(asked: Problem[Profile], plan: Plan, cached: Stage, samples
     busy_s: Counter[tuple[str, int]] = Counter()  # of each device's link, in each direction
     adapters_s = 0.0
     for stage in plan.stages:
-        layers = asked.profile.layers[0][stage.start : stage.stop]
-        per_sample = sum(layer.tap_bytes(1, asked.sequence_length) for layer in layers)
+        layers = problem.profile.layers[0][stage.start : stage.stop]
+        per_sample = sum(layer.tap_bytes(1, problem.sequence_length) for layer in layers)
         others = [rank for rank in sorted(cached.ranks) if rank not in stage.ranks]
-        adapters_s += collective_s(asked.cluster, BROADCAST, (stage.ranks[0], *others), trainable_bytes(layers))
+        adapters_s += collective_s(problem.cluster, BROADCAST, (stage.ranks[0], *others), trainable_bytes(layers))
         # A group with the whole model keeps its activations: owners follow the cache where possible.
         for giver, taker in product(stage.shares, cached.shares if len(plan.stages) > 1 else ()):
             if taker.rank != giver.rank:
-                share = giver.samples / plan.micro_batch_size * taker.samples / asked.batch_size
-                seconds = asked.cluster.link(giver.rank, taker.rank).transfer_s(round(samples * share * per_sample))
+                share = giver.samples / plan.micro_batch_size * taker.samples / problem.batch_size
+                seconds = problem.cluster.link(giver.rank, taker.rank).transfer_s(round(samples * share * per_sample))
                 for end in (("out", giver.rank), ("in", taker.rank)):
                     busy_s[end] += seconds  # type: ignore[assignment]
     return max(busy_s.values(), default=0.0) + adapters_s
@@ -250,11 +250,11 @@ Phases = tuple[float, float, float]
 
 
 def phases(constants: Constants, model: str, cluster: Cluster, plan: Plan, first_s: float, samples: int) -> Phases:
-    """Return the hours of PAC+'s phases.  first_s: of a sample in the first epoch."""
-    asked = problem(constants, model, "parallel_adapters", cluster)
-    timeline, cached = simulated_cached_step(asked)
-    cached_s = samples * timeline.makespan_s / asked.batch_size
-    return samples * first_s / 3600, redistribution_s(asked, plan, cached, samples) / 3600, cached_s / 3600
+    """Return the hours of PAC+'s phases.  first_s: seconds of a sample in the first epoch."""
+    to_plan = problem(constants, model, "parallel_adapters", cluster)
+    timeline, cached = simulated_cached_step(to_plan)
+    cached_s = samples * timeline.makespan_s / to_plan.batch_size
+    return samples * first_s / 3600, redistribution_s(to_plan, plan, cached, samples) / 3600, cached_s / 3600
 
 
 def hours(spent: Phases, epochs: int) -> float:

@@ -70,8 +70,8 @@ def fig3(item: Item, settings: Settings) -> Result:
             (scheme, loss[scheme][0], loss[scheme][-1], score[scheme][-1], fmean(tests), spread(tests), reached[scheme])
         )
     gaps = [
-        [ring - single for ring, single in zip(one.losses, other.losses, strict=True)]
-        for one, other in zip(curves[RING], curves[SINGLE], strict=True)
+        [ring - single for ring, single in zip(ring_curve.losses, other.losses, strict=True)]
+        for ring_curve, other in zip(curves[RING], curves[SINGLE], strict=True)
     ]
     middle, ends_at = (
         [fmean(gap[part]) for gap in gaps] for part in (slice(points // 4, points // 2), slice(-points // 4, None))

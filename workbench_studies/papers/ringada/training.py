@@ -61,10 +61,12 @@ def table1(item: Item, settings: Settings) -> Result:
     rows: list[tuple[Number, ...]] = []
     ratios, rings = dict[int, float](), dict[int, float]()
     for count in MICRO_BATCHES:
-        single, pipe, own = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
+        single, pipe, ours_s = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
         plan = layer_times(constants, RING, count)[1]
-        ratios[count], rings[count] = single / own, own
-        rows.append((count, single, pipe, own, pipe / own, single / own, "" if plan is None else plan.partition()))
+        ratios[count], rings[count] = single / ours_s, ours_s
+        rows.append(
+            (count, single, pipe, ours_s, pipe / ours_s, single / ours_s, "" if plan is None else plan.partition())
+        )
     times = {scheme: seconds_after(constants, scheme)[-1] / constants.epochs for scheme in (SINGLE, PIPE, RING)}
     ring, beside = (layer_times(constants, scheme, constants.micro_batches)[0] for scheme in (RING, PARALLEL))
     deviations = _deviations(paper, constants)

@@ -54,9 +54,9 @@ def part_bytes(problem: Problem[InferenceProfile], second: Sequence[int]) -> tup
     """
     profile = problem.profile
     first, pairs = profile.stacks[0], list(zip(profile.stacks, second, strict=True))
-    kept = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
+    cache_bytes = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
     return (
-        (sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) + kept) / first.num_units,
+        (sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks) + cache_bytes) / first.num_units,
         sum((shape.num_layers - q) * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
         sum(q * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
     )
@@ -78,12 +78,12 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
     """Return the need of every rank in a plan (Eq. 8 for 'hybrid')."""
     profile = problem.profile
     working = activation_bytes(problem)
-    attention, feed_forward, layer, kept = ([0] * plan.num_positions for _ in range(4))
+    attention, feed_forward, layer, caches = ([0] * plan.num_positions for _ in range(4))
     for shape, count, units, columns in plan.parts(profile.stacks, full_everywhere=profile.full_everywhere):
         for i, (own_units, own_columns) in enumerate(zip(units, columns, strict=True)):
             attention[i] += count * own_units * (shape.unit_bytes + shape.cross_unit_bytes)
             feed_forward[i] += count * own_columns * shape.column_bytes
-            kept[i] += count * own_units * kept_unit_bytes(problem, shape)
+            caches[i] += count * own_units * kept_unit_bytes(problem, shape)
             if plan.paradigm != "pipeline" or own_units or own_columns:
                 layer[i] += count * shape.layer_bytes
     return {
@@ -93,7 +93,7 @@ def needs(problem: Problem[InferenceProfile], plan: InferencePlan) -> dict[int, 
             layer_bytes=layer[i],
             ends_bytes=0 if i else profile.ends_bytes,
             working_bytes=working,
-            cache_bytes=kept[i],
+            cache_bytes=caches[i],
         )
         for i, rank in enumerate(plan.ranks)
     }
@@ -129,24 +129,25 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
     profile, members, ends = problem.profile, problem.members, problem.profile.ends_bytes
     feed_forward = sum(shape.num_layers * shape.feed_forward_bytes for shape in profile.stacks)
     need = feed_forward + sum(shape.num_layers * shape.attention_bytes for shape in profile.stacks)
-    kept = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
+    cache_bytes = sum(shape.num_layers * shape.num_units * kept_unit_bytes(problem, shape) for shape in profile.stacks)
     # Without embedding and head, which one device has in addition to its part.
     room = [max(0, nbytes) for nbytes in room_bytes(problem, members, has_ends=False)]
     most, biggest = sum(room), max(room)
     listed = ", ".join(
         f"'{problem.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in zip(members, room, strict=True)
     )
-    if need + kept + ends > most:
-        why = f"{readable(need + kept + ends - most)} are missing in all"
+    if need + cache_bytes + ends > most:
+        why = f"{readable(need + cache_bytes + ends - most)} are missing in all"
     elif ends > biggest:
         why = f"embedding and head must stand on one device, where {readable(ends - biggest)} are missing"
     elif schemes == 2:
         why = f"with scheme 2 in every layer each device needs all feed-forward networks, {readable(feed_forward)}"
     else:
         why = "no cut into whole heads and columns fits each device"
+    cache = f"keys and values {readable(cache_bytes)}, " if cache_bytes else ""
     return PlanError(
         f"A plan of '{profile.model}' for {problem.longest} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(need)}, {f'keys and values {readable(kept)}, ' if kept else ''}embedding and head "
+        f"Its layers need {readable(need)}, {cache}embedding and head "
         f"{readable(ends)}; the devices have room for {listed}: {why}.",
-        f"Add a device, raise memory, or take a smaller model{' or shorter texts' if kept else ''}.",
+        f"Add a device, raise memory, or take a smaller model{' or shorter texts' if cache_bytes else ''}.",
     )

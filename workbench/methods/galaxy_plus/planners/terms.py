@@ -162,7 +162,7 @@ def air_slopes(cluster: Cluster, ranks: Sequence[int], token_bytes: int, *, shif
     count = len(ranks)
     if count < 2:
         return [0.0]
-    hop_s = [on_air_s(cluster, [(rank, ranks[(at + 1) % count], token_bytes)]) for at, rank in enumerate(ranks)]
+    hop_s = [on_air_s(cluster, [(rank, ranks[(place + 1) % count], token_bytes)]) for place, rank in enumerate(ranks)]
     steps = range(shift, count - 1 + shift)
     return [sum(hop_s[(owner + step) % count] for step in steps) for owner in range(count)]
 
