@@ -46,7 +46,8 @@ from workbench.runtime.work_folder import own_folder, reporting_full_disk
 def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Notify | None = None) -> Plan:
     """Return the method's plan for the job on the cluster.  Raises PlanError if nothing fits.
 
-    mode: the mode that the plan is for.  It decides how the cost of devices unlike this host is found (see profile).
+    mode: the mode that the plan is for.  It decides where the cost of devices unlike this host comes from (see
+    profile).
     """
     job = _settled(job)
     method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)

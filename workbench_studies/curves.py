@@ -67,7 +67,7 @@ def main(
     """Train every technique of some methods and write their curves; those that the file has are kept."""
     chosen, path = tuple(int(seed) for seed in seeds.split(",")), out or data_folder() / "curves.json"
     curves = list(curves_in(path))
-    # The number format of a backbone changes little of what is learnt: such combinations come last.
+    # The number format of a backbone changes little in what a model learns: such combinations come last.
     jobs = sorted(combinations(JOB), key=lambda combination: "backbone_dtype" in combination[1].options)
     for name, job in jobs:
         known = any((curve.method, curve.options) == (job.method, job.options) for curve in curves)

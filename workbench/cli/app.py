@@ -64,7 +64,7 @@ app = typer.Typer(
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine can do, what is degraded, and how to mend it."""
+    """Report what this machine can do, what is degraded, and how to fix it."""
     from workbench.cli.doctor import STATE_COLOURS, examine, verdict
 
     checks = examine()
@@ -128,7 +128,7 @@ def draw(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a Report's figures: HTML that opens offline, PNG where a Chromium is found."""
+    """Draw a Report's figures: HTML that opens offline, PNG if Chromium is installed."""
     require_writable(trace)
     from workbench.plots import write_figures
     from workbench.plots.trace import write_trace

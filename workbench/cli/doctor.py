@@ -1,4 +1,4 @@
-"""What this machine can do, what is degraded, and how to mend it.  No torch is imported: versions come from the
+"""What this machine can do, what is degraded, and how to fix it.  No torch is imported: versions come from the
 metadata.
 """
 

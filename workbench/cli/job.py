@@ -187,7 +187,7 @@ def with_options(
 
 
 def task_of(task: str | None, data: str | None) -> str:
-    """Return the task that was asked for; without a word of it the default, or what one does with data of one's own."""
+    """Return the requested task; without a word of it the default, or what one does with data of one's own."""
     return task or (DEFAULTS.task if data is None else "classification")
 
 

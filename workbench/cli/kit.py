@@ -35,7 +35,7 @@ LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 8
 
 
 class Found(NamedTuple):
-    """What was found on a device.  problem, todo: '' if it can be used as it is."""
+    """What the check of a device has shown.  problem, todo: '' if it can be used as it is."""
 
     device: str
     address: str
@@ -145,7 +145,7 @@ def _found(user: str) -> list[tuple[str, int]]:
 def _named(words: list[str]) -> list[tuple[str, int]]:
     """Return the addresses and ports that words or the lines of files name; of a subnet those at which SSH listens.
 
-    Raises ConfigError for a file that is not there, and for what is no address.
+    Raises ConfigError for a missing file, and for a word that is not an address.
     """
     from workbench.runtime.discovery import SSH_PORT, listening
 

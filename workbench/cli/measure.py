@@ -29,7 +29,7 @@ KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
 
 def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str, Any]:
-    """Measure this machine, or real devices, and return what was found; print each device's FLOP/s, memory bandwidth
+    """Measure this machine, or real devices, and return the results; print each device's FLOP/s, memory bandwidth
     and disk read rate.
 
     file: the cluster's, which keeps the rates of real devices.
@@ -240,7 +240,7 @@ def measure_layers(
     refresh: bool,
     as_json: bool,
 ) -> None:
-    """Profile the job's model, or take what is kept, and print every layer's times and bytes beside the analytic
+    """Profile the job's model, or take a stored profile, and print every layer's times and bytes next to the analytic
     figures.
     """
 

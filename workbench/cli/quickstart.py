@@ -14,7 +14,7 @@ from workbench.runs.notebooks import run_notebook
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "00_quickstart.ipynb"
 FOLDER = ROOT / "figures" / "quickstart"
-REPORT = FOLDER / "report.json"  # the notebook writes it, and the figures beside it
+REPORT = FOLDER / "report.json"  # the notebook writes it, and the figures next to it
 
 
 def main() -> int:

@@ -173,7 +173,7 @@ def _priced(
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
-    """Return NAME=NUMBER words as a dict.  Raises ConfigError for what is no number from 0 to 1e15."""
+    """Return NAME=NUMBER words as a dict.  Raises ConfigError unless it is a number from 0 to 1e15."""
     numbers: dict[str, float] = {}
     for word in given or ():
         name, _, value = word.partition("=")

@@ -168,7 +168,7 @@ class Cluster:
     """Devices joined by a medium; rank r is devices[r].  pairs: links that differ from the access links, keyed
     'name>name'.
 
-    medium: whether each device has a wire of its own to a switch, or all share the air of a Wi-Fi network.  There a
+    medium: whether each device has its own wire to a switch, or all share the air of a Wi-Fi network.  There a
     pair's link leads from station to station, past the access point.  jitter_s: mean of the additional delay of each
     message on Wi-Fi.
     data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard
@@ -238,7 +238,7 @@ class Cluster:
 
     @property
     def air(self) -> Air | None:
-        """Return the air that the devices share; None if each has a wire of its own."""
+        """Return the air that the devices share; None if each has its own wire."""
         if self.medium == "switch":
             return None
         ranks = {device.name: str(rank) for rank, device in enumerate(self.devices)}

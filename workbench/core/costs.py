@@ -56,9 +56,7 @@ class Costs(Protocol):
     """The costs of one schedule's operations and the specs of its values.  Equal operations of a rank cost the same."""
 
     def seconds(self, rank: int, op: Op) -> float:
-        """Return the seconds of a compute operation on a rank, of a transfer (asked for its SEND), or of
-        a collective.
-        """
+        """Return the seconds of a compute operation on a rank, of a transfer (given its SEND), or of a collective."""
 
     def spec(self, value: Value) -> Spec:
         """Return the shape and dtype of a value; TOKEN if the value only orders operations."""
@@ -110,7 +108,7 @@ class TableCosts:
 
     @cached_property
     def _specs(self) -> dict[Value, Spec]:
-        return {}  # a value is asked for where it is written, sent and read
+        return {}  # a value is looked up where it is written, sent and read
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""

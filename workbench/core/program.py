@@ -23,7 +23,7 @@ class Program:
     """devices: the devices' names, one for each rank.
 
     budget_bytes: the memory limit of each device; empty for no limit.  air: the air that transfers and collectives
-    share; None if each device has a wire of its own.
+    share; None if each device has its own wire.
 
     Raises ScheduleError if the number of devices or budgets differs from the schedule's number of ranks.
     """

@@ -91,7 +91,7 @@ SCORED, TIMED = "samples scored", "timings"
 
 
 def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
-    """Return a callback that tells a waiting user how far a phase is.  before: how many of its equally long `rounds`
+    """Return a callback that shows a waiting user how far a phase is.  before: how many of its equally long `rounds`
     are done already.
     """
 
@@ -102,8 +102,8 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
 
 
 def counting_steps(notify: Notify, parts: str) -> Notify:
-    """Return what tells a waiting user how many steps of a measurement are done, and which devices still load, from the
-    measurement's events.
+    """Return a callback for a measurement's events. It shows a waiting user how many steps are done and which devices
+    still load.
     """
 
     def report(event: Event) -> None:
@@ -170,7 +170,7 @@ class Prepared(Protocol):
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Return what is to be said of the job, for its plan and its report."""
+        """Return remarks on the job, for its plan and its report."""
 
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ _FEWEST_STEPS, _MOST_STEPS = 2, 8
 
 
 class Calibration:
-    """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and kept for
-    later runs.
+    """The time dilation of one job's plan on one cluster.  It is measured once, in a few uncounted steps, and stored
+    for later runs.
     """
 
     def __init__(self, method: Method, planned: Planned[Any], engines: EngineCluster) -> None:
@@ -45,8 +45,8 @@ class Calibration:
         self._method, self._planned, self._engines = method, planned._replace(cluster=engines.cluster), engines
 
     def dilate(self, step_s: float, notify: Notify) -> float:
-        """Set the engines' dilation to the kept value, or measure it now; return it.  step_s: the expected seconds of a
-        step.
+        """Set the engines' dilation to the stored value, or measure it now; return it.  step_s: the expected seconds of
+        a step.
         """
 
         def measure() -> float:
@@ -75,7 +75,7 @@ class Calibration:
         return dilation
 
     def forget(self) -> None:
-        """Discard the kept value, because this run could not keep pace; the next run measures again."""
+        """Discard the stored value, because this run could not keep pace; the next run measures again."""
         forget(self._key)
 
     def _late_share(self, dilation: float, num_steps: int, notify: Notify) -> float:

@@ -1,6 +1,6 @@
 """Choose for each stage whether its activations stay in memory or are recomputed in the backward pass.
 
-A planner needs no rule of its own for this: it plans with a profile whose layers keep only their inputs and whose
+A planner needs no rule for this: it plans with a profile whose layers keep only their inputs and whose
 backward pass contains the forward pass again.
 """
 
@@ -50,7 +50,7 @@ def plan_within_memory(
     except PlanError:
         if choice == KEEP:
             raise
-        return _where_short(profile, cluster, plan_with, needs)  # its error says what is missing even so
+        return _where_short(profile, cluster, plan_with, needs)  # its error says what is missing in this case, too
     if choice == KEEP or not _memory_binds(cluster, keeping, needs):
         return keeping
     with contextlib.suppress(PlanError):

@@ -1,4 +1,4 @@
-"""Write a report's figures to a folder: HTML that opens offline, PNG if a Chromium is found, and an index of all."""
+"""Write a report's figures to a folder: HTML that opens offline, PNG if Chromium is installed, and an index of all."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     """Write a report's figures under `folder` and return the files, the index first.
 
     HTML files share one plotly.min.js in the same folder, so they open without network.  png: 'auto' writes PNG files
-    if a Chromium is found, else the index says that there are none; True raises RuntimeSetupError instead; False writes
-    none.
+    if Chromium is installed, otherwise the index says that there are none; True raises RuntimeSetupError instead; False
+    writes none.
     """
     folder = make_folder(folder)
     drawn = figures(report)
@@ -116,7 +116,7 @@ def write_html(figure: go.Figure, path: Path) -> Path:
 
 
 def browser_path() -> str | None:
-    """Return the Chromium that draws PNG files, None if none is found."""
+    """Return the path of the Chromium that draws PNG files, None if there is none."""
     from choreographer.browsers.chromium import Chromium
 
     browser = Chromium.find_browser(skip_local=False)

@@ -275,13 +275,13 @@ def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: f
                 _percent(max(span.end_s - span.start_s, longest_s / 1000), longest_s),
                 thick,
                 colour,
-                title="" if is_pale else _told(span),
+                title="" if is_pale else _span_text(span),
             )
         )
     return svg.tag("g", "".join(parts), class_="workbench-predicted" if is_pale else None)
 
 
-def _told(span: Span) -> str:
+def _span_text(span: Span) -> str:
     took = span.end_s - span.start_s
     sent = f", {style.size_words(span.nbytes)}" if span.nbytes else ""
     return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{sent}"

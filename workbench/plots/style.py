@@ -53,7 +53,7 @@ TILED = frozenset({"ENTER", "QKV", "UP", "CQ", "CKV", "ATT", "CATT", "OUT", "DOW
 MODE_BAR = {
     "orientation": "v",  # along the right edge it keeps the end of a long title visible
     "bgcolor": "rgba(255,255,255,0)",
-    # What is left is the download as a picture, zoom and reset: selections have no function here, and nothing is
+    # Only download as a picture, zoom and reset remain: selections have no function here, and nothing is
     # uploaded.
     "remove": ["sendChartToCloud", "select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }

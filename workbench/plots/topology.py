@@ -50,7 +50,7 @@ class Node:
     health: str = ""
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """Describe it in words."""
         parts = [part for part in (self.speed, self.holds or "no part in the plan", self.health) if part]
         if self.busy_share is not None:
@@ -164,7 +164,7 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
         f"{' and '.join(flow.what)}"
         for flow in traffic
     )
-    node_texts = ". ".join(node.told for node in nodes)
+    node_texts = ". ".join(node.words for node in nodes)
     label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {node_texts}. In a {unit}: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=_height(len(nodes)), width=WIDTH)
@@ -244,7 +244,7 @@ def _node(node: Node, place: Place, size: tuple[int, int], rank: int) -> str:
         width,
         height,
         svg.PAPER,
-        title=node.told,
+        title=node.words,
         rx=6,
         stroke=rim,
         stroke_width=2.5 if node.away else 1.25,

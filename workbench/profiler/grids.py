@@ -115,7 +115,7 @@ def _fit(timed: Mapping[Size, float]) -> Callable[[Size], float]:
     lengths = {length for _, length in timed}
     shortest = {batch * length for batch, length in timed if length == min(lengths)}
     others = {batch * length for batch, length in timed if length != min(lengths)}
-    # A larger number of tokens has a knot of its own only where h follows from other sizes.
+    # A larger number of tokens has its own knot only where h follows from other sizes.
     beyond = {max(others)} if others and min(others) <= max(shortest) < max(others) else set[int]()
     knots = sorted(shortest | beyond)
 

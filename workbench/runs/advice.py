@@ -309,7 +309,7 @@ def seconds_of(report: Report, epochs: float) -> float:
 
 
 def _distinct(choices: Sequence[Choice]) -> list[Choice]:
-    """Leave out what is another combination's plan under another name."""
+    """Leave out combinations whose plan another one has, too."""
     distinct: dict[object, Choice] = {}
     for choice in choices:
         plan, job = choice.report.plan, choice.job

@@ -71,7 +71,7 @@ DRAFT_NOTE = (
 
 
 def draft_title(drafts: DraftAdvice) -> str:
-    """Return what is compared with a draft."""
+    """Return what a draft is compared with."""
     writers = f"{' and '.join(drafts.devices)} write{'s' if len(drafts.devices) == 1 else ''}"
     return f"Drafts, simulated; without one {writers} a token in {_three_digits(1e3 * drafts.token_s)} ms"
 

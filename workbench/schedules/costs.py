@@ -100,7 +100,7 @@ def plan_costs(
         # With stashed weights the part is a version, or none.
         return plan.stages[value.stage].ranks[0] if stashes_weights else value.part
 
-    def kept(rank: int, value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
+    def bytes_of(rank: int, value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
         first, end = layout.samples(rank, value.microbatch)
         return opaque(sum(nbytes(layer, end - first, layout.lengths[value.microbatch]) for layer in layers[rank]))
 
@@ -157,8 +157,8 @@ def plan_costs(
             "gsum": lambda value: opaque(trained[value.part]),
             "weight": lambda value: opaque(trained.get(rank_of(value), 0)),
             "shared": lambda value: Spec((shared_bytes[value.part] // 4,)),
-            "tap": lambda value: kept(value.part, value, LayerProfile.tap_bytes),
-            "ctx": lambda value: kept(rank_of(value), value, LayerProfile.context_bytes),
+            "tap": lambda value: bytes_of(value.part, value, LayerProfile.tap_bytes),
+            "ctx": lambda value: bytes_of(rank_of(value), value, LayerProfile.context_bytes),
             **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
             **recomputed,

@@ -106,8 +106,8 @@ def _require_one(table: Table, names: list[str]) -> str:
 
 
 def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -> Columns:
-    """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the columns found and
-    wanted.
+    """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the existing and the
+    required columns.
     """
     label = named.get("label") or usual_column(table, _LABELS)
     text, pair = named.get("text"), named.get("pair")

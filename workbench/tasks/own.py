@@ -203,9 +203,7 @@ def sorted_classes(labels: Iterable[str], first: str | None = None) -> tuple[str
 
 
 def class_numbers(labels: Sequence[str], names: Sequence[str], column: str, split: str) -> tuple[int, ...]:
-    """Return the number of each label's class, by its name.  Raises ConfigError with the labels found and the classes
-    known.
-    """
+    """Return the number of each label's class.  Raises ConfigError with the labels and the known classes."""
     index = {name: number for number, name in enumerate(names)}
     unknown = next((row for row, name in enumerate(labels, 1) if name not in index), None)
     if unknown is not None:

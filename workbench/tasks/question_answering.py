@@ -63,11 +63,11 @@ def load_questions(folder: Path | None = None) -> Task:
     A sentence is in the same split as in 'sentiment-rating'.  folder: see load_sentiment_rating.
     """
     rated = load_sentiment_rating(folder)
-    parts = {name: _asked(_made(getattr(rated, name))) for name in ("train", "validation", "test")}
+    parts = {name: _split_of(_pattern_questions(getattr(rated, name))) for name in ("train", "validation", "test")}
     return _task("questions", parts, f"made by patterns from {rated.source}")
 
 
-def _made(split: Split) -> Iterator[Question]:
+def _pattern_questions(split: Split) -> Iterator[Question]:
     assert split.sources is not None
     by_source: dict[str, list[str]] = {}
     for source, text in zip(split.sources, split.texts, strict=True):
@@ -105,7 +105,7 @@ def load_question_answering(data: Path | str | None, columns: str = "", *, whole
         tables = read_tables("question_answering", data)
         rows = {name: _from_table(table, columns, str(data), name) for name, table in tables.items()}
         notes += [note for table in tables.values() for note in table.notes]
-    parts = {name: _asked(part) for name, part in rows.items()}
+    parts = {name: _split_of(part) for name, part in rows.items()}
     if files:
         notes += [
             note for part in parts.values() for note in notes_on_broken([list(part.texts), list(part.pairs or ())])
@@ -219,7 +219,7 @@ def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: 
     return Question(text.strip(), context, answers, topic)
 
 
-def _asked(questions: Iterable[Question]) -> Split:
+def _split_of(questions: Iterable[Question]) -> Split:
     rows = tuple(questions)
     return Split(
         texts=tuple(row.text for row in rows),

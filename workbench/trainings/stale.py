@@ -21,7 +21,7 @@ class StaleWeights:
         self._versions = deque([self._copies()], maxlen=delay + 1)
 
     def use_old(self) -> None:
-        """Compute the next mini-batch with the oldest kept version."""
+        """Compute the next mini-batch with the oldest stored version."""
         self._load(self._versions[0])
 
     def use_newest(self) -> None:

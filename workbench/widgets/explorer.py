@@ -20,7 +20,7 @@ Request = TypeVar("Request")
 
 class Latest(Generic[Request]):
     """Does `work` with the newest request in a separate thread; of the requests that come while it is busy, only the
-    last is kept.
+    last is answered.
 
     work: must not raise; it shows its own errors.
     """

@@ -63,7 +63,7 @@ class JobForm(Form):
         super().__init__()
         self._origin = job = job or Job()
         self._form: dict[str, FormField] = {}
-        self._made: dict[str, Field] = {}
+        self._fields_by_key: dict[str, Field] = {}
         self.controls: dict[str, Field] = {}
         self._columns = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap"))
         self.children = (Html(Markup("<b>The job</b>")), self._columns, self.message, self._page)
@@ -82,10 +82,10 @@ class JobForm(Form):
         self._form, self.controls = form, {}
         for name, entry in form.items():
             key = f"{name}: {entry}"
-            if key not in self._made:
-                self._made[key] = self._field(name, entry)
-                self._made[key].observe(lambda _: self._changed(), names="value")
-            self.controls[name] = self._made[key]
+            if key not in self._fields_by_key:
+                self._fields_by_key[key] = self._field(name, entry)
+                self._fields_by_key[key].observe(lambda _: self._changed(), names="value")
+            self.controls[name] = self._fields_by_key[key]
         shown, half = list(self.controls.values()), (len(self.controls) + 1) // 2
         margin = widgets.Layout(margin="0 2em 0 0")
         self._columns.children = [widgets.VBox(column, layout=margin) for column in (shown[:half], shown[half:])]

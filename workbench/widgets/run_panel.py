@@ -266,7 +266,7 @@ class RunPanel(Panel):
         self._in_cell = True
         self._enable()
         try:
-            return self._made((job, cluster, plan), mode)
+            return self._report_of((job, cluster, plan), mode)
         except KeyboardInterrupt:
             asked, found = (
                 f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.",
@@ -284,7 +284,9 @@ class RunPanel(Panel):
         """
         return self._job_form.job, self._cluster_form.cluster, self._chosen_plan() if self._chosen_plan else None
 
-    def _made(self, described: Described, mode: Mode, *, resume: bool = False, view: LiveView | None = None) -> Report:
+    def _report_of(
+        self, described: Described, mode: Mode, *, resume: bool = False, view: LiveView | None = None
+    ) -> Report:
         """Run a job; meanwhile the buttons for its devices are offered."""
         job, cluster, plan = described
         how: dict[str, Any] = {"fidelity": self._fidelity, "resume": resume} | (
@@ -315,7 +317,7 @@ class RunPanel(Panel):
 
     def _work(self, described: Described, mode: Mode, resume: bool) -> None:
         try:
-            report = self._made(described, mode, resume=resume, view=self.live)
+            report = self._report_of(described, mode, resume=resume, view=self.live)
             self.message.clear()
             self.result.value = report_table(report)._repr_html_()
             self.trace.layout.display = "" if report.timelines else "none"

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \
 class Table:
     """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere.  Columns of numbers are flush right.
 
-    more: lines that a notebook shows only when asked.  faint: the numbers of rows that a notebook shows in grey.
+    more: lines that a notebook shows only on request.  faint: the numbers of rows that a notebook shows in grey.
     """
 
     def __init__(

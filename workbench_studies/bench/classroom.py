@@ -1,7 +1,7 @@
 """`workbench bench classroom`: how many students one computer carries before their runs are marked invalid.
 
-Each student is a process of its own that runs the same job on four emulated devices, with a seed and a folder of its
-own.  All press *Run* at the same moment: the worst case of a class.
+Each student is a separate process that runs the same job on four emulated devices, with its own seed and folder.
+All press *Run* at the same moment: the worst case of a class.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 torch.utils.checkpoint, PAC+'s Parallel Adapters and P-RGE.
 
 All sides train on the same tokens, in one process.  LoRA's steps are the operations of a one-device schedule.  Times:
-the sides take turns.  Memory: each side in a process of its own, the peak resident memory above the libraries.
+the sides take turns.  Memory: each side in a separate process, the peak resident memory above the libraries.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ Trained = tuple[TechniqueStage, FlatAdamW]
 
 
 def trained_model(name: str, technique: Technique) -> Trained:
-    """Return a whole model with what is trained of it, and the optimizer."""
+    """Return a whole model with its trained parameters, and the optimizer."""
     stack = load_stack(name)
     config = TechniqueConfig(technique=technique, hidden_size=stack.hidden_size, num_layers=stack.num_layers)
     model = TechniqueStage(stack.stage(0, stack.num_layers), config)

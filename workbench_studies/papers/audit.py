@@ -132,7 +132,7 @@ def _deviations(cells: Iterable[Comparison]) -> list[float]:
 
 
 def _section(item: Item, result: Result | None) -> str:
-    """Return what is said of one table or figure."""
+    """Return the text about one table or figure."""
     lines = [
         f"### {_plain(result.title if result else item.title)}\n",
         f"`workbench reproduce {item.paper} {item.name}`: {item.source}.\n",

@@ -1,7 +1,7 @@
-"""`workbench reproduce`: a paper's tables and figures, the paper's numbers beside ours, printed and written to a
+"""`workbench reproduce`: a paper's tables and figures, the paper's numbers next to ours, printed and written to a
 folder.
 
-The folder gets each result as JSON, its figures as HTML (and PNG if a Chromium is found), and an index.
+The folder gets each result as JSON, its figures as HTML (and PNG if Chromium is installed), and an index.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def reproduce(
     if kept is not None and kept.exists() and not kept.is_dir():
         raise ConfigError(f"Trainings kept in '{kept}' were asked for.", "It is a file.", "Name a folder.")
     require_writable(None if kept is None else kept / "kept", folder / "index.html")
-    # What is trained stays: an interrupted table goes on where it was.
+    # Trained results stay: an interrupted table continues where it was.
     workdir = cache_folder() / "reproduce" / paper if kept is None else kept
     chosen_seeds, trains = tuple(range(QUICK_SEEDS if quick else seeds)), everything or bool(items)
     settings = Settings(

@@ -1,4 +1,4 @@
-"""A paper's tables and figures as described in PAPER/items.toml, found by their usual names ('Fig. 13')."""
+"""A paper's tables and figures as described in PAPER/items.toml, looked up by their usual names ('Fig. 13')."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Item:
 
     title: its name in lists.  trains: whether a simulated one also trains for some of its values if it is named.
     heading: the result's.  kinds, units, notes: those of cells, by their labels; kind, unit: those of all other cells.
-    checks: a claim of the paper and what was found.  findings: sentences on what our numbers say beyond them.
+    checks: a claim of the paper and our result.  findings: sentences on what our numbers say beyond them.
     varied, together, scores, trivial: settings of the sensitivity (see there).  words: for every text.
     """
 

@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim of the paper that our numbers could contradict, whether it holds, and what was found."""
+    """A claim of the paper that our numbers could contradict, whether it holds, and our result."""
 
     claim: str
     holds: bool

@@ -80,7 +80,7 @@ def kept(
 ) -> T:
     """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for.
 
-    What is measured with the smallest settings is stored apart.
+    Measurements with the smallest settings are stored separately.
     """
 
     def measured() -> T:

@@ -183,14 +183,18 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
 
     def token(lengths: tuple[int, ...], place: int) -> Program:
         memory_length = lengths[0] if len(lengths) > 1 else 0
-        return programs.token(chosen, past=lengths[-1] + place, memory_length=memory_length, room=kept(lengths)).program
+        return programs.token(
+            chosen, past=lengths[-1] + place, memory_length=memory_length, room=cache_length(lengths)
+        ).program
 
-    def kept(lengths: tuple[int, ...]) -> int:
+    def cache_length(lengths: tuple[int, ...]) -> int:
         return lengths[-1] + prepared.options.generate if prepared.options.generate else 0
 
     @cache
     def seconds(lengths: tuple[int, ...]) -> float:
-        found_s = simulate(programs.sequence(chosen, lengths, room=kept(lengths)).program, memory=False).makespan_s
+        found_s = simulate(
+            programs.sequence(chosen, lengths, room=cache_length(lengths)).program, memory=False
+        ).makespan_s
         if further > 0:  # each as long as the middle one: the cost grows linearly with the past length
             found_s += further * simulate(token(lengths, (further - 1) // 2), memory=False).makespan_s
         return found_s
@@ -199,7 +203,9 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
     lengths = prepared.lengths(shown)
     title = f"Request {shown + 1}, {lengths[0]} tokens"
     timelines = {
-        f"{REQUEST}, predicted": simulate(programs.sequence(chosen, lengths, room=kept(lengths)).program, title=title)
+        f"{REQUEST}, predicted": simulate(
+            programs.sequence(chosen, lengths, room=cache_length(lengths)).program, title=title
+        )
     }
     if further > 0:
         timelines[f"{TOKEN}, predicted"] = simulate(

@@ -145,7 +145,7 @@ class _Bench:
         Measured at the longest length, because attention keeps more for each token of a long sample.
         """
 
-        def kept(length: int) -> int:
+        def context_at(length: int) -> int:
             inputs = self._inputs(batch, length)
             besides = (*self._compute.adapter.parameters(), *inputs[1])
             context, nbytes = saved_by_autograd(lambda: self._compute.side_forward(*inputs), besides)
@@ -153,7 +153,9 @@ class _Bench:
             return nbytes + (0 if context.fast is None else context.fast.nbytes)
 
         has_decoder = self._config.num_encoder_layers is not None
-        return kept_bytes(kept, batch, length=self._max_length, other=self._max_length // 2, has_decoder=has_decoder)
+        return kept_bytes(
+            context_at, batch, length=self._max_length, other=self._max_length // 2, has_decoder=has_decoder
+        )
 
     def _inputs(self, batch: int, length: int) -> tuple[Tensor | None, list[Tensor], Tensor, Targets | None]:
         config = self._config

@@ -151,7 +151,7 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
     def pass_s(rank: int, op: Op) -> float:
         return profile.seconds(rank, op.kind, shape.sizes[rank], shape.lengths[rank])
 
-    def kept(value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
+    def bytes_of(value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
         rank = value.part
         return opaque(sum(nbytes(layer, shape.sizes[rank], shape.lengths[rank]) for layer in profile.layers[rank]))
 
@@ -160,8 +160,8 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
         | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1)},
         bytes_by_name={
             "gsum": lambda value: opaque(trainable_bytes(profile.layers[value.part])),
-            "tap": lambda value: kept(value, LayerProfile.tap_bytes),
-            "ctx": lambda value: kept(value, LayerProfile.context_bytes),
+            "tap": lambda value: bytes_of(value, LayerProfile.tap_bytes),
+            "ctx": lambda value: bytes_of(value, LayerProfile.context_bytes),
         },
         resident_by_rank={
             rank: resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)

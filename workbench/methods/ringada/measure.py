@@ -69,14 +69,14 @@ def measure_layers(
             grids = time_grids(of_cache, batch_sizes, lengths, budget_s=0.1 * budget_s)
         of_all[LOAD], keep_times = grids[LOAD], grids["KEEP"]
 
-    def whole(index: int, layer: LayerProfile) -> LayerProfile:
-        """Return a layer's profile with what belongs to all layers alike, and to the first and the last."""
+    def with_common_times(index: int, layer: LayerProfile) -> LayerProfile:
+        """Return a layer's profile with the times that all layers share, and those of the first and the last layer."""
         times = layer.times | of_all | (ends if index in (0, stack.num_layers - 1) else {})
         return replace(
             layer, times=times if keep_times is None else times | {PREFIX: layer.times[PREFIX].plus(keep_times)}
         )
 
-    return tuple(whole(index, layer) for index, layer in enumerate(profiles))
+    return tuple(with_common_times(index, layer) for index, layer in enumerate(profiles))
 
 
 def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
@@ -169,7 +169,7 @@ class _Bench:
     def context_bytes(self, batch: int = 4) -> tuple[int, int]:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
-        def kept(length: int) -> int:
+        def context_at(length: int) -> int:
             run: Any = self.forward(batch, length)
             return saved_by_autograd(
                 run,
@@ -179,7 +179,7 @@ class _Bench:
                 ],
             )[1]
 
-        return kept_bytes(kept, batch, length=32, other=64, has_decoder=self._has_decoder)
+        return kept_bytes(context_at, batch, length=32, other=64, has_decoder=self._has_decoder)
 
     def backward(self, batch: int, length: int, *, is_lowest: bool = False) -> Call:
         """Return the backward pass, without its forward pass.  is_lowest: the layers' input needs no gradient."""

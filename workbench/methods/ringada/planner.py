@@ -143,7 +143,7 @@ Ring = tuple[tuple[int, ...], tuple[int, ...]]  # the devices in order, and the 
 def _search(
     pricer: RingEstimate, count: int, seconds: Seconds | None = None, *, members: Collection[int] | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    """Return the best ring of so many devices that was found, and its seconds, which are infinite if none fits.
+    """Return the best ring of so many devices that the search reaches, and its seconds; infinite seconds if none fits.
 
     seconds: a cost function to use instead of the pricer.  members: the devices that may be used (default: all).
     """

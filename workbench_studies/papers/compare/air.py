@@ -1,7 +1,7 @@
 """Which methods still pay if the boards share the air of a Wi-Fi network?  Two and four boards over one, simulated.
 
-Beside each point on Wi-Fi stands the same on a switch, whose wires have the same rate and latency.  So the medium is
-the only difference.  Costs are computed from sizes and the catalogue's figures.
+Next to each point on Wi-Fi stands the same point on a switch, whose wires have the same rate and latency.  So the
+medium is the only difference.  Costs are computed from sizes and the catalogue's figures.
 """
 
 from __future__ import annotations

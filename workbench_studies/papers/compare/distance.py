@@ -96,7 +96,7 @@ def random_cluster(seed: int) -> Cluster:
 
 
 def distance(seed: int, limit_s: float, folder: Path | None = None) -> Distance:
-    """Return the methods' seconds on a random cluster, and the bounds.  folder: where it is kept and found again."""
+    """Return the methods' seconds on a random cluster, and the bounds.  folder: where it is stored for later calls."""
     path = None if folder is None else folder / f"{seed}-{limit_s:g}s.json"
     return kept_or_made(path, Distance, lambda: _distance(seed, limit_s))
 

@@ -33,7 +33,7 @@ CLASSES = {"CP-SAT's": (SYNCHRONOUS, BLUE), "busiest part": (("Confidant",), GRE
 
 
 def distance(item: Item, settings: Settings) -> Result:
-    """Simulate the methods on every cluster, and bound them.  A cluster that is done is kept."""
+    """Simulate the methods on every cluster, and bound them.  A finished cluster's result is stored."""
     folder = None if settings.workdir is None else settings.workdir / "distance"
     distances = []
     for seed in range(settings.draws):

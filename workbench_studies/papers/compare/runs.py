@@ -51,7 +51,7 @@ CLUSTER = "laptop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is kept of one run.
+    """What one run leaves for the comparison.
 
     scores: validation accuracy after each epoch, per cent; empty if it is simulated.  epochs_s, predicted_s: measured
     and simulated seconds of each epoch; of serving, of each request.  other_s: measured seconds between epochs
@@ -85,7 +85,7 @@ class Run:
 
 
 def training(name: str, seed: int, shape: Job, workdir: Path | None) -> Run:
-    """Return a training, kept in a folder or executed now."""
+    """Return a training, stored in a folder or executed now."""
     method, options = TRAININGS[name]
     job = replace(shape, method=method, options=options, seed=seed)
     digest = hashlib.sha256((to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:12]

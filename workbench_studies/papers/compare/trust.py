@@ -32,7 +32,7 @@ LEAST = 1e-4
 
 
 def trust(item: Item, settings: Settings) -> Result:
-    """Execute the programs at every dilation.  What is done is kept."""
+    """Execute the programs at every dilation.  Finished measurements are stored."""
     dilations, devices, rounds = ((16.0,), (2,), 1) if settings.quick else (DILATIONS, DEVICES, ROUNDS)
     points: list[dict[str, Any]] = []
     for dilation in dilations:

@@ -47,7 +47,7 @@ def sides(
 def fig7(item: Item, settings: Settings) -> Result:
     """Measure both directions between PyTorch and JAX, or NumPy if JAX is not installed, with both message formats.
 
-    The authors' own values, which their public code has, stand beside them under their devices.
+    The authors' own values, which their public code has, stand next to them under their devices.
     """
     other = "jax" if find_spec("jax") else "numpy"
     models, batches = (MODELS[:1], BATCHES[:2]) if settings.quick else (MODELS, BATCHES)

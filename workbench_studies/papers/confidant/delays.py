@@ -235,7 +235,9 @@ FOLDERS = "conll2003", "squad", "alpaca"
 
 
 def table5(item: Item, settings: Settings) -> Result:
-    """Train a small model on the table's kinds of tasks, by the paper's two ways; what is not executed stays empty."""
+    """Train a small model on the table's kinds of tasks, by the paper's two ways; values that were not executed stay
+    empty.
+    """
     tasks = {"GPT2-Medium, SQuAD2.0": replace(THREE, task="questions", limits=(320, 64, 300)), ALPACA: INSTRUCTED}
     data = settings.data or Path()
     for folder in (

@@ -1,4 +1,4 @@
-"""The paper's devices and environments beside the catalogue's (Galaxy+, Tables IV and VI)."""
+"""The paper's devices and environments next to the catalogue's (Galaxy+, Tables IV and VI)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings of P-RGE's executed tables, and what came out of them, kept in a folder (P-RGE, section 4.1)."""
+"""Trainings of P-RGE's executed tables, and their results, stored in a folder (P-RGE, section 4.1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The paper's prompts, settings and devices beside ours (P-RGE, Tables 8, 9 and 14), and its results with FO-Adam,
-which nothing of ours is compared with (Tables 10 and 11).
+"""The paper's prompts, settings and devices next to ours (P-RGE, Tables 8, 9 and 14), and its results with FO-Adam, to
+which we compare nothing (Tables 10 and 11).
 """
 
 from __future__ import annotations

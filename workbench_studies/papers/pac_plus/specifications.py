@@ -1,4 +1,4 @@
-"""The paper's models, boards and first claims beside ours (PAC+, Tables III and IV, sections II-B and V-A)."""
+"""The paper's models, boards and first claims next to ours (PAC+, Tables III and IV, sections II-B and V-A)."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class _Paths:
             )
 
     def best(self) -> Path | None:
-        """Return the fastest path found, None if none fits."""
+        """Return the fastest path, None if none fits."""
         n, best, best_path = len(self.ranks), math.inf, None
         states: list[dict[int, tuple[float, Path]]] = [{} for _ in range(self.layers + 1)]
         for d in range(n):

@@ -148,7 +148,7 @@ class Search:
         return self.plan(cut, plan), seconds
 
     def climbed(self, cut: Cut, last_step: float) -> Cut:
-        """Return the cut found by climbing with Eq. 9; each faster cut is the next start."""
+        """Return the cut that climbing reaches with Eq. 9; each faster cut is the next start."""
         return self._climb(cut, None, 1e-6, 10_000, last_step)[0]
 
     def _climb(
