@@ -31,7 +31,7 @@ def advise(
     keep_data: Annotated[bool, typer.Option("--keep-data", help="Only methods whose devices keep their data.")] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Answer requests instead of training.")] = False,
     draft: Annotated[
-        str, typer.Option(metavar="MODEL", help="Of --serve: another draft to compare, such as a smaller model.")
+        str, typer.Option(metavar="MODEL", help="With --serve: another draft to compare, such as a smaller model.")
     ] = "",
     computed: Annotated[
         bool, typer.Option("--computed", help="Costs from the catalogue: nothing is measured first.")

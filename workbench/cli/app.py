@@ -85,10 +85,10 @@ def fetch(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Which; without any, all that have no terms of their own. random:llama-1b draws a shape's weights."
+            help="Names to fetch (default: all without special terms). random:llama-1b draws a shape's weights."
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of what is already there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not list files that are already present.")] = False,
     accept_terms: Annotated[
         bool, typer.Option("--accept-terms", help="You have read the terms of these weights, and agree.")
     ] = False,

@@ -30,7 +30,7 @@ def devices(
     layers: Annotated[
         bool, typer.Option("--layers", help="Profile a model's layers: times and bytes, measured and computed.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="Whose layers; the first device's without.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device whose layers to profile (default: the first).")] = None,
     batch: Annotated[
         list[int], typer.Option("--batch", min=1, max=65_536, help="Batch size for --layers; may be repeated.")
     ] = [1, 4, 16],  # noqa: B006
@@ -38,7 +38,7 @@ def devices(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
     discover: Annotated[bool, typer.Option("--discover", help="Look for devices in the local network.")] = False,
     announce: Annotated[bool, typer.Option("--announce", help="Let others find this device, until Ctrl-C.")] = False,
-    name: Annotated[str, typer.Option(help="Of --announce: this device's name; its host's without.")] = "",
+    name: Annotated[str, typer.Option(help="With --announce: this device's name (default: its host name).")] = "",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated for --links.")] = "auto",
     as_json: Json = False,
 ) -> None:

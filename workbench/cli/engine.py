@@ -36,7 +36,8 @@ def export(
         ),
     ] = False,
     dtype: Annotated[
-        Literal["float32", "float16"], typer.Option(help="Of a .gguf file's matrices.", show_default="float16")
+        Literal["float32", "float16"],
+        typer.Option(help="Number format of a .gguf file's matrices.", show_default="float16"),
     ] = "float16",
     queries: Annotated[int, typer.Option(help="q, random directions a step.")] = 4,
     batch_size: Annotated[int, typer.Option(help="E, prompts a step.")] = 4,
@@ -47,8 +48,8 @@ def export(
         Literal["vocabulary", "label_words"],
         typer.Option(help="Over the whole vocabulary, or among the label words alone."),
     ] = "vocabulary",
-    rank: Annotated[int, typer.Option(help="Of LoRA-FA.")] = 16,
-    alpha: Annotated[float, typer.Option(help="Of LoRA-FA.")] = 32.0,
+    rank: Annotated[int, typer.Option(help="Rank of LoRA-FA.")] = 16,
+    alpha: Annotated[float, typer.Option(help="Alpha of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
     estimator: Annotated[
         str, typer.Option(help="How losses become a gradient: two_point, one_sided (FZOO) or low_rank (LOZO).")
@@ -146,7 +147,9 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = ADAPTER_RATE,
     seed: Seed = DEFAULTS.seed,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of XNNPACK.", show_default="its own choice")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of XNNPACK.", show_default="its own choice")
+    ] = None,
     log: Annotated[
         Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")
     ] = None,

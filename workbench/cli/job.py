@@ -43,7 +43,7 @@ Model = Annotated[
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
-Seed = Annotated[int, typer.Option(help="Of splits, order and initial weights.")]
+Seed = Annotated[int, typer.Option(help="Random seed of splits, data order and initial weights.")]
 MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
 Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
 EvalSamples = Annotated[
@@ -58,7 +58,9 @@ Data = Annotated[
 ]
 Columns = Annotated[
     str,
-    typer.Option(metavar="ROLE=NAME", help="Of your own data, where not found: text=review,pair=reply,label=stars."),
+    typer.Option(
+        metavar="ROLE=NAME", help="Columns of your own data with unusual names: text=review,pair=reply,label=stars."
+    ),
 ]
 WorkFolder = Annotated[
     Path | None,

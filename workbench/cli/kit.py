@@ -56,28 +56,28 @@ def kit(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Of init: user@host of each device, user@10.0.0.0/24 for a subnet, or a file of such lines."
+            help="For init: user@host of each device, user@10.0.0.0/24 for a subnet, or a file of such lines."
         ),
     ] = None,
     file: Annotated[
         Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")
     ] = KIT_FILE,
     discover: Annotated[
-        bool, typer.Option("--discover", help="Of init: take all devices that announce their SSH here.")
+        bool, typer.Option("--discover", help="For init: take all devices that announce their SSH here.")
     ] = False,
-    user: Annotated[str, typer.Option(help="Of init --discover: the user to log in as.")] = "pi",
-    model: Annotated[str, typer.Option(help="Of init: the devices' model in the catalogue.")] = "rpi-4b-m",
+    user: Annotated[str, typer.Option(help="For init --discover: the user to log in as.")] = "pi",
+    model: Annotated[str, typer.Option(help="For init: the devices' model in the catalogue.")] = "rpi-4b-m",
     trust: Annotated[
-        bool, typer.Option("--trust", help="Of check: accept host keys that are not known yet, and show them.")
+        bool, typer.Option("--trust", help="For check: accept host keys that are not known yet, and show them.")
     ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Of check: forget the devices' host keys, as after a new installation.")
+        bool, typer.Option("--forget", help="For check: forget the devices' host keys, as after a new installation.")
     ] = False,
     sustained: Annotated[
         float | None,
         typer.Option(
             metavar="MINUTES",
-            help="Of measure: let the devices compute for so long, and keep how much heat slows them.",
+            help="For measure: compute for this many minutes, and store how much heat slows the devices.",
         ),
     ] = None,
     as_json: Json = False,

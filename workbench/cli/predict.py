@@ -88,7 +88,7 @@ def evaluate(
     ] = "test",
     samples: Samples = None,
     calibration: Annotated[Calibration, typer.Option(help="Prior of a prompt's label words to take out.")] = "none",
-    task: Annotated[str | None, typer.Option(help="Of a zero-shot model.", show_default=DEFAULTS.task)] = None,
+    task: Annotated[str | None, typer.Option(help="Task of a zero-shot model.", show_default=DEFAULTS.task)] = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256")
     ] = None,

@@ -27,7 +27,9 @@ def schedule(
         str, typer.Argument(help="A published schedule's name, or a file. " + FORMS, show_default="list the names")
     ] = "",
     ranks: Annotated[int | None, typer.Option(help="Devices of a published schedule.", show_default="4")] = None,
-    micro_batches: Annotated[int | None, typer.Option(help="Of a published schedule.", show_default="its own")] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help="Micro-batches of a published schedule.", show_default="its own")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="SIZE=NUMBER", help="Another size of a published schedule; may be repeated."),
@@ -37,13 +39,13 @@ def schedule(
         typer.Option(
             "--cost",
             metavar="KIND=SECONDS",
-            help="Of an operation; SEND: latency of a transfer.",
+            help="Time of an operation; SEND: latency of a transfer.",
             show_default="F=1, B=2",
         ),
     ] = None,
     size: Annotated[
         list[str] | None,
-        typer.Option("--size", metavar="VALUE=BYTES", help="Of a value: act, grad, ctx, ...", show_default="0"),
+        typer.Option("--size", metavar="VALUE=BYTES", help="Size of a value: act, grad, ctx, ...", show_default="0"),
     ] = None,
     mbits: Annotated[
         float | None, typer.Option("--mbits", help="Rate of the links.", show_default="transfers are free")

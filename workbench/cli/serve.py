@@ -50,24 +50,28 @@ def serve(
             help="Answer OpenAI's API and show a chat page, until Ctrl-C, by one process or on --cluster's devices.",
         ),
     ] = False,
-    host: Annotated[str, typer.Option(help="Of --http: the address to listen on.")] = LOOPBACK,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --http; 0: any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: the port; 0: any free one.")] = 8000,
     token: Annotated[
         str,
-        typer.Option(envvar="WORKBENCH_TOKEN", help="Of --http: what clients must know; drawn if others can connect."),
+        typer.Option(
+            envvar="WORKBENCH_TOKEN", help="With --http: what clients must know; drawn if others can connect."
+        ),
     ] = "",
     system: Annotated[
         Literal["galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local"],
-        typer.Option(help="Of --http on a --cluster: whose planner divides the model. Galaxy+ may choose one device."),
+        typer.Option(
+            help="With --http on a --cluster: whose planner divides the model. Galaxy+ may choose one device."
+        ),
     ] = "galaxy_plus",
     draft: DraftName = "",
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
-    rate: Annotated[float, typer.Option(help="Of arrival per second (Poisson); 0: back to back.")] = 0.0,
+    rate: Annotated[float, typer.Option(help="Requests that arrive per second (Poisson); 0: back to back.")] = 0.0,
     length: Annotated[
         int | None, typer.Option(help="Tokens of a request.", show_default="64, or those of a picture")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of arrivals and tokens.")] = 0,
     fault: Annotated[
         list[str] | None,
         typer.Option(

@@ -74,7 +74,9 @@ def bench(
     ] = 0,
     minutes: Annotated[
         float,
-        typer.Option(help="Of advise: begin nothing more after so many; the same command goes on later.", min=0),
+        typer.Option(
+            help="For advise: start nothing new after so many minutes; the same command continues later.", min=0
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:

@@ -20,7 +20,7 @@ from workbench.methods.training.options import (
 )
 
 _SEARCHED = only(paradigm="hybrid")
-_CACHED = Effect(lambda at: at.job.epochs > 1, "more than one epoch")
+_CACHED = Effect(lambda settings: settings.job.epochs > 1, "more than one epoch")
 Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "torch_pruned", "distilled"]
 
 

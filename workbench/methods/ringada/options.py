@@ -23,11 +23,14 @@ _RING_CACHE = only(federated=False, is_refused=True)
 _GRADUAL = only(unfreezing=("steps", "rounds", "plateau", "gradient_norm"))
 _ADAPTIVE = only(unfreezing=("plateau", "gradient_norm"))
 _CHANGES = Effect(
-    lambda at: at.options.unfreezing in ("steps", "rounds") or (at.options.unfreezing == "all" and at.options.cache),
+    lambda settings: (
+        settings.options.unfreezing in ("steps", "rounds")
+        or (settings.options.unfreezing == "all" and settings.options.cache)
+    ),
     "unfreezing = steps or rounds",
     reads=("unfreezing",),
 )
-_LATER = Effect(lambda at: at.job.epochs > 1, "more than one epoch: in the first nothing is cached yet")
+_LATER = Effect(lambda settings: settings.job.epochs > 1, "more than one epoch: in the first nothing is cached yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
