@@ -45,7 +45,7 @@ def chat(
     draft: DraftName = "",
     as_json: Json = False,
 ) -> None:
-    """Talk to a model, or to what a run has trained, in the model's own chat template."""
+    """Talk to a model, or to a run's trained model, in the model's own chat template."""
     settings = _settings(max_tokens, temperature, top_p, seed, stop)
     if as_json and message is None:
         raise ConfigError(
@@ -77,7 +77,7 @@ def generate(
     draft: DraftName = "",
     as_json: Json = False,
 ) -> None:
-    """Let a model, or what a run has trained, continue a text as it is, without a chat template."""
+    """Let a model, or a run's trained model, continue a text as it is, without a chat template."""
     settings = _settings(max_tokens, temperature, top_p, seed, stop)
     from workbench.methods.common.text_model import load_text_model
 

@@ -134,8 +134,8 @@ ALL_FIELDS = tuple(OPTIONS)
 
 
 def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for a command whose first argument is a Job: it gets an option for each of these fields
-    instead.
+    """Return a decorator for a command whose first argument is a Job.  The command gets an option for each of these
+    fields instead.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -225,7 +225,7 @@ def parsed(text: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command whose flags have no type in the help: nobody is to write a word after them."""
+    """A command whose flags have no type in the help, because no word follows them."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, also the one for help."""

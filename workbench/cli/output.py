@@ -149,7 +149,7 @@ def print_text(text: str = "") -> None:
 
 
 def print_piece(text: str) -> None:
-    """Print a piece of a text that goes on, on stdout."""
+    """Print a piece of a text on stdout; more pieces follow."""
     print(plain(text), end="", flush=True)
 
 
@@ -282,7 +282,7 @@ def _device_words(device: Device) -> str:
 
 
 def next_steps(report: Report, path: Path | None, *, program: str = "workbench") -> str:
-    """Return commands to go on with after a run.  path: where its report is.  program: as which the user calls the
+    """Return the commands that can follow a run.  path: where its report is.  program: as which the user calls the
     workbench.
     """
     steps, named = [], path

@@ -1,5 +1,5 @@
-"""`workbench predict` and `workbench evaluate`: what a run has trained answers new samples, or is scored on some with
-labels.
+"""`workbench predict` and `workbench evaluate`: a run's trained model answers new samples, or is scored on labelled
+ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def predict(
     columns: Columns = "",
     as_json: Json = False,
 ) -> None:
-    """Answer sentences by what a run has trained: the class and its probability, or the number."""
+    """Answer sentences with a run's trained model: the class and its probability, or the number."""
     if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
         found = f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'."
         raise ConfigError(
@@ -67,7 +67,7 @@ def push(
     public: Annotated[bool, typer.Option("--public", help="Make it public; without, only you see it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Push what a run has trained to the Hugging Face hub: weights, tokenizer and model card."""
+    """Push a run's trained model to the Hugging Face hub: weights, tokenizer and model card."""
     from workbench.methods.common.sharing import push_to_hub
 
     address = push_to_hub(result, repository, public=public)
@@ -94,8 +94,8 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score what a run has trained on its own test split or on other data; or a model's answers to a task's prompts,
-    zero-shot.
+    """Score a run's trained model on its own test split or on other data; or a model's zero-shot answers to a task's
+    prompts.
     """
     from workbench.methods.common.result import load_result
     from workbench.methods.common.result_file import find_result

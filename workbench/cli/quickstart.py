@@ -1,4 +1,4 @@
-"""Run the quickstart notebook headless through papermill and say what came out: what `make quickstart` calls."""
+"""Run the quickstart notebook headless through papermill and print its result: `make quickstart` calls this."""
 
 from __future__ import annotations
 

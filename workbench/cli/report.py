@@ -22,7 +22,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what real boards did, without names, addresses and paths, so that it can be published."""
+    """Report what real boards did, without names, addresses and paths, so that you can publish it."""
     require_writable(share)
     from workbench.runs.board_report import board_report, summary_of
 

@@ -84,7 +84,7 @@ def sweep(
     ] = Path("sweep"),
     as_json: Json = False,
 ) -> None:
-    """Run every combination of several values of any option, each as a job; the same command goes on after an
+    """Run every combination of several values of any option, each as a job; the same command continues after an
     interruption.
     """
     from workbench.runs.grids import SweepSettings, make_notebook_points, make_points, read_grid

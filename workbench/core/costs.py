@@ -44,7 +44,7 @@ class Spec(NamedTuple):
 
 
 def opaque(nbytes: int) -> Spec:
-    """Return the spec of a value of which only the size in bytes is known."""
+    """Return the spec of a value if only its size in bytes is known."""
     return Spec((nbytes,), "bytes")
 
 

@@ -88,7 +88,7 @@ def named_layers(start: int, stop: int) -> str:
 
 
 def one_device_stages(order: Iterable[int], cuts: Sequence[int], samples: int) -> tuple[Stage, ...]:
-    """Return the stages [cuts[i], cuts[i + 1]), each on one device with so many samples.  order: the devices' ranks."""
+    """Return the stages [cuts[i], cuts[i + 1]), each on one device with all `samples`.  order: the devices' ranks."""
     blocks = zip(order, pairwise(cuts), strict=True)
     return tuple(
         Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=samples),)) for rank, (start, stop) in blocks

@@ -1,5 +1,5 @@
-"""What a step's seconds go to: computing, waiting for others, the bytes on the links, or their latency; or whether
-too little memory makes it slow.
+"""Explain a step's seconds: computing, waiting for others, bytes on the links, or their latency; and whether too little
+memory makes it slow.
 """
 
 from __future__ import annotations

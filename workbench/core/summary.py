@@ -268,7 +268,7 @@ def _three_figures(number: float) -> str:
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:
-    """Return the medians of the predicted and the measured seconds of a step, as far as they exist."""
+    """Return the medians of a step's predicted and measured seconds in words; '' without any."""
     predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
     measured = [step.measured_s for step in steps if step.measured_s is not None]
     words = [f"{median(predicted) * 1e3:.{digits}f} ms predicted (simulated)"] if predicted else []

@@ -39,7 +39,7 @@ class Captioned(NamedTuple):
 
 
 def figures(report: Report) -> list[Captioned]:
-    """Return all figures for which a report has data: first what came out, then what happened, then what it ran on."""
+    """Return all figures for which a report has data: first results, then the course of the run, then its devices."""
     note = busy_note(report)
     drawn = []
     if report.mode == "execute" or report.sweep:

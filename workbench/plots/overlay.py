@@ -53,11 +53,12 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
             if smoothing:
                 line = {"color": colour, "width": 1}
                 pale = {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
-                figure.add_scatter(x=course.at, y=course.losses, mode="lines", line=line, **pale, **panel)
+                figure.add_scatter(x=course.positions, y=course.losses, mode="lines", line=line, **pale, **panel)
             line = {"color": colour, "width": 2, "dash": dash}
-            figure.add_scatter(x=course.at, y=smooth, mode="lines", line=line, showlegend=True, **panel)
+            figure.add_scatter(x=course.positions, y=smooth, mode="lines", line=line, showlegend=True, **panel)
             lowest = min(range(len(smooth)), key=smooth.__getitem__)
-            minimum = {"x": [course.at[lowest]], "y": [smooth[lowest]], "marker": {**mark, "symbol": "circle-open"}}
+            circle = {**mark, "symbol": "circle-open"}
+            minimum = {"x": [course.positions[lowest]], "y": [smooth[lowest]], "marker": circle}
             figure.add_scatter(mode="markers", showlegend=False, **minimum, **panel)
         if values := course.metrics.get(metric):
             panel["col"] = 2
@@ -85,12 +86,12 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
 
 
 class _Course(NamedTuple):
-    """The mean course of some trainings.  at: where each loss stands on the axis.  ends: where each epoch ends.
+    """The mean course of some trainings.  positions: where each loss stands on the axis.  ends: where each epoch ends.
 
     metrics: each epoch's metrics, by name.  chosen: the epoch that was chosen, counted from 0.
     """
 
-    at: list[float]
+    positions: list[float]
     losses: list[float]
     ends: dict[int, float]
     metrics: dict[str, dict[int, float]]

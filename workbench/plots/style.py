@@ -151,7 +151,7 @@ def rows_for(names: Sequence[str]) -> dict[str, Any]:
 
 
 def whole_ticks(most: int) -> dict[str, Any]:
-    """Return the settings of an axis that counts whole things up to `most`: no tick stands between two of them."""
+    """Return the settings of an axis that counts up to `most`: all ticks are whole numbers."""
     return {"dtick": 1} if most <= 8 else {}
 
 

@@ -100,7 +100,7 @@ def drawing(content: str, *, label: str, height: float, width: float | None = No
 
 
 def swatch(colour: str) -> str:
-    """Return a small square that stands before a colour's name: a drawing, so that it is seen wherever drawings are."""
+    """Return a small coloured square for a legend, as a drawing, so that it shows wherever drawings do."""
     square = box(0, 0, 10, 10, themed(colour))
     return tag("svg", square, xmlns="http://www.w3.org/2000/svg", aria_hidden="true", width=10, height=10)
 

@@ -84,7 +84,7 @@ _PARTS = {"samples": "sample", "queries": "query", "heads": "head", "tokens": "t
 
 
 def holds_of(plan: Plan, rank: int, *, cached: bool = False) -> str:
-    """Return what a device has to do under a plan, in words; '' for nothing.  cached: in epochs from the cache."""
+    """Return a device's part of a plan in words; '' if it has none.  cached: in epochs from the cache."""
     stages = (plan.cached,) if cached and plan.cached else plan.stages
     for stage in stages:
         for share in stage.shares:

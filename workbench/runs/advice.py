@@ -299,7 +299,9 @@ def _sent_bytes(report: Report) -> int:
 
 
 def seconds_of(report: Report, epochs: float) -> float:
-    """Return the simulated seconds of so many epochs, of which the last may be a part; further ones are as the last."""
+    """Return the simulated seconds of some epochs; the last may be partial, and epochs beyond the simulated ones take
+    as long as the last.
+    """
     each = [epoch.seconds for epoch in report.epochs]
     while len(each) < epochs:
         each.append(each[-1])

@@ -108,7 +108,8 @@ def read_board_report(path: Path) -> BoardReport:
 
 
 def board_report(name: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> BoardReport:
-    """Return what a kit's file, or a run on real devices, says of its boards.  name: a .toml file, or see one_report.
+    """Return the facts about the boards from a kit's file, or from a run on real devices.  name: a .toml file, or see
+    one_report.
 
     Raises ConfigError for emulated or simulated devices, and for a kit that has not measured itself.
     """
@@ -205,7 +206,7 @@ def _our_methods() -> set[str]:
 
 
 def summary_of(report: BoardReport) -> str:
-    """Return what a file says, in one line."""
+    """Return a file's content in one line."""
     models = [board.model for board in report.boards]
     counted = ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models))
     rates = sum(board.gflops is not None for board in report.boards)

@@ -76,7 +76,7 @@ class PastRun:
 
     @property
     def data(self) -> str:
-        """Return what it was trained on: the task, or a person's own file."""
+        """Return the training data's name: the task, or a user's own file."""
         return "" if self.job is None else self.job.task if self.job.data is None else Path(self.job.data).name
 
     @property
@@ -96,7 +96,7 @@ class PastRun:
 
     @property
     def words(self) -> str:
-        """Return what it did, and what came out, in a line."""
+        """Return its work and its result in one line."""
         return f"{self.did}: {self.figures}" if self.figures else self.did
 
     def matches(self, words: str) -> bool:

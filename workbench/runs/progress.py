@@ -95,7 +95,7 @@ class EpochRow:
 
     @property
     def name(self) -> str:
-        """Return what stands in front of its bar."""
+        """Return the words before its bar."""
         return "requests" if self.answers else f"epoch {self.epoch + 1}{' (from the cache)' * self.cached}"
 
     @property
@@ -105,7 +105,7 @@ class EpochRow:
 
     @property
     def words(self) -> str:
-        """Return what stands behind its bar: steps, seconds, loss."""
+        """Return the words after its bar: steps, seconds, loss."""
         unit = "answered" if self.answers else "steps"
         if not self.done:
             return f"{self.num_steps} {'to answer' if self.answers else unit}" if self.num_steps else ""

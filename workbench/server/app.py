@@ -123,7 +123,9 @@ class _Server:
         self._offer, self._since_s = offer, int(time.time())
 
     def require_client(self, request: Request) -> None:
-        """Refuse who does not know the token; without one, what a page of another site sends from a browser here."""
+        """Refuse clients that do not know the token.  Without a token, refuse requests that pages of other sites send
+        from a browser here.
+        """
         token, origin = self._offer.token, request.headers.get("origin", "")
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token and not hmac.compare_digest(given.encode(), token.encode()):

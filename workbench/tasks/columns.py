@@ -1,4 +1,4 @@
-"""Find the columns of a user's table by their names, and by what they hold."""
+"""Find the columns of a user's table by their names and by their contents."""
 
 from __future__ import annotations
 

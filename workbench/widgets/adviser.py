@@ -184,7 +184,7 @@ class Adviser(Panel):
         self.keep(Markup(self.headline.value) + Markup(self.table.value))
 
     def _explain(self) -> None:
-        """Show why the chosen combination takes what it takes, and copy it."""
+        """Explain the chosen combination, and let the buttons copy it."""
         if self.advice is None or self._asked is None or self.choice.value is None:
             return
         choice = self.advice.choices[self.choice.value]

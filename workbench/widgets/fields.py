@@ -192,7 +192,7 @@ class Form(Panel):
         raise NotImplementedError
 
     def _remark(self) -> str:
-        """Return what is to be said about a valid description; '' for nothing."""
+        """Return a remark on a valid description, or ''."""
         raise NotImplementedError
 
     def _changed(self) -> None:

@@ -53,7 +53,7 @@ class FigureBox(Panel):
 
     @property
     def _width(self) -> int:
-        """Return the width of the figure in pixels: plotly's widget does not find it by itself."""
+        """Return the width of the figure in pixels, which plotly's widget cannot measure."""
         return (
             min(WIDTH_PIXELS, max(LEAST_PIXELS, self._page.width - BORDER_PIXELS)) if self._page.width else WIDTH_PIXELS
         )

@@ -1,4 +1,4 @@
-"""Show a run while it goes on: a map of its devices, losses, work, memory, and a measured step over the predicted one.
+"""Show a run in progress: a map of its devices, losses, work, memory, and a measured step over the predicted one.
 
 Python draws every part as SVG or HTML; the page replaces those that changed.  So the last state can stay in a
 notebook as it is, without a kernel.

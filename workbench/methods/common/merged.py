@@ -22,7 +22,7 @@ GGUF = ".gguf"
 
 
 class Merged(NamedTuple):
-    """What was written.  note: what differs from the run's own computation, or ''."""
+    """A written model.  note: what differs from the run's own computation, or ''."""
 
     path: str
     parameters: int

@@ -1,4 +1,4 @@
-"""Push what a run has trained to the Hugging Face hub, and load it from there.
+"""Push a run's trained model to the Hugging Face hub, and load it from there.
 
 Uploaded are the files of the run's adapter/: the weights, the tokenizer, result.json, and the model card that was made
 from the report.  Paths of this computer are taken out before.

@@ -1,4 +1,4 @@
-"""Load a model that writes text: a base model, or what a run has trained, with its adapters applied."""
+"""Load a model that writes text: a base model, or a run's trained model with its adapters applied."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class RingOptimizer:
         return torch.cat(self._head.state_vectors())
 
     def take_head(self, state: Tensor, step: int) -> None:
-        """Load the head of another device, as of after so many mini-batches."""
+        """Load the head of another device, which has trained for `step` mini-batches."""
         for vector, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
             vector.copy_(given)
         self._head.set_num_steps(step)

@@ -91,7 +91,7 @@ class RingRankJob(RankJob):
 
     @property
     def missing(self) -> str:
-        """Describe whose data no device has now (see RankJob)."""
+        """Describe the data of absent devices (see RankJob)."""
         names = {device.name for device in self.cluster.devices}
         away = [
             f"{len(samples)} training samples of {name}" for name, samples in self.owned.items() if name not in names
@@ -320,7 +320,9 @@ class RingRankJob(RankJob):
 
 
 def beside_bytes(facts: ModelFacts, config: TechniqueConfig) -> int:
-    """Return the bytes of each device besides its layers: embedding, and head with gradient and moments."""
+    """Return the bytes that each device needs in addition to its layers: embedding, and head with gradient and
+    moments.
+    """
     return 4 * (facts.embedding_parameters + 4 * _head_parameters(config))
 
 
