@@ -15,7 +15,7 @@ from typing import Any, Literal
 from workbench import experiment
 from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve, curves_of
-from workbench.core.errors import ConfigError, MissingDataError, PlanError, WorkbenchError
+from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.methods import attribute, declaration_of, registered
 from workbench.core.once import shared_results
@@ -168,7 +168,9 @@ def advise(
             progress(Event("phase", message="Simulating drafts"))
             try:
                 drafts = _drafts(job, priced, draft, progress)
-            except PlanError as error:
+            except MissingDataError:
+                raise
+            except WorkbenchError as error:
                 refused["texts, one token after the other"] = error.found
     if not choices:
         widest = sorted(by_reason(refused).items(), key=lambda reason: -len(reason[1]))

@@ -1,0 +1,80 @@
+"""How many guesses of a draft are right?  Texts of a model in one process, greedy and sampled (item `acceptance`).
+
+A text is the same on any devices, and so are the guesses of its draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any
+
+from workbench.methods.common.text_model import load_text_model
+from workbench.models.generation import Sampling
+from workbench.models.text import TextSettings
+from workbench.models.text_batch import Passes
+from workbench.trainings.kept import kept_or_made
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Settings
+
+MODEL, DRAFTS, TOKENS = "SmolLM2-135M", ("int4", "layers:8", "layers:16", "layers:24"), 40
+QUICK_MODEL, QUICK_DRAFTS, QUICK_TOKENS = "tiny-llama-4", ("int4", "layers:1"), 8
+PROMPTS = (
+    "Once upon a time there was a lighthouse keeper",
+    "The three most important rules of safe cycling are",
+    "Water boils at a lower temperature on a mountain because",
+    "def mean(numbers):",
+)
+TEMPERATURE = 0.8
+
+
+Found = dict[str, dict[str, float]]
+"""By way of choosing tokens: a draft's passes (text_batch.Passes)."""
+
+
+def acceptance(item: Item, settings: Settings) -> Result:
+    """Write every text with every draft.  What is done is kept."""
+    model, drafts, tokens = (QUICK_MODEL, QUICK_DRAFTS, QUICK_TOKENS) if settings.quick else (MODEL, DRAFTS, TOKENS)
+    seeds, found = "-".join(map(str, settings.seeds)), dict[str, Found]()
+    for draft in drafts:
+        name = f"{model}-{tokens}-tokens-{draft}-seeds-{seeds}.json".replace(":", "-")
+        path = None if settings.workdir is None else settings.workdir / "acceptance" / name
+        settings.progress(f"{model}, draft {draft}")
+
+        def make(draft: str = draft) -> Found:
+            return measured(model, draft, tokens, settings.seeds)
+
+        found[draft] = kept_or_made(path, Found, make)
+    return compared(item, found, model=model, tokens=tokens)
+
+
+def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found:
+    """Return the passes of the prompts' texts, greedy and sampled."""
+    ways = {"greedy": [Sampling()], "sampled": [Sampling(temperature=TEMPERATURE, seed=seed) for seed in seeds]}
+    found: Found = {}
+    for name, samplings in ways.items():
+        loaded = load_text_model(model, draft)
+        for prompt, sampling in product(PROMPTS, samplings):
+            list(loaded.complete(prompt, TextSettings(max_tokens=tokens, sampling=sampling)))
+        found[name] = asdict(loaded.passes or Passes())
+    return found
+
+
+def compared(item: Item, found: dict[str, Found], *, model: str, tokens: int) -> Result:
+    """Return the comparison.  found: by draft."""
+    rows: list[tuple[Any, ...]] = []
+    for draft, ways in found.items():
+        for way, one in ways.items():
+            guesses = one["right"] + one["wrong"]
+            share, a_pass = one["right"] / max(1, guesses), one["tokens"] / max(1, one["count"])
+            rows.append((draft, way, one["right"], guesses, share, a_pass))
+    return item.result(
+        [],
+        tables={"drafts": rows},
+        model=model,
+        tokens=tokens,
+        prompts="; ".join(f'"{prompt}"' for prompt in PROMPTS),
+        temperature=TEMPERATURE,
+        shares=", ".join(f"{draft} {share:.0%}" for draft, way, _, _, share, *_ in rows if way == "greedy"),
+    )
