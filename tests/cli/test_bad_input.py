@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import made_up_report
@@ -181,6 +182,21 @@ def test_unknown_commands() -> None:
     told = CliRunner().invoke(app, ["simulat"])
     assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'simulate'?" in told.stderr
+
+
+def test_mistakes_of_the_first_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What newcomers typed: each is refused with the way on, a mistyped path before the libraries are loaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "workbench.experiment", None)
+    (tmp_path / "reviews.csv").touch()
+    (tmp_path / "downloads").mkdir()
+    assert refused("run", "--data", "review.csv")["todo"] == "Did you mean 'reviews.csv'?"
+    assert "workbench kit init" in refused("kit", "check")["todo"]
+    unknown = refused("kit", "init", "pi@pi0.local", "--model", "rpi-4b")
+    assert "rpi-5" in unknown["found"] and unknown["todo"].startswith("Did you mean 'rpi-4b-")
+    wrong = refused("advise", "--for", "speed")["found"]
+    assert wrong.startswith("Invalid value for '--for': 'speed' is not one of 'time'")
+    assert refused("labs", "collect", "download")["todo"] == "Did you mean 'downloads'?"
 
 
 def test_scores_of_what_answers_no_prompts(tmp_path: Path) -> None:

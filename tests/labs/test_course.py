@@ -232,12 +232,22 @@ def test_a_function_is_judged_as_it_is_handed_in(text: str, said: str, tmp_path:
     assert said in shown
 
 
+def test_a_hint_is_offered_from_the_second_wrong_answer_until_one_was_asked_for(tmp_path: Path) -> None:
+    lab, answer = Lab("02", folder=tmp_path), written("def gpipe(p, s, n):\n    print(p)", "gpipe")
+    first, second = (lab.exercise("gpipe", answer).message for _ in range(2))
+    assert first.endswith("this is None. Does your function end with return?")
+    assert second == f'{first} Stuck? lab.hint("gpipe") gives a hint.'
+    lab.hint("gpipe")
+    assert lab.exercise("gpipe", answer).message == first
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda folder: Lab("99", folder=folder), "Lab '99'.*02"),
         (lambda folder: Lab("02", student="../../etc", folder=folder), "letters, digits"),
         (lambda folder: Lab("02", folder=folder).task("gpip"), "Did you mean 'gpipe'"),
+        (lambda folder: Lab("02", folder=folder).hint(), "This lab has event_loop, gpipe"),
         (lambda folder: Lab("02", folder=folder).exercise("event_loop", print), "Write it with def"),
         (lambda folder: Lab("02", folder=folder).exercise("gpipe", 5), "This is 5. Write it with def gpipe"),
         (lambda folder: Lab("02", folder=folder).exercise("gpipe", partial(print)), "Write it with def gpipe"),

@@ -56,7 +56,7 @@ HOSTILE = {
 
 
 @needs_isolation
-def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
+def test_a_class_is_collected_and_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five hand-ins: right, nearly a copy of it, with edited points, hostile, and none."""
     box = tmp_path / "box"
     box.mkdir()
@@ -77,13 +77,12 @@ def test_a_class_is_collected_and_graded(tmp_path: Path) -> None:
     (box / "lab.json").write_text(to_json(replace(works[0], lab="99")))
     (box / "junk.json").write_text('{"lab": "02", "student": "../x", "answers": []}')
     run = CliRunner()
-    collected = run.invoke(app, ["labs", "collect", str(box), "--to", str(tmp_path / "all")])
-    assert "4 hand-ins" in collected.output
+    monkeypatch.chdir(tmp_path)
+    collected = run.invoke(app, ["labs", "collect", str(box)])
+    assert "4 hand-ins in hand-ins" in collected.output
     for name in ("junk.json", "older.json: a second file of anna", "never.json", "future.json", "lab.json"):
         assert name in collected.output
-    graded = run.invoke(
-        app, ["labs", "grade", str(tmp_path / "all"), "--to", str(tmp_path / "grades"), "--secret", "s"]
-    )
+    graded = run.invoke(app, ["labs", "grade", "hand-ins", "--secret", "s"])
     assert graded.exit_code == 0, graded.output
     rows = list(csv.DictReader((tmp_path / "grades" / "grades.csv").read_text().splitlines()))
     points = {row["student"]: row["points"] for row in rows if row["exercise"] == "event_loop"}

@@ -40,9 +40,9 @@ def advise(
     as_json: Json = False,
 ) -> None:
     """Simulate every sensible combination of method, technique and plan for a job on a cluster, and rank them."""
+    devices = load_cluster(cluster)
     from workbench.runs.advice import advise as find
 
-    devices = load_cluster(cluster)
     advice = find(
         job,
         devices,

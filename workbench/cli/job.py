@@ -142,6 +142,8 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
         def filled(**given: Any) -> None:
             read = {name: given.pop(name) for name in fields}
             read["task"] = task_of(read["task"], read["data"])
+            if read["data"] is not None:
+                _require_data(read["task"], read["data"])
             if "options" in fields:
                 read["options"] = parse_options(read["options"])
             if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
@@ -191,6 +193,15 @@ def with_options(
 def task_of(task: str | None, data: str | None) -> str:
     """Return the requested task; without a word of it the default, or what one does with data of one's own."""
     return task or (DEFAULTS.task if data is None else "classification")
+
+
+def _require_data(task: str, data: str) -> None:
+    """Refuse a mistyped path before the libraries are loaded, which takes seconds."""
+    from workbench.tasks.own import FROM_FILES
+    from workbench.tasks.tables import require_data
+
+    if task in FROM_FILES:
+        require_data(data)
 
 
 def parse_options(given: list[str] | None) -> dict[str, Any]:

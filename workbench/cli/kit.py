@@ -96,6 +96,12 @@ def kit(
     if action == "init":
         _init(_found(user) if discover else _named(addresses or []), file, model)
         return
+    if not os.path.lexists(file):
+        raise ConfigError(
+            f"The kit '{file}' was asked for.",
+            "There is no such file.",
+            "Make it: workbench kit init pi@10.0.0.4 pi@10.0.0.5; or name another by --file.",
+        )
     cluster = load_cluster(file)
     without = [device.name for device in cluster.devices if not device.address]
     if without:
@@ -182,7 +188,7 @@ def _init(logins: list[tuple[str, int]], file: Path, model: str) -> None:
     if model not in device_models():
         raise ConfigError(
             f"Devices of model '{shown(model)}' were asked for.",
-            "It is not known.",
+            f"Known are {', '.join(device_models())}.",
             did_you_mean(model, device_models()),
         )
     if file.exists():

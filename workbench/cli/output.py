@@ -118,7 +118,7 @@ def report_error(error: WorkbenchError, *, as_json: bool) -> None:
 def _usage_error(error: Any, words: Sequence[str]) -> ConfigError:
     """Return the parser's complaint in our words, the value quoted."""
     command = error.ctx.command_path if error.ctx is not None else "workbench"
-    complaint = " ".join(error.format_message().split())
+    complaint = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
     names = getattr(getattr(error, "param", None), "opts", ())
     given = [value for name, value in _given(words) if name in names]
     if given and given[-1] not in complaint:

@@ -95,9 +95,13 @@ def require_numbers(scores: Any, what: str) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:
-    """Return advice about an unknown name: use the known name with the closest spelling, or `otherwise`."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean '{close[0]}'?" if close else otherwise
+    """Return advice about an unknown name: the known names that begin with its three or more letters (up to three
+    names), or else the one with the closest spelling, or `otherwise`.
+    """
+    names = list(known)
+    begun = [one for one in names if len(name) > 2 and one.startswith(name)]
+    close = begun if 1 <= len(begun) <= 3 else difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
 
 
 def check_choice(what: str, value: object, known: Iterable[str]) -> None:

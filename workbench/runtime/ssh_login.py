@@ -186,8 +186,8 @@ _MEANINGS = (
     (
         r"@ +WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED",
         "Its host key is not the one that was trusted.",
-        "If you installed it again, remove its old key: workbench kit check --forget; if not, find out who answers "
-        "there.",
+        "If you installed it again, replace its old key: workbench kit check --forget --trust; if not, find out who "
+        "answers there.",
     ),
     (
         r"Host key verification failed|No \S+ host key is known",

@@ -126,6 +126,13 @@ def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
     return {name: by_split[name] for name in SPLITS if name in by_split}
 
 
+def require_data(data: str) -> None:
+    """Raise MissingDataError if own data are neither a file nor a folder nor named as on the hub."""
+    path = user_path(data, "The data")
+    if not path.exists() and (not _HUB_NAME.fullmatch(data) or path.suffix.lower() in READERS):
+        raise _no_such_data(path)
+
+
 def _no_such_data(path: Path) -> MissingDataError:
     if path.is_symlink():
         problem = "It is a link to a file that does not exist."

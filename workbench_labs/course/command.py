@@ -22,15 +22,20 @@ def labs(
         ),
     ],
     path: Annotated[Path, typer.Argument(help="submit: the file of lab.submit(); else a folder of such files.")],
-    to: Annotated[Path, typer.Option("--to", help="The folder for files, or for the page and the table.")] = Path(
-        "grades"
-    ),
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", help="The folder for files, or for the page and the table.", show_default="hand-ins; grade: grades"
+        ),
+    ] = None,
     secret: Annotated[str, typer.Option(help="Of grade: any text; functions are tried on other cases.")] = "",
     as_json: Json = False,
 ) -> None:
     """Hand a lab in, collect hand-ins, or grade them.  Students' functions run isolated: bubblewrap must be there."""
     from workbench_labs.course import grading
 
+    if to is None:
+        to = Path("grades" if action == "grade" else "hand-ins")
     if action == "submit":
         work = grading.read_hand_in(path)
         make_folder(to)

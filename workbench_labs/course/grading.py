@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import to_json, write_text
 from workbench_labs.course.isolation import foreign_function, require_isolation
@@ -47,8 +48,15 @@ class Grade:
 def collect(folder: Path) -> tuple[list[HandIn], list[str]]:
     """Return the newest hand-in of each student and lab below a folder, and a line for each file that is none.
 
-    Raises ConfigError if the folder holds no file, or too many.
+    Raises ConfigError if there is no such folder, or if it holds no file, or too many.
     """
+    if not os.path.isdir(folder):
+        siblings = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ConfigError(
+            f"The hand-ins in '{folder}' were asked for.",
+            "There is no such folder.",
+            did_you_mean(folder.name, siblings, "Name the folder into which the students' files were put."),
+        )
     files = sorted(path for path in folder.rglob("*.json") if path.is_file() and not path.is_symlink())
     if not files or len(files) > MOST_FILES:
         raise ConfigError(

@@ -188,9 +188,11 @@ class Lab:
                 value=value,
             )
             self._keep(answers=self.work.answers | {name: now})
+            if verdict.passed is False and now.attempts > 1 and not now.hints:
+                return replace(verdict, message=f'{verdict.message} Stuck? lab.hint("{name}") gives a hint.')
         return verdict
 
-    def hint(self, name: str) -> Markup:
+    def hint(self, name: str = "") -> Markup:
         """Return the next of three hints.  How many were asked for is kept; the teacher may ask, nobody subtracts."""
         exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
         number = min(before.hints + 1, len(exercise.hints))

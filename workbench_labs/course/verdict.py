@@ -136,7 +136,7 @@ def number_of(answer: Any) -> float:
     """Return an answer as a number: Python's, a fraction, or a NumPy or torch scalar.  Raises WrongAnswerError."""
     value = answer.item() if hasattr(answer, "item") and not isinstance(answer, Real | Fraction) else answer
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise WrongAnswerError(f"A number is asked for; this is {answer!r:.80}.")
+        raise WrongAnswerError(f"A number is asked for; this is {answer!r:.80}.{_without_return(answer)}")
     try:
         number = float(value)
     except OverflowError:
@@ -144,6 +144,10 @@ def number_of(answer: Any) -> float:
     if not math.isfinite(number):
         raise WrongAnswerError("A finite number is asked for.")
     return number
+
+
+def _without_return(answer: Any) -> str:
+    return "" if answer is not None else " Does your function end with return?"
 
 
 def whole_number(answer: Any, least: int, most: int, what: str) -> int:
@@ -166,7 +170,7 @@ def require_list(found: Any, what: str, length: int | None = None) -> list[Any]:
     if hasattr(found, "tolist"):
         found = found.tolist()
     if not isinstance(found, list | tuple):
-        raise WrongAnswerError(f"{what} is a list; this is {found!r:.80}.")
+        raise WrongAnswerError(f"{what} is a list; this is {found!r:.80}.{_without_return(found)}")
     if length is not None and len(found) != length:
         raise WrongAnswerError(f"{what} has {length} entries; this has {len(found)}.")
     return list(found)
