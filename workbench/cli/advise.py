@@ -86,9 +86,9 @@ def _print(advice: Advice, cluster: str) -> None:
             )
     if (drafts := advice.drafts) is not None:
         print_text()
-        rows = text.draft_rows(drafts)
-        print_table(text.draft_title(drafts), text.DRAFT_COLUMNS, rows, right=text.DRAFT_RIGHT)
-        print_text(text.DRAFT_NOTE)
+        if rows := text.draft_rows(drafts):
+            print_table(text.draft_title(drafts), text.DRAFT_COLUMNS, rows, right=text.DRAFT_RIGHT)
+            print_text(text.DRAFT_NOTE)
         for line in text.impossible(drafts.refused):
             print_text(line)
         print_text(text.draft_conclusion(drafts))

@@ -93,6 +93,8 @@ def draft_rows(drafts: DraftAdvice) -> list[tuple[str, ...]]:
 
 def draft_conclusion(drafts: DraftAdvice) -> str:
     """Return whether a draft can pay, and how to find out."""
+    if not drafts.offers:
+        return "No device has memory for a draft of the texts."
     if drafts.best is None:
         return "No draft can pay on these devices, even if every guess were right."
     return "Whether a draft pays, the texts decide: how many guesses are right depends on them, not on the devices."
