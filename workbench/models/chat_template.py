@@ -76,5 +76,5 @@ def stored_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     if isinstance(named, list):  # several templates by name
-        named = next((one.get("template") for one in named if one.get("name") == "default"), None)
+        named = next((template.get("template") for template in named if template.get("name") == "default"), None)
     return named if isinstance(named, str) else None

@@ -52,8 +52,8 @@ class Gguf:
     architecture: its name there.  interleaves_rotary: whether the rows of queries and keys are interleaved by halves of
     the rotary dimensions.
     pre_tokenizer: llama.cpp's name of how a byte-level tokenizer splits text, '' if the tokenizer itself says.
-    window_pattern: of how many layers the last attends to all tokens, which the file does not say; 0: all of them do.
-    Such a family's tokenizer is SentencePiece's.
+    window_pattern: the last of every so many layers attends to all tokens, which the file does not say; 0: all layers
+    do. Such a family's tokenizer is SentencePiece's.
     """
 
     architecture: str

@@ -45,20 +45,20 @@ def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> Gguf:
 
 def _unusual(config: Any, gguf: Gguf) -> dict[str, Any]:
     """Return what a file could not say of a model, with its value."""
-    found: dict[str, Any] = {}
+    traits: dict[str, Any] = {}
     ropes = _ropes(config)
     for rope in ropes.values():
         if rope.get("rope_type", "default") != "default":
-            found["Its positions are scaled"] = rope["rope_type"]
+            traits["Its positions are scaled"] = rope["rope_type"]
     if gguf.window_pattern:
         kinds = patterns_of(config, config.num_hidden_layers)
         if kinds != [kinds[0] if (n + 1) % gguf.window_pattern else FULL for n in range(len(kinds))]:
-            found["Its layers attend in an unusual order"] = kinds
+            traits["Its layers attend in an unusual order"] = kinds
         if (local := ropes.get("sliding_attention", {}).get("rope_theta", 10000.0)) != 10000.0:
-            found["Its windows turn heads in an unusual way"] = local
+            traits["Its windows turn heads in an unusual way"] = local
         if config.query_pre_attn_scalar != config.head_dim:
-            found["Its scores have an unusual scale"] = config.query_pre_attn_scalar
-    return found
+            traits["Its scores have an unusual scale"] = config.query_pre_attn_scalar
+    return traits
 
 
 def _ropes(config: Any) -> Mapping[str, Any]:

@@ -30,13 +30,13 @@ def converted(path: Path) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
+        unfinished = Path(scratch) / "model"
+        unfinished.mkdir()
         try:
             sys.stderr.write(f"{path.name}: converting to float32 weights, once\n")
             # Its reader of GGUF files shows a bar whatever transformers is asked to show.
             with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-                _convert(path, made)
+                _convert(path, unfinished)
         except ConfigError:
             raise
         except Exception as error:  # libraries raise many kinds of errors for a user's file
@@ -44,7 +44,7 @@ def converted(path: Path) -> Path:
             problem = f"Transformers does not read it: {line}."
             todo = "Check the file, or give a Hugging Face folder."
             raise MissingDataError(f"The model '{path}' was asked for.", problem, todo) from error
-        place_folder(made, folder)
+        place_folder(unfinished, folder)
     return folder
 
 

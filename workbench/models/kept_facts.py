@@ -32,10 +32,10 @@ def kept(name: str, kind: type[T], find: Callable[[], T]) -> T:
     path = cache_folder() / "facts" / f"{hashlib.sha256(conditions.encode()).hexdigest()[:20]}.json"
     with contextlib.suppress(OSError, ConfigError):
         return from_json(path.read_bytes(), kind, source=f"'{path}'")
-    found = find()
+    facts = find()
     with contextlib.suppress(ConfigError):  # a cache that cannot be written
-        write_text(path, to_json(found) + "\n")
-    return found
+        write_text(path, to_json(facts) + "\n")
+    return facts
 
 
 def _source(name: str) -> Any:

@@ -128,8 +128,8 @@ def layer_contexts(
     length = attention_mask.shape[1]
 
     def mask(window: int) -> Tensor | None:
-        found = padding_mask(attention_mask, is_causal=family.is_causal, window=window)
-        return None if found is None else found.expand(-1, 1, length, length)
+        padding = padding_mask(attention_mask, is_causal=family.is_causal, window=window)
+        return None if padding is None else padding.expand(-1, 1, length, length)
 
     positions = torch.arange(length, device=hidden.device)[None]
     bias = None if position_bias is None else position_bias(length)

@@ -80,7 +80,7 @@ def _read(
 
 
 class _Place(NamedTuple):
-    """A weight of a layer.  path: of its module in the layer."""
+    """A weight of a layer.  path: its module's path in the layer."""
 
     path: str
     name: str

@@ -64,17 +64,17 @@ def write_random(name: str, progress: Callable[[str], None]) -> Path:
     tokenizer = None if family_of(settings["model_type"]).reads_images else asset_path(STAND_IN)
     progress(f"{name}: drawing {size}; {free / 1e9:.0f} GB are free")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}-", suffix=".part") as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        _write_shards(made, shapes)
-        (made / "config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+        unfinished = Path(scratch) / "model"
+        unfinished.mkdir()
+        _write_shards(unfinished, shapes)
+        (unfinished / "config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         origin = _ORIGIN.format(name=name, seed=RANDOM_SEED, tokenizer=STAND_IN)
-        (made / "README.md").write_text(origin, encoding="utf-8")
+        (unfinished / "README.md").write_text(origin, encoding="utf-8")
         if tokenizer is not None:
             for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
                 if (tokenizer / file).is_file():
-                    shutil.copyfile(tokenizer / file, made / file)
-        place_folder(made, path)
+                    shutil.copyfile(tokenizer / file, unfinished / file)
+        place_folder(unfinished, path)
     progress(f"{name}: done, in {path}")
     return path
 

@@ -58,7 +58,7 @@ class LayerInput:
     source: its input: (n, t, d), a leaf of the graph, or (n, t) ids in front of the model's first layer.
     output: its output, with the graph but without its values, or the loss.
     contexts: masks and position tables, shared by the stage's layers; None if they are trained or the decoder's.
-    random_state: of torch's generator before the layer; None if nothing in it is drawn.
+    random_state: state of torch's generator before the layer; None if the layer draws nothing.
     """
 
     source: Tensor
@@ -80,7 +80,7 @@ class LayerInput:
 
 
 class SingleLayers:
-    """The layers of a stage, one at a time.  model: of a technique inside the layers."""
+    """The layers of a stage, one at a time.  model: its technique has adapters inside the layers."""
 
     def __init__(self, model: TechniqueStage) -> None:
         assert not model.config.side_width, "Parallel Adapters do not backpropagate through the layers"
@@ -114,12 +114,12 @@ class SingleLayers:
             if is_last and keeps_last:
                 output = self._run(layer, hidden, attention_mask, contexts, own_loss)
                 return output.detach(), inputs, (hidden if hidden.requires_grad else None, output)
-            kept, state = _Kept(), torch.get_rng_state() if self._draws else None
-            with saved_tensors_hooks(kept.leave_out, kept.take):
+            store, state = _Kept(), torch.get_rng_state() if self._draws else None
+            with saved_tensors_hooks(store.leave_out, store.take):
                 output = self._run(layer, hidden, attention_mask, contexts, own_loss)
             inputs.append(
                 LayerInput(
-                    source=hidden, output=output, contexts=contexts, random_state=state, loss=own_loss, kept=kept
+                    source=hidden, output=output, contexts=contexts, random_state=state, loss=own_loss, kept=store
                 )
             )
             hidden = output.detach()
@@ -155,15 +155,15 @@ def recomputed(forward: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """
 
     def run(*inputs: P.args, **named: P.kwargs) -> Tensor:
-        kept = _Kept()
+        store = _Kept()
 
         def take(number: int) -> Tensor:
-            if not kept.tensors:
-                with torch.enable_grad(), saved_tensors_hooks(kept.add, _not_taken), suppress(_Enough):
+            if not store.tensors:
+                with torch.enable_grad(), saved_tensors_hooks(store.add, _not_taken), suppress(_Enough):
                     forward(*inputs, **named)
-            return kept.take(number)
+            return store.take(number)
 
-        with saved_tensors_hooks(kept.leave_out, take):
+        with saved_tensors_hooks(store.leave_out, take):
             return forward(*inputs, **named)
 
     return run

@@ -69,7 +69,9 @@ class DraftChoice:
         return cls(model=text)
 
     def layout(self, name: str) -> ModelLayout:
-        """Return the draft's layout.  name: of the model that it is made of.  Raises as ModelLayout.first_layers."""
+        """Return the draft's layout.  name: the name of the model that it is made of.  Raises as
+        ModelLayout.first_layers.
+        """
         layout = model_layout(name)
         return layout.first_layers(self.layers) if self.layers else layout
 
@@ -120,28 +122,28 @@ class Draft:
     def guess(self, drafted: Sequence[Drafted]) -> list[list[int]]:
         """Return the next tokens of each text, at most num_guesses, and none beyond its end."""
         most, guesses = num_guesses(len(drafted)), [list[int]() for _ in drafted]
-        texts = [replace(one.text, tokens=[*one.text.tokens]) for one in drafted]
+        texts = [replace(member.text, tokens=[*member.text.tokens]) for member in drafted]
         for number in range(most):
-            read = (at for at, one in enumerate(drafted) if one.state is not None)
-            going = [at for at in read if len(guesses[at]) == number and _has_room(texts[at])]
+            read = (place for place, member in enumerate(drafted) if member.state is not None)
+            going = [place for place in read if len(guesses[place]) == number and _has_room(texts[place])]
             if not going:
                 break
-            unread = [self._unread(drafted[at], texts[at].tokens) for at in going]
-            logits = self._model.step([drafted[at].state for at in going], unread).split(list(map(len, unread)))
-            for at, rows in zip(going, logits, strict=True):
+            unread = [self._unread(drafted[place], texts[place].tokens) for place in going]
+            logits = self._model.step([drafted[place].state for place in going], unread).split(list(map(len, unread)))
+            for place, rows in zip(going, logits, strict=True):
                 try:
-                    guesses[at].append(texts[at].take(rows[-1:]))
+                    guesses[place].append(texts[place].take(rows[-1:]))
                 except WorkbenchError:  # the draft's logits are no numbers, but the model's may be
                     continue
         return guesses
 
-    def _unread(self, one: Drafted, tokens: Sequence[int]) -> list[int]:
+    def _unread(self, member: Drafted, tokens: Sequence[int]) -> list[int]:
         """Return the tokens that the draft has yet to read, after it has forgotten its wrong guesses."""
-        pairs = zip(one.read, tokens[:-1], strict=False)
-        most = min(len(one.read), len(tokens) - 1)
-        same = next((at for at, (read, token) in enumerate(pairs) if read != token), most)
-        self._model.forget(one.state, len(one.read) - same)
-        one.read = list(tokens)
+        pairs = zip(member.read, tokens[:-1], strict=False)
+        most = min(len(member.read), len(tokens) - 1)
+        same = next((place for place, (read, token) in enumerate(pairs) if read != token), most)
+        self._model.forget(member.state, len(member.read) - same)
+        member.read = list(tokens)
         return list(tokens[same:])
 
 

@@ -191,9 +191,9 @@ def pieces(
         before, text = decode(ids[first:read]), decode(ids[first:])
         if len(text) > len(before) and not text.endswith("\ufffd"):
             waiting, first, read = waiting + text[len(before) :], read, len(ids)
-        found = min((at for word in settings.stop if (at := waiting.find(word)) >= 0), default=-1)
-        if found >= 0:
-            yield Piece(waiting[:found], 1, "stop")
+        end = min((place for word in settings.stop if (place := waiting.find(word)) >= 0), default=-1)
+        if end >= 0:
+            yield Piece(waiting[:end], 1, "stop")
             return
         sure = len(waiting) - _begun(waiting, settings.stop)
         yield Piece(waiting[:sure], 1)

@@ -36,7 +36,7 @@ class GrowingText:
     """A text that is being written.
 
     tokens: those that it continues, with the new ones.  prompt: how many of them were given.  num_tokens: the most new
-    ones.  ends: tokens that end it.  rules: of the model (see GenerationRules.rules).
+    ones.  ends: tokens that end it.  rules: the model's rules (see GenerationRules.rules).
     """
 
     tokens: list[int]
@@ -105,14 +105,16 @@ class Passes:
         return f"{self.mean:.1f} a pass, {right}"
 
     def add(self, *, is_right: bool | None, is_first: bool) -> None:
-        """Note a token.  is_right: whether it had been guessed, None if none was.  is_first: of its pass."""
+        """Note a token.  is_right: whether it had been guessed, None if none was.  is_first: whether it is the first of
+        its pass.
+        """
         self.count, self.tokens = self.count + is_first, self.tokens + 1
         self.right, self.wrong = self.right + (is_right is True), self.wrong + (is_right is False)
 
 
 def checked(guesses: Sequence[int], taken: Sequence[int]) -> list[bool | None]:
     """Return for each token of a pass whether it had been guessed, None for one after the last guess."""
-    return [guesses[at] == token if at < len(guesses) else None for at, token in enumerate(taken)]
+    return [guesses[place] == token if place < len(guesses) else None for place, token in enumerate(taken)]
 
 
 class Guesser(Protocol):
@@ -178,9 +180,9 @@ class TextBatch:
         with torch.inference_mode():
             guesses: list[list[int]] = [[]] * len(members)
             if self._draft is not None:
-                guesses = self._draft.guess([one.drafted for one in members])
-            tokens = [[one.text.tokens[-1], *guessed] for one, guessed in zip(members, guesses, strict=True)]
-            logits = self._model.step([one.state for one in members], tokens).split(list(map(len, tokens)))
+                guesses = self._draft.guess([member.drafted for member in members])
+            tokens = [[member.text.tokens[-1], *guessed] for member, guessed in zip(members, guesses, strict=True)]
+            logits = self._model.step([member.state for member in members], tokens).split(list(map(len, tokens)))
             for member, guessed, rows in zip(members, guesses, logits, strict=True):
                 try:
                     taken = member.text.check(guessed, rows)
@@ -189,7 +191,7 @@ class TextBatch:
                     continue
                 member.out.extend(taken)
                 if self._draft is not None:
-                    for at, is_right in enumerate(checked(guessed, taken)):
-                        self._draft.passes.add(is_right=is_right, is_first=at == 0)
+                    for place, is_right in enumerate(checked(guessed, taken)):
+                        self._draft.passes.add(is_right=is_right, is_first=place == 0)
                 self._model.forget(member.state, len(rows) - len(taken))
-        self._members = [one for one in members if not one.text.is_whole and one.error is None]
+        self._members = [member for member in members if not member.text.is_whole and member.error is None]

@@ -68,7 +68,7 @@ class RankLinks:
         """Return for how long a message that has passed the shared air is held back.
 
         These are latency, jitter, the overhead that gloo does not have, and the time of its last frame: the kernel lets
-        a frame pass when its time on air begins.  number: of the message in its channel.
+        a frame pass when its time on air begins.  number: the message's number in its channel.
         """
         assert self._air is not None
         jitter_s = self._air.delay_s(source, destination, number) - self.cluster.jitter_s

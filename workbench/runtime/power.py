@@ -40,8 +40,8 @@ def _chip_watts(chip: Path) -> float | None:
         milli_v, milli_a = number(chip / f"in{channel}_input"), number(chip / f"curr{channel}_input")
         if milli_v is not None and milli_a is not None:
             channels[_text(chip / f"in{channel}_label") or str(channel)] = milli_v * milli_a / 1e6
-    whole = [watts for label, watts in channels.items() if label in WHOLE_BOARD]
-    return sum(whole or channels.values()) if channels else None
+    board_watts = [watts for label, watts in channels.items() if label in WHOLE_BOARD]
+    return sum(board_watts or channels.values()) if channels else None
 
 
 def pmic_watts() -> float | None:

@@ -58,7 +58,7 @@ def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
 
     Small send buffers: a large message counts as sent when it is nearly through the air, and the next one of its sender
     follows.  No slow start, also not after a pause, no delayed acknowledgements, and no waiting for more to send: each
-    would keep a message waiting.  index: of the device's interface.
+    would keep a message waiting.  index: the index of the device's interface.
     """
     metrics = {"initcwnd": _WINDOW, "initrwnd": _WINDOW, "quickack": 1, "rto_min": 1000}
     device_side.route("replace", dst="10.77.0.0/16", oif=index, scope="link", metrics=metrics)

@@ -279,9 +279,9 @@ class Transport:
         posted: deque[tuple[Op, Spec, torch.Tensor, Any, StepValues, list[Span]]] = deque()
         posted_bytes = 0
         values: StepValues | None = None
-        held: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
+        delayed: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
-            threading.Thread(target=self._hold_loop, args=(held,), name=f"hold-{source}", daemon=True).start()
+            threading.Thread(target=self._hold_loop, args=(delayed,), name=f"hold-{source}", daemon=True).start()
         num_arrived = 0
         try:
             while True:
@@ -307,7 +307,7 @@ class Transport:
                     content, sent_s = without_stamp(buffer, spec)
                     end_s = arrived_s + self.links.delay_s(source, self._rank, spec.nbytes, num_arrived)
                     num_arrived += 1
-                    held.put((op, spec, content, values, spans, sent_s, end_s))
+                    delayed.put((op, spec, content, values, spans, sent_s, end_s))
                     continue
                 if is_emulated:
                     content, sent_s = without_stamp(buffer, spec)
@@ -319,11 +319,11 @@ class Transport:
             if values is not None:
                 self._fail(values, error)
         finally:
-            held.put(None)
+            delayed.put(None)
 
-    def _hold_loop(self, held: queue.SimpleQueue) -> None:
+    def _hold_loop(self, delayed: queue.SimpleQueue) -> None:
         """Deliver messages that have passed the shared air, in order, each when it is due."""
-        while (message := held.get()) is not None:
+        while (message := delayed.get()) is not None:
             try:
                 _deliver(self._rank, *message)
             except BaseException as error:  # passed to the streams, which raise it

@@ -94,10 +94,11 @@ class VirtualWorld:
     """The overheads of virtual devices outside computing, in seconds.
 
     start_s: from the start of a process until it accepts commands.  restart_s: to start a new process.  notice_s: until
-    the end of a process is noticed.  join_s: to form a group.  probe_s: of a probe.  message_s: maximum for a message.
+    the end of a process is noticed.  join_s: to form a group.  probe_s: to carry out a probe.  message_s:
+    maximum for a message.
     report_s: between two reports of a device during a step.
-    seed: of the random durations, and of which members have completed the step in which a device is lost.  None: every
-    duration is its maximum, and no member has completed that step.
+    seed: random seed of the durations, and of which members have completed the step in which a device is lost.  None:
+    every duration is its maximum, and no member has completed that step.
     """
 
     start_s: float = 0.5

@@ -54,7 +54,7 @@ def choose(settings: Sequence[Setting], seconds: Callable[[Setting], float], *, 
     """Return the first setting whose step fits in memory and in `step_s` seconds (None: no limit), or else the fastest
     that fits in memory, or else the last.
 
-    seconds: of a step; infinity if it fits in no device's memory.
+    seconds: a step's seconds; infinity if it fits in no device's memory.
     """
     limit_s = math.inf if step_s is None else step_s
     seconds_of = {}

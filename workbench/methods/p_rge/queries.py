@@ -122,7 +122,7 @@ class _Way(NamedTuple):
 
     sum_s: seconds of one group's way through it.  slowest_s: seconds of the slowest of its stages and links.
 
-    update_s: seconds of the longest update of a stage.  air_s: of all its messages, where they share the air.
+    update_s: seconds of the longest update of a stage.  air_s: seconds of all its messages if they share the air.
     """
 
     sum_s: float

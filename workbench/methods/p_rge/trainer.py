@@ -64,7 +64,7 @@ class ZeroOrderArguments(TrainingArguments):
 class ZeroOrderTrainer(Trainer):
     """Train a causal language model with forward passes only.
 
-    model: of transformers, in memory on the CPU; its projections are replaced by adapted ones.  args:
+    model: a model of transformers, in memory on the CPU; its projections are replaced by adapted ones.  args:
     ZeroOrderArguments, or transformers' TrainingArguments, whose missing settings have their defaults.  A sample has
     input_ids and labels (-100: not predicted); batches are padded on the right.
     The training loss is the mean over the samples of each one's mean over its labels; evaluate() gives transformers'

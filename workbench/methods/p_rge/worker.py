@@ -303,9 +303,9 @@ class QueryWorker(StepWorker[PRGERankJob]):
             incoming = torch.zeros(
                 passing.parts * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
             )
-        own = (compute.start, compute.stop)
-        forward_s = job.profile.seconds(self._place, "F", passing.parts * len(batch), shape.lengths[0], *own)
-        expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *own)
+        layers = (compute.start, compute.stop)
+        forward_s = job.profile.seconds(self._place, "F", passing.parts * len(batch), shape.lengths[0], *layers)
+        expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *layers)
         if not expected_s:
             return 1.0
         pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)

@@ -247,9 +247,11 @@ def predict(rank_job: PhasedJob) -> Prediction:
         phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
-    found = Prediction(steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes)
+    prediction = Prediction(
+        steps=tuple(steps), epochs=tuple(epochs), timelines=timelines, phases_s=phases_s, bytes=nbytes
+    )
     cluster = rank_job.cluster
     if not gets_hot(cluster):
-        return found
-    whole = Stretch(Timetable(rank_job), tuple(range(cluster.world_size)), range(len(steps)))
-    return with_seconds(found, heated_s(cluster, [whole]))
+        return prediction
+    stretch = Stretch(Timetable(rank_job), tuple(range(cluster.world_size)), range(len(steps)))
+    return with_seconds(prediction, heated_s(cluster, [stretch]))

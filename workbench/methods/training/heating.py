@@ -32,12 +32,12 @@ def heated_s(cluster: Cluster, stretches: Iterable[Stretch]) -> dict[int, float]
     heats = [Heat(device.sustained) for device in cluster.devices]
     now_s, taken_s = 0.0, dict[int, float]()
     for timetable, members, steps in stretches:
-        own = [heats[rank] for rank in members]
+        member_heats = [heats[rank] for rank in members]
         for step in steps:
-            present = at_heat(timetable, own)
+            present = at_heat(timetable, member_heats)
             taken_s[step] = present.seconds(step)
             now_s += taken_s[step]
-            for place, heat in enumerate(own):
+            for place, heat in enumerate(member_heats):
                 heat.advance(now_s, present.heating_s(step, place))
     return taken_s
 

@@ -336,8 +336,8 @@ def chosen_epoch(
     """
     notify(Event("phase", message="Scoring every epoch on the validation split", stage="evaluate"))
     metrics = scores(range(len(epochs)), "validation")
-    for record, own in zip(epochs, metrics, strict=True):
-        notify(Event("scores", epoch=record.epoch, metrics=own))
+    for record, record_metrics in zip(epochs, metrics, strict=True):
+        notify(Event("scores", epoch=record.epoch, metrics=record_metrics))
     best = max(range(len(epochs)), key=lambda epoch: quality(metrics[epoch]))
     notify(Event("phase", message="Scoring the chosen epoch on the test split"))
     scored = tuple(replace(epoch, metrics=epoch_metrics) for epoch, epoch_metrics in zip(epochs, metrics, strict=True))

@@ -311,7 +311,7 @@ class Plans:
         """Return the idle device that takes over the part of one that leaves on notice; None: re-plan for the remaining
         devices.
 
-        plan: of the whole cluster, whose devices are as slow as measured.  remaining_share: fraction of the run that
+        plan: the whole cluster's plan, with devices as slow as measured.  remaining_share: fraction of the run that
         remains, from 1 to 0.
         """
         return None

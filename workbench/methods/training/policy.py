@@ -38,8 +38,8 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 class TrainingPolicy(StepPolicy):
     """A StepPolicy of a run in its folder.
 
-    former: the run's progress before.  results: of the last generation, by place.  spent_s: seconds of the slowest
-    device, by the kind of work besides steps.
+    former: the run's progress before.  results: those of the last generation, by place.  spent_s: seconds of the
+    slowest device, by the kind of work besides steps.
 
     Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the
     mean losses of the epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule

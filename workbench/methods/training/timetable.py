@@ -79,14 +79,14 @@ class Timetable:
         """Return a simulated step of each phase that is left from a step on, by the phase's name.  It is the middle one
         of the phase's next epoch.
         """
-        found: dict[str, Timeline] = {}
+        timelines: dict[str, Timeline] = {}
         for epoch in range(self.epoch_of(begin)[0], len(self._begins) - 1):
             first, end = max(begin, self._begins[epoch]), self._begins[epoch + 1]
             if first < end:
                 phase, planned = self._at((first + end) // 2)
-                if (name := self._phases[phase].name) not in found:
-                    found[name] = self._predictors[phase].timeline(planned)
-        return found
+                if (name := self._phases[phase].name) not in timelines:
+                    timelines[name] = self._predictors[phase].timeline(planned)
+        return timelines
 
     def busy_s(self, step: int, place: int) -> float:
         """Return the seconds for which a device computes in a step, summed over its processors."""

@@ -151,8 +151,8 @@ def quantize_blocks(values: Tensor, storage: str, block_size: int) -> tuple[Tens
     # A part at a time, in the processor's cache and without floats of the tensor's size.
     part = max(1, _PART_VALUES // block_size)
     for first in range(0, num_blocks, part):
-        own = flat[first * block_size : (first + part) * block_size].float()
-        blocks = F.pad(own, (0, -len(own) % block_size)).view(-1, block_size)
+        portion = flat[first * block_size : (first + part) * block_size].float()
+        blocks = F.pad(portion, (0, -len(portion) % block_size)).view(-1, block_size)
         largest = torch.amax(blocks.abs(), dim=1, out=absmax[first : first + part])
         # x / absmax * 127 instead of 127 / absmax * x, which overflows for tiny blocks.  A block of zeros stays zero.
         scaled = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]

@@ -120,10 +120,10 @@ class Block:
 
     inputs: groups of cuts, each one matmul (attention: query, key and value; cross-attention: query, and key with
     value; feed-forward: gate and up).
-    norm: before the block, or after the residual addition; None for none.  output_norm: of what the block adds, None
-    for none.  head_norms: of queries and keys, empty for none.
+    norm: before the block, or after the residual addition; None for none.  output_norm: normalizes what the block adds,
+    None for none.  head_norms: norms of queries and keys, empty for none.
     pattern, window, has_rotary: the layer's pattern of attention, its window (0: none), and whether queries and keys
-    are turned.  scale: of the attention scores.
+    are turned.  scale: factor of the attention scores.
     """
 
     number: int
@@ -254,8 +254,8 @@ class Connection:
     def tensors(self) -> tuple[Tensor, ...]:
         """Return bias and parameters of norms."""
         norms = (norm for norm in (self.norm, self.output_norm, *self.head_norms) if norm is not None)
-        own = () if self.bias is None else (self.bias,)
-        return (*own, *(tensor for norm in norms for tensor in norm.tensors))
+        biases = () if self.bias is None else (self.bias,)
+        return (*biases, *(tensor for norm in norms for tensor in norm.tensors))
 
     def add(self, total: Tensor, residual: Tensor) -> Tensor:
         """Return the residual stream (n, t, d) after a block.  total: the sum of all partial products."""

@@ -115,7 +115,9 @@ def hold_block(
 def hold_connection(
     block: Block, hidden_size: int, source: WeightSource, previous: Connection | None = None
 ) -> Connection:
-    """Return the undivided parameters of a block.  previous: of the block before, whose norm may be the same one."""
+    """Return the undivided parameters of a block.  previous: the parameters of the block before, whose norm may be the
+    same one.
+    """
     norm = None if previous is None else previous.norm
     if norm is None or norm.layout != block.norm:
         norm = None if block.norm is None else hold_norm(block.norm, source)

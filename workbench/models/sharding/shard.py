@@ -152,11 +152,11 @@ class ModelShard:
     def _attend_rows(self, number: int, queries: Tensor, keys: Tensor, values: Tensor, rows: Sequence[Run]) -> Tensor:
         """Return the context of each row, which attends to the tokens of its own text."""
         contexts = []
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             assert row.cache is not None
-            one, stop = slice(at, at + 1), row.past + 1
-            own = row.cache.extend(number, keys[:, :, one], values[:, :, one], row.past)
-            contexts.append(self._attended(number, queries[:, :, one], *own, row, row.past, stop))
+            of_row, stop = slice(index, index + 1), row.past + 1
+            keys_values = row.cache.extend(number, keys[:, :, of_row], values[:, :, of_row], row.past)
+            contexts.append(self._attended(number, queries[:, :, of_row], *keys_values, row, row.past, stop))
         return _joined(contexts)
 
     def keys_values(self, number: int, projected: Tensor) -> Tensor:
@@ -172,10 +172,10 @@ class ModelShard:
         block, stop = self._blocks[number], start + own_hidden.shape[1]
         heads, key_heads = self._counts(number)
         rotary = run.rotary_of(block)
-        own = None if rotary is None else (rotary[0][:, :, start:stop], rotary[1][:, :, start:stop])
+        own_rotary = None if rotary is None else (rotary[0][:, :, start:stop], rotary[1][:, :, start:stop])
         queries = block.heads(own_hidden)[:, :heads]
         keys, values = block.heads(_joined(tiles)).split((key_heads, key_heads), dim=1)
-        queries, keys = self.connections[number].turned(queries, keys, own, rotary)
+        queries, keys = self.connections[number].turned(queries, keys, own_rotary, rotary)
         return self._attended(number, queries, keys, values, run, start, stop)
 
     def _attended(
@@ -202,8 +202,11 @@ class ModelShard:
         block = self._blocks[number]
         if run.rows:
             heads = block.heads(_joined(queries)).split(1, dim=2)
-            own = [row.cache.cross_keys_values(number) for row in run.rows if row.cache is not None]
-            parts = [block.attend(head, *pair, None, is_causal=False) for head, pair in zip(heads, own, strict=True)]
+            keys_values_of_rows = [row.cache.cross_keys_values(number) for row in run.rows if row.cache is not None]
+            parts = [
+                block.attend(head, *pair, None, is_causal=False)
+                for head, pair in zip(heads, keys_values_of_rows, strict=True)
+            ]
             return _joined(parts)
         if run.projected is None or run.projected[0] != number:
             run.projected = number, block.heads(_joined(keys_values)).chunk(2, dim=1)

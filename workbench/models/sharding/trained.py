@@ -140,7 +140,9 @@ class TrainedLayer:
         def there(norm: Norm | None) -> Norm | None:
             if norm is None:
                 return None
-            weight, shift = (None if one is None else self._there(one, source) for one in (norm.weight, norm.shift))
+            weight, shift = (
+                None if tensor is None else self._there(tensor, source) for tensor in (norm.weight, norm.shift)
+            )
             return replace(norm, weight=weight, shift=shift)
 
         head_norms = tuple(norm for norm in map(there, connection.head_norms) if norm is not None)

@@ -49,18 +49,18 @@ def advise_drafts(
     offers, refused = list[DraftOffer](), dict[str, str]()
     for name, choice in choices.items():
         costs = draft_profile(choice, costs_of(choice.model) if choice.model else profile)
-        prices, found = DraftPrices(programs, costs, profile, lengths, KEPT_TOKENS), list[tuple[System, Round]]()
+        prices, rounds = DraftPrices(programs, costs, profile, lengths, KEPT_TOKENS), list[tuple[System, Round]]()
         for system, plan in plans.items():
             try:
                 best = prices.best(plan, set(range(cluster.world_size)).difference(plan.ranks))
             except PlanError as error:
                 refused[name] = error.found
                 continue
-            found.append((system, replace(best, token_s=seconds[fastest])))
-        if not found:
+            rounds.append((system, replace(best, token_s=seconds[fastest])))
+        if not rounds:
             continue
         refused.pop(name, None)
-        system, shortest = min(found, key=lambda one: one[1].seconds)
+        system, shortest = min(rounds, key=lambda pair: pair[1].seconds)
         offers.append(
             DraftOffer(
                 name=name,
@@ -77,7 +77,7 @@ def advise_drafts(
         system=fastest,
         devices=tuple(names[rank] for rank in plans[fastest].ranks),
         token_s=seconds[fastest],
-        offers=tuple(sorted(offers, key=lambda one: one.round_s)),
+        offers=tuple(sorted(offers, key=lambda offer: offer.round_s)),
         refused=refused,
     )
 

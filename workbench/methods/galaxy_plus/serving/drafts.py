@@ -107,8 +107,9 @@ class Round:
 class DraftPrices:
     """The costs of a draft on the devices of a cluster.
 
-    programs: of the model that is divided.  draft, profile: the costs of the draft, and of the model.  lengths: of the
-    text for which the devices were planned, by stack.  kept_tokens: see Problem.
+    programs: programs of the model that is divided.  draft, profile: the costs of the draft, and of the model.
+    lengths: those of the text for which the devices were planned, by stack.
+    kept_tokens: see Problem.
     """
 
     def __init__(
@@ -158,14 +159,14 @@ class DraftPrices:
         if not rounds:
             assert lack is not None
             raise lack
-        return min(rounds, key=lambda one: one.seconds)
+        return min(rounds, key=lambda candidate: candidate.seconds)
 
     def _require_room(self, plan: InferencePlan, rank: int) -> None:
         """Raise PlanError if a device lacks memory for the draft, its keys and values, and its part of the plan."""
         need = needs(self._draft, draft_plan(rank, self._draft.profile.stacks))[rank]
-        own = needs(self._model, plan).get(rank)
-        nbytes, what = need.total_bytes + (0 if own is None else own.total_bytes), "a draft"
-        purposes = {"the draft": need.total_bytes, "its part of the plan": 0 if own is None else own.total_bytes}
+        part = needs(self._model, plan).get(rank)
+        nbytes, what = need.total_bytes + (0 if part is None else part.total_bytes), "a draft"
+        purposes = {"the draft": need.total_bytes, "its part of the plan": 0 if part is None else part.total_bytes}
         require_room(self._cluster, [Demand(rank, what, nbytes, purposes)])
 
 

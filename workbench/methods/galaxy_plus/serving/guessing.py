@@ -40,7 +40,7 @@ def message(word: int, pairs: Sequence[Pair]) -> list[int]:
 def read_message(numbers: Sequence[int]) -> tuple[int, list[Pair]]:
     """Return a message's word and its pairs."""
     word, count, *rest = numbers
-    return word, [(rest[2 * at], rest[2 * at + 1]) for at in range(count)]
+    return word, [(rest[2 * index], rest[2 * index + 1]) for index in range(count)]
 
 
 class Guesses(Protocol):
@@ -109,8 +109,8 @@ class FarGuesses:
             return [[] for _ in numbers]
         self.tell(STEPS)
         _, pairs = read_message(self._control.listen(self._rank, self._timeout_s))
-        found = {number: [token for _, token in group] for number, group in groupby(pairs, lambda pair: pair[0])}
-        return [found.get(number, []) for number in numbers]
+        guesses = {number: [token for _, token in group] for number, group in groupby(pairs, lambda pair: pair[0])}
+        return [guesses.get(number, []) for number in numbers]
 
     def tell(self, word: int) -> None:
         """See Guesses."""
@@ -130,7 +130,7 @@ def guess_for(
 
     text_of: returns a text that joins, by number.
     """
-    own, texts = OwnGuesses(session, holding), dict[int, GrowingText]()
+    guesser, texts = OwnGuesses(session, holding), dict[int, GrowingText]()
     while True:
         word, pairs = read_message(session.control.listen(first, timeout_s))
         if word in (PAUSES, GIVES_UP):
@@ -140,11 +140,13 @@ def guess_for(
         if word in (STEPS, READS):
             texts = {number: texts[number] for number, _ in pairs}
         if word == STEPS:
-            guessed = zip(texts, own.guess([*texts]), strict=True)
-            session.control.tell((first,), message(STEPS, [(at, token) for at, found in guessed for token in found]))
+            guessed = zip(texts, guesser.guess([*texts]), strict=True)
+            session.control.tell(
+                (first,), message(STEPS, [(number, token) for number, tokens in guessed for token in tokens])
+            )
         elif word >= 0:
             texts[word], prompt = text_of(word)
-            own.join(word, texts[word], prompt)
+            guesser.join(word, texts[word], prompt)
 
 
 class _DeviceModel:

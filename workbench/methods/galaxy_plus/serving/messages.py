@@ -91,7 +91,8 @@ class Served(NamedTuple):
     since_s, until_s: begin and end of the request on this device.  start_s, end_s: begin and end of its computation,
     with busy_s seconds of computing.  All are on the coordinator's clock.  late_s, paced_s: the pacer's totals in this
     request.  sent_bytes: bytes sent to other devices.  token_s: seconds of each further token.
-    used_bytes: memory in use, if known.  spans: of the request's text, for a run that is shown; () for most requests.
+    used_bytes: memory in use, if known.  spans: the spans of the request's text, for a run that is shown; () for most
+    requests.
     """
 
     output: np.ndarray | None

@@ -131,9 +131,9 @@ class TextPolicy(ServingPolicy):
 
     def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the wanted plan's devices with the texts that are under way (see Policy)."""
-        made = super().generation(number, ready, factors)
+        generation = super().generation(number, ready, factors)
         orders = tuple(text.order(number) for number, text in self._texts.items() if not text.is_whole)
-        return made._replace(job=replace(made.job, generate=2, writes_texts=True, texts=orders))
+        return generation._replace(job=replace(generation.job, generate=2, writes_texts=True, texts=orders))
 
     def draft_rank(self, plan: InferencePlan, ready: Ranks) -> int | None:
         """See ServingPolicy."""

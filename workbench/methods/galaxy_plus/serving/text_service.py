@@ -83,7 +83,7 @@ def text_service(
     """Start a cluster's devices with a model, and end them afterwards.
 
     ends: tokens that end a text, besides the model's own.  say: receives what happens.  system: whose planner divides
-    the model.  first_plan: of all devices, instead of that planner's.  draft: which model guesses tokens (see
+    the model.  first_plan: a plan of all devices, instead of that planner's.  draft: which model guesses tokens (see
     DraftChoice.read); '' for none.
     Raises ConfigError for a model that cannot be divided, PlanError if it fits on no devices, RuntimeSetupError.
     """
@@ -102,16 +102,16 @@ def text_service(
 
             def profile_of(name: str) -> InferenceProfile:
                 engines.bring_model(name)
-                asked = replace(question, model=name), False
-                return of_devices(engines.run(measure_rank, [asked] * cluster.world_size))
+                draft_question = replace(question, model=name), False
+                return of_devices(engines.run(measure_rank, [draft_question] * cluster.world_size))
 
             profile = profile_of(model)
         else:
             require_emulated(cluster)
 
             def measured(name: str) -> InferenceProfile:
-                asked = replace(question, model=name)
-                return host_profile(asked, lambda event: say(event.message) if event.kind == "phase" else None)
+                draft_question = replace(question, model=name)
+                return host_profile(draft_question, lambda event: say(event.message) if event.kind == "phase" else None)
 
             def profile_of(name: str) -> InferenceProfile:
                 return scaled_to(measured(name), cluster)

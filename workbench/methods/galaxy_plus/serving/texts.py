@@ -51,7 +51,7 @@ TokenId = Annotated[int, Meta(ge=0, le=10**9)]
 class TextOrder(NamedTuple):
     """A text to write, or the rest of it.
 
-    ids: of the prompt, with the tokens that were written before (for a decoder: decoder_ids with them).  prompt: how
+    ids: the prompt's ids, with the tokens that were written before (for a decoder: decoder_ids with them).  prompt: how
     many of them were given.  num_tokens: how many the whole text has at most; 0: the text is no longer wanted.
     """
 
@@ -65,8 +65,8 @@ class TextOrder(NamedTuple):
 
 
 class TextToken(NamedTuple):
-    """A token of a text.  place: how many came before it.  is_first: of its pass.  is_right: whether it had been
-    guessed, None if none was.
+    """A token of a text.  place: how many came before it.  is_first: whether it is the first of its pass.  is_right:
+    whether it had been guessed, None if none was.
     """
 
     number: Annotated[int, Meta(ge=0, le=10**9)]
@@ -101,8 +101,8 @@ def write_texts(
 
     draft: on the device that guesses: its draft; on the plan's first device otherwise: the rank of that device.
     first: texts that were ordered before.  tell: publishes the tokens, and done a text's end, on the plan's first
-    device.  report: publishes how long the steps of a period took, in seconds per expected second.  timeout_s: of a
-    message from another device.
+    device.  report: publishes how long the steps of a period took, in seconds per expected second.  timeout_s: how long
+    to wait for a message from another device.
     """
     orders, leader = _Orders(controls, first), holding.plan.ranks[0]
     if holding.shard is None:
@@ -314,7 +314,9 @@ def _request(order: TextOrder) -> Request:
 
 
 def _growing(order: TextOrder, session: InferenceSession | None) -> GrowingText:
-    """Return a text as it is before its next token.  session: of a device that chooses or guesses tokens."""
+    """Return a text as it is before its next token.  session: the session of a device that chooses or guesses
+    tokens.
+    """
     return GrowingText(
         tokens=list(order.decoder_ids or order.ids),
         prompt=order.prompt,

@@ -63,11 +63,11 @@ def direction(seed: int, directions: Directions, slots: Sequence[Slot], noise_of
         drawn = noise_of(seed, sum(slot.size for slot in slots))
         return np.where(drawn < 0, np.float32(-1), np.float32(1)) if directions.kind == "rademacher" else drawn
     rank = directions.rank
-    own = [slot.size if len(slot.shape) != 2 else slot.shape[0] * rank for slot in slots]
+    sizes_of_seed = [slot.size if len(slot.shape) != 2 else slot.shape[0] * rank for slot in slots]
     shared = [0 if len(slot.shape) != 2 else slot.shape[1] * rank for slot in slots]
     us, vs = (
         np.split(noise_of(number, sum(sizes)), np.cumsum(sizes)[:-1])
-        for number, sizes in ((seed, own), (directions.subspace, shared))
+        for number, sizes in ((seed, sizes_of_seed), (directions.subspace, shared))
     )
     parts = [
         u if len(slot.shape) != 2 else (u.reshape(-1, rank) @ v.reshape(-1, rank).T).ravel()

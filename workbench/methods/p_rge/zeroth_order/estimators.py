@@ -117,8 +117,8 @@ class Prge(Estimator):
             try:
                 for start in range(0, len(passes), size):
                     group, inputs = passes[start : start + size], incoming and incoming[start : start + size]
-                    made = Perturbation(model.trainables, config, step, queries, group, model.dtype)
-                    results += self._group(inputs, batch, made, len(group), len(group[0]))
+                    perturbation = Perturbation(model.trainables, config, step, queries, group, model.dtype)
+                    results += self._group(inputs, batch, perturbation, len(group), len(group[0]))
             finally:
                 model.trainables.bind(None)
         # Values from inference mode cannot be used in autograd later, so the small losses are copied.

@@ -48,12 +48,12 @@ class LowRankMomentum:
             self.factors = [torch.zeros_like(mean) for mean in means]
         moves = []
         for index, (mean, old, new) in enumerate(zip(means, before, now, strict=True)):
-            kept = self.factors[index]
+            factor = self.factors[index]
             if old is not None and new is not None and old is not new:
-                kept = kept @ (old.T @ new) / len(new)
-            kept = directions.momentum * kept + (1 - directions.momentum) * mean
-            self.factors[index] = kept
-            moves.append(kept if new is None else kept @ new.T)
+                factor = factor @ (old.T @ new) / len(new)
+            factor = directions.momentum * factor + (1 - directions.momentum) * mean
+            self.factors[index] = factor
+            moves.append(factor if new is None else factor @ new.T)
         self._directions = directions
         return moves
 
@@ -67,8 +67,8 @@ class LowRankMomentum:
         draws: list[Draw] = [directions.draw(seed, self._preceding) for seed in seeds]
         means = []
         for shape in self._shapes:
-            own = [draw.factors(shape)[0] for draw in draws]
-            means.append(sum_of(own, gradients) / len(seeds))
+            factors = [draw.factors(shape)[0] for draw in draws]
+            means.append(sum_of(factors, gradients) / len(seeds))
         return means
 
 

@@ -107,7 +107,7 @@ class Trainables:
     parameters: name -> parameter.  layers: each parameter's layer number or HEAD.  flat: (d,) float32 of which the
     parameters are views, or None if they are a model's own.
     ranges: for each layer the range of its values in theta, and the shapes of its parameters.
-    momentum: of steps that have one, since the first; None before it.
+    momentum: the momentum since the first step that has one; None before it.
     preceding: shapes of the parameters of earlier pipeline stages.  Their noise is drawn first, so that a stage's own
     noise is the same as in the whole model.
     """
@@ -193,11 +193,11 @@ class Trainables:
     def _apply_momentum(self, log: StepLog) -> None:
         # Noise follows the memory order of a matrix, as in move().
         values = [parameter.detach() for parameter in self.parameters.values()]
-        values = [one if one.is_contiguous() else one.t() for one in values]
+        values = [value if value.is_contiguous() else value.t() for value in values]
         if self.momentum is None:
-            self.momentum = LowRankMomentum([tuple(one.shape) for one in values], self.preceding)
-        for one, move in zip(values, self.momentum.step(log.seeds, log.gradients, log.directions), strict=True):
-            one.add_(move, alpha=-log.learning_rate)
+            self.momentum = LowRankMomentum([tuple(value.shape) for value in values], self.preceding)
+        for value, move in zip(values, self.momentum.step(log.seeds, log.gradients, log.directions), strict=True):
+            value.add_(move, alpha=-log.learning_rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the values by name."""
