@@ -204,7 +204,8 @@ def run(
             calibration, dilation, running = None, 1.0, engines
             if running is None:
                 if declaration_of(job.method).trains:
-                    require_running_room(job.model, layers, decided, cluster)
+                    is_whole = method.holds_whole_model(prepared)
+                    require_running_room(job.model, layers, decided, cluster, is_whole=is_whole)
                 notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
                 count_ready = counting(notify, "devices that are ready")
                 running = emulated = default_pool().acquire(cluster, fidelity, told=count_ready)

@@ -1,13 +1,15 @@
 """A profile reads the layers that it measures and no others, and finds the bytes of the whole model."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from workbench import experiment
 from workbench.core import Cluster, Device, Job, Link, Plan, Share, Stage
 from workbench.core.errors import ConfigError, PlanError
+from workbench.methods import load_method
+from workbench.methods.base import ignore
 from workbench.methods.common import measured_stack as module
 from workbench.methods.common import room
 from workbench.methods.common.measured_stack import measured_stack
@@ -112,3 +114,28 @@ def test_what_this_machine_cannot_hold_is_refused_before_anything_is_read(monkey
         ConfigError, match=rf"weights take {2 * weights / 1e3:.0f} kB, .* together {3 * weights / 1e6:.1f} MB"
     ):
         room.require_running_room("tiny-llama", costs, plan, cluster_of(10_000))
+
+
+def test_a_frozen_model_needs_room_on_the_laptop_for_all_layers_only_where_a_run_holds_them_at_once(monkeypatch):
+    """By the sizes of 22 layers of 44 million frozen weights: 3.9 GB, of which 1 GB, a layer and both ends are held."""
+    costs = [replace(costs_of("tiny-llama")[0], frozen_params=44_000_000, frozen_bytes=0, trainable_params=0)] * 22
+    plan = Plan(
+        method="pac_plus",
+        stages=(Stage(start=0, stop=22, shares=(Share(rank=0, samples=1),)),),
+        micro_batch_size=1,
+        num_micro_batches=1,
+    )
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: type("memory", (), {"available": 2 * 10**9}))
+    room.require_running_room("large", costs, plan, cluster_of(10_000))
+    with pytest.raises(ConfigError, match=r"holds of the model to score it 3\.9 GB"):
+        room.require_running_room("large", costs, plan, cluster_of(10_000), is_whole=True)
+    for method, options, is_whole in (
+        ("p_rge", {"precision": "float32"}, True),
+        ("p_rge", {"precision": "int8"}, False),
+        ("pac_plus", {"initialization": "distilled"}, True),
+        ("pac_plus", {}, False),
+        ("ringada", {}, False),
+    ):
+        job = Job(method=method, model="tiny-llama", task="sentiment", options=options, max_length=16)
+        chosen = load_method(method)
+        assert chosen.holds_whole_model(chosen.prepare(job, ignore)) == is_whole, (method, options)

@@ -215,6 +215,9 @@ class Method(Protocol):
     def layer_costs(self, prepared: Any, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs for a batch and its bytes, computed from sizes, to compare with a profile."""
 
+    def holds_whole_model(self, prepared: Any) -> bool:
+        """Return whether the machine that commands a run has all layers in memory at once, in float32."""
+
     def plan(self, prepared: Any, profile: Profile, cluster: Cluster) -> Plan:
         """Run the method's planner.  Raises PlanError if nothing fits."""
 

@@ -53,12 +53,15 @@ def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_l
     )
 
 
-def require_running_room(model: str, costs: Sequence[LayerCost], plan: Plan, cluster: Cluster) -> None:
+def require_running_room(
+    model: str, costs: Sequence[LayerCost], plan: Plan, cluster: Cluster, *, is_whole: bool = False
+) -> None:
     """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and what it holds
-    of the model to score it: all that is trained; of frozen layers KEPT_BYTES, one more and those at both ends.
+    of the model to score it: all that is trained; of frozen layers KEPT_BYTES, one more and those at both ends, or all
+    if `is_whole`.
     """
     layers = [FLOAT32_BYTES * cost.frozen_params for cost in costs]
-    frozen = min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
+    frozen = sum(layers) if is_whole else min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
     scoring_bytes = frozen + sum(FLOAT32_BYTES * cost.trainable_params for cost in costs)
     places = sum(
         len(stage.ranks) * sum(cost.frozen_bytes + cost.trainable_bytes for cost in costs[stage.start : stage.stop])

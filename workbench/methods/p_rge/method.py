@@ -73,6 +73,11 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             numbers=numbers_of(prepared),
         )
 
+    def holds_whole_model(self, prepared: PreparedJob) -> bool:
+        """Return whether the model is scored without quantization, and so loaded at once (see Method)."""
+        precision = prepared.options.precision
+        return stored_as(precision, activation_type(precision, prepared.options.compute_dtype)) is None
+
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
         options = prepared.options

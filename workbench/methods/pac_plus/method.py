@@ -125,6 +125,10 @@ class PacPlus(TrainingMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(begin)
 
+    def holds_whole_model(self, prepared: PreparedJob) -> bool:
+        """Return whether the initial adapter is made from the model's original weights (see Method)."""
+        return prepared.options.initialization in ("pruned", "torch_pruned", "distilled")
+
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         options = prepared.options

@@ -76,6 +76,10 @@ class ProfiledMethod(ABC, Generic[A]):
         """
         return layer_costs(describe_facts(prepared.facts), "frozen", batch=batch, sequence_length=sequence_length)
 
+    def holds_whole_model(self, prepared: A) -> bool:
+        """Return whether the machine that commands a run has all layers in memory at once (see Method)."""
+        return False
+
     def asked(self, prepared: A) -> Any:
         """Return the parts of a job that a device needs to measure itself."""
         return prepared
