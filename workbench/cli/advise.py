@@ -69,6 +69,7 @@ def advise(
 
 
 def _print(advice: Advice, cluster: str) -> None:
+    from workbench.models.hub import has_weights
     from workbench.runs import advice_text as text
 
     print_table(text.title(advice), text.columns(advice), text.rows(advice), right=text.RIGHT)
@@ -80,7 +81,7 @@ def _print(advice: Advice, cluster: str) -> None:
     best = advice.choices[0]
     if best.figure(advice.goal) is not None:
         print_text(f"Next        {_command(best, cluster)}")
-        if not declaration_of(best.job.method).trains:
+        if not declaration_of(best.job.method).trains and has_weights(best.job.model):
             print_text(
                 f"Then        workbench serve --model {shlex.quote(best.job.model)} --cluster {shlex.quote(cluster)}"
             )
