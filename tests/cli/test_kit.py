@@ -190,7 +190,7 @@ def test_a_bad_kit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     assert "No address is given" in kit("init", code=2)
     assert "named twice" in kit("init", "alpha", "alpha", code=2)
-    assert "is not known" in kit("init", "alpha", "--model", "rpi-99", code=2)
+    assert "Known are laptop-core, " in kit("init", "alpha", "--model", "rpi-99", code=2)
     kit("init", "pi@10.0.0.4", "pi@10.0.0.5")
     assert "is there already" in kit("init", "alpha", code=2)
     described = Path("kit.toml").read_text()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from made_up_report import report
 from nbformat import v4
 
 from workbench.cli import quickstart
+from workbench.runs.notebooks import run_notebook
 
 
 @pytest.fixture
@@ -57,6 +59,27 @@ def test_the_kernel_opens_no_port_and_nothing_is_said_of_it(notebook, tmp_path, 
     assert connection["transport"] == "ipc" and mode == "700"
     assert not Path(connection["ip"]).parent.exists()
     assert capfd.readouterr().err == "" and [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+def test_last_words_of_a_kernel_are_shown_if_its_notebook_fails(monkeypatch, capsys) -> None:
+    def execute_notebook(*_, kernel_manager_class, **settings) -> None:
+        class Broken(kernel_manager_class):
+            def format_kernel_cmd(self, extra_arguments=None) -> list[str]:
+                return ["sh", "-c", "echo the kernel broke >&2"]
+
+        async def start() -> None:
+            manager = Broken(kernel_name="python3")
+            await manager.start_kernel()
+            await manager.provisioner.wait()
+            await manager.cleanup_resources()
+
+        asyncio.run(start())
+        raise RuntimeError("The kernel died.")
+
+    monkeypatch.setattr("papermill.execute_notebook", execute_notebook)
+    with pytest.raises(RuntimeError, match="The kernel died"):
+        run_notebook(Path("a.ipynb"), Path("b.ipynb"))
+    assert capsys.readouterr().err == "the kernel broke\n"
 
 
 def test_failing_cell_is_named_and_an_old_report_does_not_pass_for_this_run(notebook, tmp_path, capsys) -> None:

@@ -91,6 +91,17 @@ def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: st
     assert load_method("pac_plus").name == "pac_plus"
 
 
+def test_a_declared_method_that_cannot_be_imported_is_refused(install: Install) -> None:
+    text = "from dataclasses import replace; from workbench.core.methods import declaration_of\n"
+    text += "DECLARATION = replace(declaration_of('ringada'), implementation='other_method:Missing')"
+    install(text, "other = other_method:DECLARATION")
+    assert declaration_of("other").implementation == "other_method:Missing"
+    with pytest.raises(
+        ConfigError, match=r"'other' was asked for. other_method:Missing cannot be imported: AttributeError.* Fix that"
+    ):
+        load_method("other")
+
+
 def test_two_packages_cannot_take_one_name(install: Install) -> None:
     install("", "pac_plus = other_method:DECLARATION")
     with pytest.raises(

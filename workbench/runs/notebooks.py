@@ -52,21 +52,34 @@ def run_notebook(notebook: Path, written: Path, parameters: Mapping[str, Any] | 
     from jupyter_client.manager import AsyncKernelManager
 
     # The kernel listens on Unix sockets in a private folder: no other user reaches it, and no port is opened.
-    with scratch_folder() as sockets:
+    # What it writes to its standard error, outside of cells, is shown if the notebook fails: an ending kernel may log
+    # that one of its threads found a socket closed.
+    with (
+        scratch_folder() as sockets,
+        open(sockets / "stderr.txt", "w+", errors="replace", encoding="utf-8") as errors_file,
+    ):
 
         class PrivateKernel(AsyncKernelManager):
             def __init__(self, **settings: Any) -> None:
                 super().__init__(transport="ipc", connection_file=f"{sockets}/kernel.json", **settings)
 
-        papermill.execute_notebook(
-            notebook,
-            written,
-            dict(parameters or {}),
-            cwd=notebook.parent,
-            kernel_name="python3",
-            progress_bar=sys.stderr.isatty(),
-            kernel_manager_class=PrivateKernel,
-            extra_arguments=[
-                "--IPKernelApp.log_level=CRITICAL"
-            ],  # a kernel that ends slowly on a busy machine is not an error
-        )
+            async def start_kernel(self, **settings: Any) -> None:  # type: ignore[override]  # declared as a variable
+                await super()._async_start_kernel(stderr=errors_file, **settings)
+
+        try:
+            papermill.execute_notebook(
+                notebook,
+                written,
+                dict(parameters or {}),
+                cwd=notebook.parent,
+                kernel_name="python3",
+                progress_bar=sys.stderr.isatty(),
+                kernel_manager_class=PrivateKernel,
+                extra_arguments=[
+                    "--IPKernelApp.log_level=CRITICAL"
+                ],  # a kernel that ends slowly on a busy machine is not an error
+            )
+        except BaseException:
+            errors_file.seek(0)
+            sys.stderr.write(errors_file.read())
+            raise
