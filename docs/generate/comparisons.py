@@ -6,6 +6,7 @@ import json
 
 from generate.outputs import figure_html
 from generate.words import cell, table
+from workbench_studies.bench.advise import WORDS as ADVISE_SETTINGS
 from workbench_studies.bench.advise import shipped as advise_file
 from workbench_studies.papers import COMPARE, Table, find_item
 from workbench_studies.papers.command import number_text
@@ -43,26 +44,28 @@ def advise_check() -> str:
     """Return what `workbench bench advise` has executed so far."""
     if not advise_file().is_file():
         return "Not executed yet."
-    found = json.loads(advise_file().read_text(encoding="utf-8"))
-    settings = found["settings"]
+    result = json.loads(advise_file().read_text(encoding="utf-8"))
+    settings = result["settings"]
     rows = [
         [
-            str(one["setting"]),
-            str(one["devices"]),
-            str(one["executed"]),
-            cell(one["first"]),
-            f"{one['first_over_best']:.3f}",
-            f"{one['deviation']:.1%}",
-            "" if one["valid"] else "(!)",
+            str(setting["setting"]),
+            str(setting["devices"]),
+            str(setting["executed"]),
+            cell(setting["first"]),
+            f"{setting['first_over_best']:.3f}",
+            f"{setting['deviation']:.1%}",
+            "" if setting["valid"] else "(!)",
         ]
-        for one in settings
+        for setting in settings
     ]
     columns = ("setting", "devices", "executed", "first choice", "over the best", "median deviation", "")
+    num_executed = sum(point["measured_s"] is not None for point in result["combinations"])
     words = (
-        f"In {found['first_within_5_percent']} of {len(settings)} settings the first choice is within 5 % of the best. "
-        f"Over all {sum(one['measured_s'] is not None for one in found['combinations'])} combinations the median "
-        f"deviation of the prediction is {found['median_deviation'] or 0:.1%}. (!): the host did not keep pace with "
-        "some of them."
+        f"Executed so far: {len(settings)} of {len(ADVISE_SETTINGS)} settings, {num_executed} combinations. The first "
+        f"choice is within 5 % of the best in {result['first_within_5_percent']} of them. The median deviation "
+        f"of the prediction is {result['median_deviation'] or 0:.1%}."
     )
-    machine = ", ".join(f"{key} {value}" for key, value in found["where"].items())
+    if not all(setting["valid"] for setting in settings):
+        words += " (!): the host did not keep pace with some of them."
+    machine = ", ".join(f"{key} {value}" for key, value in result["where"].items())
     return f"{table(columns, rows)}\n{words} Executed with {cell(machine)}.\n"
