@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import threading
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from workbench.core.catalogue import cluster_file, cluster_names, load_cluster
 from workbench.core.errors import ConfigError, check_choice
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import shown
+from workbench.core.waiting import wait_for_interrupt
 
 
 @takes_job("method", "model", "task", "data", "options")
@@ -93,7 +93,7 @@ def _announce(name: str) -> None:
     name = name or platform.node().partition(".")[0]
     with announced(name, about_this_machine()) as addresses:
         say(f"This device is announced as '{shown(name)}' at {addresses}.  Ctrl-C ends it.")
-        threading.Event().wait()
+        wait_for_interrupt()
 
 
 def _discover(*, as_json: bool) -> None:

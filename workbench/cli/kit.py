@@ -24,6 +24,7 @@ from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import require_writable
 from workbench.core.ranges import Minutes, require_range
 from workbench.core.serial import LARGEST_TOML, read_text, shown, write_text
+from workbench.core.waiting import as_finished
 
 if TYPE_CHECKING:
     from workbench.runtime.ssh import Connection
@@ -245,7 +246,10 @@ def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, tr
 
     pool = ThreadPoolExecutor(cluster.world_size)
     try:
-        return list(pool.map(guarded, cluster.devices))
+        futures = [pool.submit(guarded, device) for device in cluster.devices]
+        for _ in as_finished(futures):
+            pass
+        return [future.result() for future in futures]
     except BaseException:
         is_over.set()
         for connection in list(connections):

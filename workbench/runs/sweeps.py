@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +19,7 @@ from workbench.core.files import make_folder
 from workbench.core.report import Report
 from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
 from workbench.core.serial import from_json, shown, to_json, write_text
+from workbench.core.waiting import as_finished
 from workbench.methods.base import Notify
 from workbench.runs.comparison import reports_frame
 from workbench.runs.grids import Point
@@ -99,7 +100,7 @@ def _run_points(
         count = min(at_once, len(there))
         with _processes(count) if profile is None else _engines(count, profile) as workers:
             under_way: dict[Future[str], Point] = {workers.submit(_run_elsewhere, point): point for point in there}
-            for future in as_completed(under_way):
+            for future in as_finished(under_way):
                 try:
                     result = from_json(future.result(), Report, source="a worker's report")
                 except Exception as error:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
+from workbench.core.waiting import as_finished
 from workbench.models.configuration import is_tiny, local_folder
 from workbench.models.hub import brought_folder
 from workbench.models.stored_tensors import HEADER, TENSORS, header_bytes
@@ -360,8 +361,8 @@ class SshEngines(Engines):
         """Call `work` for all devices at once.  Raises the first one's error."""
         with ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                for done in [pool.submit(work, slot) for slot in self.slots]:
-                    done.result()
+                for future in as_finished([pool.submit(work, slot) for slot in self.slots]):
+                    future.result()
             except BaseException:
                 self.close()  # this also ends the others' waits
                 raise
