@@ -194,8 +194,7 @@ METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py
 USERS = {
     "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
     "galaxy_plus": {"cli/serve.py", "server/offers.py", "server/panel.py"},
-    "p_rge": {"cli/engine.py", "cli/predict.py", "cli/published.py", "trainings/queries.py"},
-    "ringada": {"cli/published.py"},
+    "p_rge": {"cli/engine.py", "cli/predict.py", "trainings/queries.py"},
 }
 """What imports from a method's folder: its commands, small trainings, and Confidant, which extends fine-tuning."""
 

@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable
 
 from generate.words import cell, meanings, table
-from workbench.cli.published import PUBLISHED, SECONDS, build_published
 from workbench.core import schedule
 from workbench.core.costs import WrittenCosts
 from workbench.core.device_faults import Fault
 from workbench.core.program import Program
+from workbench.schedules.published import SECONDS, build_published
+from workbench.schedules.published import published_schedules as schedules_by_name
 
 
 def example_schedule() -> str:
@@ -30,8 +31,8 @@ def schedule_semantics() -> str:
 def published_schedules() -> str:
     """Return the schedules that a name stands for."""
     rows = (
-        (f"`{name}`", cell(one.paper), ", ".join(f"`{size}` {given}" for size, given in one.sizes.items()))
-        for name, one in PUBLISHED.items()
+        (f"`{name}`", cell(published.paper), ", ".join(f"`{size}` {given}" for size, given in published.sizes.items()))
+        for name, published in schedules_by_name().items()
     )
     return table(("name", "of", "sizes, with their defaults"), rows)
 

@@ -17,6 +17,7 @@ from workbench.core.job import Job
 from workbench.core.methods import GROUP, attribute, declaration_of, registered
 from workbench.methods import load_method
 from workbench.methods.calls import CALLS
+from workbench.schedules.published import build_published, published_schedules
 
 LIMIT_S = 120
 OURS = ("confidant", "fine_tuning", "galaxy_plus", "p_rge", "pac_plus", "ringada")
@@ -69,6 +70,23 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     sys.modules.pop("other_method", None)
 
 
+def test_a_method_of_another_package_adds_its_schedules_and_replaces_none(install: Install) -> None:
+    text = """
+from dataclasses import dataclass
+from workbench.core.methods import Declaration
+from workbench.schedules import gpipe
+from workbench.schedules.published import Published, equal_pipeline
+@dataclass
+class Options: pass
+build = lambda ranks=2: gpipe(equal_pipeline(ranks), (1,))
+SCHEDULES = {"once": Published("another paper", build), "1f1b": Published("another paper", build)}
+DECLARATION = Declaration(options=Options, implementation="", calls={}, schedules="other_method:SCHEDULES")
+"""
+    install(text, "scheduled = other_method:DECLARATION")
+    assert build_published("once", {"ranks": 3}).world_size == 3
+    assert published_schedules()["1f1b"].paper != "another paper"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -88,6 +106,7 @@ def test_a_broken_package_is_named_and_harms_no_other_method(text: str, said: st
             use("other")
         assert said in str(refused.value)
     assert said in " ".join(method_help("other", "run"))
+    assert "ring" in published_schedules()
     assert load_method("pac_plus").name == "pac_plus"
 
 

@@ -6,7 +6,6 @@ import pytest
 from inference_algebra import shape
 from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, recomputing, workers_of
 
-from workbench.cli.published import build_published
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Schedule
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, decode_schedule, inference_schedule
@@ -23,6 +22,7 @@ from workbench.schedules import (
     ring_gemm_reducescatter,
     split_heads,
 )
+from workbench.schedules.published import build_published
 
 
 def inference_layout(

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 from schedule_plans import timed
 
-from workbench.cli.published import PUBLISHED, SECONDS, build_published
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import Schedule
 from workbench.schedules import check
+from workbench.schedules.published import SECONDS, build_published, published_schedules
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", published_schedules())
 @pytest.mark.parametrize("ranks", [None, 2, 8])
 def test_each_is_built_checked_and_simulated(name: str, ranks: int | None) -> None:
-    sizes = {} if ranks is None or "ranks" not in PUBLISHED[name].sizes else {"ranks": ranks}
+    sizes = {} if ranks is None or "ranks" not in published_schedules()[name].sizes else {"ranks": ranks}
     schedule = check(build_published(name, sizes))
     assert Schedule.from_text(schedule.to_text()) == schedule
-    assert schedule.world_size == (sizes or PUBLISHED[name].sizes).get("ranks", 1)
+    assert schedule.world_size == (sizes or published_schedules()[name].sizes).get("ranks", 1)
     assert timed(schedule, **SECONDS, SEND=0.01).makespan_s > 0
 
 

@@ -104,16 +104,17 @@ def schedule(
 
 
 def _list(as_json: bool) -> None:
-    from workbench.cli.published import PUBLISHED
+    from workbench.schedules.published import published_schedules
 
+    schedules = published_schedules()
     if as_json:
         print_json(
-            {name: {"paper": published.paper, "sizes": dict(published.sizes)} for name, published in PUBLISHED.items()}
+            {name: {"paper": published.paper, "sizes": dict(published.sizes)} for name, published in schedules.items()}
         )
         return
     rows = (
         (name, published.paper, " ".join(f"{key}={value}" for key, value in published.sizes.items()))
-        for name, published in PUBLISHED.items()
+        for name, published in schedules.items()
     )
     print_table("Published schedules", ("name", "of", "sizes"), rows)
 
@@ -121,9 +122,9 @@ def _list(as_json: bool) -> None:
 def _program(
     what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
 ) -> Program:
-    from workbench.cli.published import PUBLISHED, build_published
+    from workbench.schedules.published import build_published, published_schedules
 
-    if what in PUBLISHED or not user_path(what, "The schedule").exists():
+    if what in published_schedules() or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
     if sizes:
         found = f"'{what}' is a file: its schedule has its sizes."
@@ -147,8 +148,8 @@ def _program(
 def _priced(
     schedule: Schedule, costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
 ) -> Program:
-    from workbench.cli.published import SECONDS
     from workbench.core.costs import TableCosts
+    from workbench.schedules.published import SECONDS
 
     if mbits is not None:
         require_range(mbits, range_of(Link, "bytes_per_s"), "The schedule", "mbits", unit=125_000)

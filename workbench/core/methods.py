@@ -123,6 +123,8 @@ class Declaration:
     methods.common.draft_advice.DraftAdvice); '' without.
     alternatives: sets of options that an adviser compares, by words, such as 'LoRA'.  keeps_data: whether each device
     trains on its own data, which stay there.
+    schedules: 'module:table' of the schedules that its paper describes, as schedules.published.Published by name; ''
+    without.
     """
 
     options: type[Any]
@@ -138,6 +140,7 @@ class Declaration:
     advises_drafts: str = ""
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     keeps_data: bool = False
+    schedules: str = ""
 
     @property
     def defaults(self) -> dict[str, Any]:

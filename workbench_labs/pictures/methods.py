@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from workbench.cli.published import build_published
 from workbench.plots import svg
+from workbench.schedules.published import build_published
 from workbench_labs.pictures.schedules import counted_from_1, devices, timeline_of
 from workbench_labs.pictures.shapes import (
     ARROW,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.cli.published import SECONDS, build_published
 from workbench.core.costs import TableCosts
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, Op, Schedule
 from workbench.core.timeline import Timeline
 from workbench.plots import style, svg
+from workbench.schedules.published import SECONDS, build_published
 from workbench.simulator import simulate
 from workbench.simulator.simulate import live_counts
 from workbench_labs.pictures import shapes

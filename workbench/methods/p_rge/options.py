@@ -127,5 +127,6 @@ DECLARATION = Declaration(
     load_prompted="workbench.methods.p_rge.zeroth_order:load_trained",
     backpropagates=False,
     converges=False,
+    schedules="workbench.methods.p_rge.named_schedules:SCHEDULES",
     alternatives={"LoRA-FA, forward passes only": {}, "LoRA-FA, forward passes only, int8": {"precision": "int8"}},
 )

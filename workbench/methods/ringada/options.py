@@ -113,4 +113,5 @@ DECLARATION = Declaration(
         "federated averaging": {"federated": True},
     },
     keeps_data=True,
+    schedules="workbench.methods.ringada.named_schedules:SCHEDULES",
 )

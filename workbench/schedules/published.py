@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import signature
 from typing import NamedTuple
 
-from workbench.core.errors import ScheduleError, did_you_mean
+from workbench.core.errors import ConfigError, ScheduleError, did_you_mean
 from workbench.core.inference import proportional_parts
+from workbench.core.methods import attribute, declaration_of, registered
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
-from workbench.methods.p_rge.schedule import query_groups, query_step
-from workbench.methods.ringada.schedule import Iteration, ring_round
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, gpipe, hybrid_1f1b, one_f_one_b
@@ -44,16 +44,29 @@ class Published(NamedTuple):
         return {name: parameter.default for name, parameter in signature(self.build).parameters.items()}
 
 
+def published_schedules() -> Mapping[str, Published]:
+    """Return the shared schedules and those that installed methods declare, by name.  A package that cannot be imported
+    adds none: whoever asks for its method reads why.
+    """
+    schedules = dict(SHARED)
+    for method in registered():
+        with suppress(ConfigError):
+            if table := declaration_of(method).schedules:
+                schedules |= {name: entry for name, entry in attribute(table).items() if name not in schedules}
+    return schedules
+
+
 def build_published(name: str, given: Sizes) -> Schedule:
-    """Return a schedule by its name in PUBLISHED, complete with its transfers.  given: sizes that differ from the
+    """Return a published schedule by its name, complete with its transfers.  given: sizes that differ from the
     defaults.
 
     Raises ScheduleError for an unknown name or size, and for a size out of range.
     """
-    if name not in PUBLISHED:
-        asked, found = f"The schedule '{name}' was asked for.", f"There are {', '.join(PUBLISHED)}."
-        raise ScheduleError(asked, found, did_you_mean(name, PUBLISHED, "Choose one of them, or name a file."))
-    published = PUBLISHED[name]
+    schedules = published_schedules()
+    if name not in schedules:
+        asked, found = f"The schedule '{name}' was asked for.", f"There are {', '.join(schedules)}."
+        raise ScheduleError(asked, found, did_you_mean(name, schedules, "Choose one of them, or name a file."))
+    published = schedules[name]
     for key, value in given.items():
         asked = f"The schedule '{name}' with {key} = {value!r} was asked for."
         if key not in published.sizes:
@@ -69,7 +82,7 @@ def build_published(name: str, given: Sizes) -> Schedule:
     return insert_transfers(published.build(**sizes))
 
 
-def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_batch_size: int = 1) -> Plan:
+def equal_pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_batch_size: int = 1) -> Plan:
     """Return a plan with one layer per stage, and one sample of a micro-batch on each of a stage's ranks."""
     stages = tuple(
         Stage(
@@ -85,7 +98,7 @@ def _pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micro_bat
     return Plan(method="", stages=stages, micro_batch_size=micro_batch_size, num_micro_batches=1)
 
 
-def _groups(ranks: int, into: str, size: int) -> int:
+def _num_groups(ranks: int, into: str, size: int) -> int:
     """Return the number of equal groups of `size` ranks."""
     if ranks % size:
         asked = f"{ranks} ranks in groups of {size} were asked for."
@@ -94,46 +107,16 @@ def _groups(ranks: int, into: str, size: int) -> int:
 
 
 def _hybrid(ranks: int = 4, micro_batches: int = 8, ranks_per_stage: int = 1) -> Schedule:
-    plan = _pipeline(
-        _groups(ranks, "ranks_per_stage", ranks_per_stage), group=ranks_per_stage, micro_batch_size=ranks_per_stage
+    plan = equal_pipeline(
+        _num_groups(ranks, "ranks_per_stage", ranks_per_stage), group=ranks_per_stage, micro_batch_size=ranks_per_stage
     )
     return hybrid_1f1b(plan, (ranks_per_stage,) * micro_batches)
 
 
 def _hetpipe(ranks: int = 4, ranks_per_worker: int = 2, in_flight: int = 2, waves: int = 3) -> Schedule:
-    count = _groups(ranks, "ranks_per_worker", ranks_per_worker)
-    pipelines = tuple(_pipeline(ranks_per_worker, first_rank=worker * ranks_per_worker) for worker in range(count))
+    count = _num_groups(ranks, "ranks_per_worker", ranks_per_worker)
+    pipelines = tuple(equal_pipeline(ranks_per_worker, first_rank=worker * ranks_per_worker) for worker in range(count))
     return hetpipe(VirtualWorkers(pipelines=pipelines, in_flight=in_flight), waves)
-
-
-def _ring(ranks: int = 4, micro_batches: int = 4, unfrozen_layers: int = 2, initiators: int = 1) -> Schedule:
-    if initiators > ranks:
-        raise ScheduleError(
-            f"{initiators} initiators were asked for.",
-            f"The ring has {ranks} ranks.",
-            "Lower initiators, or raise ranks.",
-        )
-    if unfrozen_layers > ranks:
-        asked = f"An unfreezing depth of {unfrozen_layers} was asked for."
-        raise ScheduleError(asked, f"The ring has {ranks} layers, one a rank.", "Unfreeze 1 to all of them.")
-    turns = [rank for rank in range(initiators) for _ in range(micro_batches)]
-    mini_batches = [Iteration(rank, ranks - unfrozen_layers, 1) for rank in turns]
-    return ring_round(
-        _pipeline(ranks), mini_batches, lambda rank, op: SECONDS.get(op.kind, 0.0), in_flight=len(mini_batches)
-    )
-
-
-def _query_chain(ranks: int = 4, queries: int = 8, queries_per_group: int = 1) -> Schedule:
-    stages = tuple(
-        Stage(start=number, stop=number + 1, shares=(Share(rank=number, queries=queries),)) for number in range(ranks)
-    )
-    return query_step(stages, query_groups(0, queries, queries_per_group))
-
-
-def _queries(ranks: int = 4, queries: int = 8) -> Schedule:
-    counts = proportional_parts(queries, (1,) * ranks)
-    shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-    return query_step((Stage(start=0, stop=1, shares=shares),), [(part,) for part in range(2 * queries)])
 
 
 def _cached(ranks: int = 4) -> Schedule:
@@ -141,19 +124,20 @@ def _cached(ranks: int = 4) -> Schedule:
     return cached_step(Stage(start=0, stop=1, shares=shares), (1,) * ranks)
 
 
-PUBLISHED: Mapping[str, Published] = {
+SHARED: Mapping[str, Published] = {
     "gpipe": Published(
-        "GPipe (Huang et al., 2019)", lambda ranks=4, micro_batches=8: gpipe(_pipeline(ranks), (1,) * micro_batches)
+        "GPipe (Huang et al., 2019)",
+        lambda ranks=4, micro_batches=8: gpipe(equal_pipeline(ranks), (1,) * micro_batches),
     ),
     "1f1b": Published(
         "PipeDream-flush (Narayanan et al., 2021)",
-        lambda ranks=4, micro_batches=8: one_f_one_b(_pipeline(ranks), (1,) * micro_batches),
+        lambda ranks=4, micro_batches=8: one_f_one_b(equal_pipeline(ranks), (1,) * micro_batches),
     ),
     "hybrid_1f1b": Published("PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)", _hybrid),
     "cached_step": Published("PAC+, later epochs: data parallel from the activation cache (section V-B)", _cached),
     "asynchronous_1f1b": Published(
         "Confidant, PipeDream: 1F1B with weight stashing, without a flush (section 2.3)",
-        lambda ranks=4, micro_batches=8: asynchronous_1f1b(_pipeline(ranks), micro_batches),
+        lambda ranks=4, micro_batches=8: asynchronous_1f1b(equal_pipeline(ranks), micro_batches),
     ),
     "split_heads": Published(
         "Confidant: attention heads on the processors of one device (section 3.3)",
@@ -161,10 +145,7 @@ PUBLISHED: Mapping[str, Published] = {
             proportional_parts(heads, (1,) * processors), num_layers=layers
         ),
     ),
-    "ring": Published("RingAda: adapters on a ring, the upper layers unfrozen (sections III and IV)", _ring),
     "hetpipe": Published("HetPipe: virtual workers and a parameter server (Park et al., 2020)", _hetpipe),
-    "query_step": Published("P-RGE: a step's queries divided among the devices (Algorithm 1)", _queries),
-    "query_chain": Published("P-RGE: a step's queries one after the other through a chain of stages", _query_chain),
     "ring_allgather_gemm": Published(
         "Galaxy+: AllGather in tiles, overlapped with GEMM1 (Fig. 9)",
         lambda ranks=4, overlapped=1: ring_allgather_gemm(ranks, overlapped=bool(overlapped)),
@@ -174,3 +155,4 @@ PUBLISHED: Mapping[str, Published] = {
         lambda ranks=4, overlapped=1: ring_gemm_reducescatter(ranks, overlapped=bool(overlapped)),
     ),
 }
+"""Those whose builders several methods use; a method declares its own."""
