@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.methods.common import text_model
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.models.generation import Sampling
-from workbench.models.loading import load_model
+from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.sharding.whole import WholeModel
 from workbench.models.speculation import NUM_GUESSES, Draft, DraftChoice, local_draft, num_guesses
 from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
@@ -60,6 +63,34 @@ def test_a_text_does_not_depend_on_its_draft(name: str, build: Any) -> None:
         draft = local_draft(DraftChoice.read(text, name), name, model if isinstance(model, WholeModel) else None)
         assert written_together(LocalWriter(name, model, (), draft)) == expected, text
         assert 1 < draft.passes.mean <= NUM_GUESSES + 1
+
+
+@pytest.mark.parametrize(("name", "guesser"), [("tiny-llama-4", "padded-2"), ("padded-4", "tiny-llama-2")])
+def test_a_draft_may_have_another_number_of_unused_rows(name: str, guesser: str, tmp_path: Path) -> None:
+    """The model may choose an unused one, which its draft cannot read, as in texts of random weights."""
+
+    def saved(name: str) -> str:
+        if name.startswith("tiny"):
+            return name
+        tiny = load_model(f"tiny-llama-{name[-1]}")
+        tiny.config.tie_word_embeddings = True
+        model = LlamaForCausalLM(tiny.config)
+        model.model.load_state_dict(tiny.state_dict())
+        torch.manual_seed(0)
+        model.resize_token_embeddings(1600, mean_resizing=False)
+        model.save_pretrained(tmp_path / name)
+        load_tokenizer("tiny-llama-2").backend.save(str(tmp_path / name / "tokenizer.json"))
+        roles = {"eos_token": "[SEP]", "pad_token": "[PAD]"}
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(roles))
+        return str(tmp_path / name)
+
+    name, guesser = saved(name), saved(guesser)
+    model = WholeModel(name)
+    draft = local_draft(DraftChoice.read(guesser, name), name, model)
+    expected = written_together(LocalWriter(name, model))
+    assert written_together(LocalWriter(name, model, (), draft)) == expected
+    assert draft.passes.mean > 1
+    assert (max(map(max, expected)) >= 1492) == ("padded" in name)
 
 
 P = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.5, 1.0], [-1.0, 2.0, 0.0]])

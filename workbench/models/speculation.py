@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Self
+
+from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.serial import shown
@@ -85,11 +89,14 @@ def _require_same_texts(draft: str, model: str) -> None:
     if theirs != ours:
         has, lacks = ("The draft", "the model") if theirs else ("The model", "the draft")
         raise ConfigError(request, f"{has} has an encoder, {lacks} has none.", todo)
-    sizes = [int(model_config(name).get_text_config().vocab_size) for name in (draft, model)]
     tokenizers: Any = [load_tokenizer(name) for name in (draft, model)]  # of words
     theirs, ours = (tokenizer.backend.get_vocab() for tokenizer in tokenizers)
-    if sizes[0] != sizes[1] or theirs != ours:
+    if theirs != ours:
         raise ConfigError(request, "It has other tokens.", todo)
+
+
+def _num_ids(name: str) -> int:
+    return int(model_config(name).get_text_config().vocab_size)
 
 
 @dataclass(slots=True)
@@ -106,15 +113,20 @@ class Drafted:
 class Draft:
     """Guesses tokens of texts by a cheaper model of the same tokens.  passes: those that checked its guesses.
 
-    longest: the model's most tokens, 0 if it has no table of positions.  Of longer texts nothing is guessed.
+    longest: the draft's most tokens, 0 if it has no table of positions.  Of longer texts nothing is guessed.
+    num_ids, num_model_ids: rows of the draft's and of the model's embedding; 0: the same.  Models of one tokenizer may
+    have more rows than it has tokens, and not the same number: Qwen2.5 has 151,936 with .5 B weights and 152,064 with
+    7 B.
     """
 
-    def __init__(self, model: BatchModel, longest: int = 0) -> None:
+    def __init__(self, model: BatchModel, longest: int = 0, *, num_ids: int = 0, num_model_ids: int = 0) -> None:
         self._model, self._longest, self.passes = model, longest, Passes()
+        self._num_ids, self._num_model_ids = num_ids, num_model_ids
 
     def join(self, text: GrowingText, ids: Sequence[int], decoder_ids: Sequence[int]) -> Drafted:
         """Read a text (see BatchModel.start)."""
-        if self._longest and max(len(ids), text.prompt + text.num_tokens) > self._longest:
+        is_too_long = self._longest and max(len(ids), text.prompt + text.num_tokens) > self._longest
+        if is_too_long or not self._can_read(ids):
             return Drafted(text, None, [])
         state, _ = self._model.start(ids, decoder_ids, text.num_tokens - text.num_new)
         return Drafted(text, state, list(decoder_ids or ids))
@@ -125,17 +137,29 @@ class Draft:
         texts = [replace(member.text, tokens=[*member.text.tokens]) for member in drafted]
         for number in range(most):
             read = (place for place, member in enumerate(drafted) if member.state is not None)
-            going = [place for place in read if len(guesses[place]) == number and _has_room(texts[place])]
+            going = [
+                place
+                for place in read
+                if len(guesses[place]) == number and _has_room(texts[place]) and self._can_read(texts[place].tokens)
+            ]
             if not going:
                 break
             unread = [self._unread(drafted[place], texts[place].tokens) for place in going]
             logits = self._model.step([drafted[place].state for place in going], unread).split(list(map(len, unread)))
             for place, rows in zip(going, logits, strict=True):
                 try:
-                    guesses[place].append(texts[place].take(rows[-1:]))
+                    guesses[place].append(texts[place].take(self._as_the_models(rows[-1:])))
                 except WorkbenchError:  # the draft's logits are no numbers, but the model's may be
                     continue
         return guesses
+
+    def _can_read(self, ids: Sequence[int]) -> bool:
+        return not self._num_ids or max(ids, default=0) < self._num_ids
+
+    def _as_the_models(self, logits: Tensor) -> Tensor:
+        """Return logits with as many columns as the model's have.  So both choose by the same random numbers."""
+        missing = self._num_model_ids - self._num_ids
+        return pad(logits, (0, missing), value=-inf) if missing else logits  # fewer than none: the last ones are cut
 
     def _unread(self, member: Drafted, tokens: Sequence[int]) -> list[int]:
         """Return the tokens that the draft has yet to read, after it has forgotten its wrong guesses."""
@@ -156,7 +180,12 @@ def local_draft(choice: DraftChoice, name: str, model: WholeModel | None) -> Dra
     drafting = WholeModel(choice.model) if choice.model else model or WholeModel(name)
     if choice.layers:
         drafting = drafting.first_layers(choice.layers)
-    return Draft(drafting.in_int4() if choice.is_int4 else drafting, drafting.longest)
+    return Draft(
+        drafting.in_int4() if choice.is_int4 else drafting,
+        drafting.longest,
+        num_ids=_num_ids(choice.model or name),
+        num_model_ids=_num_ids(name),
+    )
 
 
 def _has_room(text: GrowingText) -> bool:

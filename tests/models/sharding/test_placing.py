@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.serving.drafts import draft_plan
 from workbench.models import stored_tensors
 from workbench.models.configuration import local_folder, stored_weights
 from workbench.models.loading import load_tokenizer
@@ -195,6 +196,26 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
             again = [before[(position + turn - 1) % 3] for position in range(3)]
             assert_equal_to(run_plan(last, again, case.ids, case.decoder_ids), expected)
         last = plan
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_draft_of_first_layers_reads_nothing_that_the_device_holds(family, folder):
+    """A device that has the model's first layers whole lacks nothing; another one lacks the layers, not the ends."""
+    case, path = tiny_case(family), str(folder(family))
+    layout = case.layout
+    first = layout.first_layers(1)
+    spec = shard_spec(draft_plan(0, first.stacks), 0, first.stacks)
+    every_layer = sum(shape.num_layers for shape in layout.stacks)
+    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(every_layer,))
+    for plan in (whole, hybrid(case, (1, layout.stacks[0].num_units - 1), (40, 24), (0.5, 0.5), (1,))):
+        part = ModelShard(layout, shard_spec(plan, 0, layout.stacks), open_weights(path, layout=layout))
+        source = open_weights(path, layout=first)
+        draft = ModelShard(first, spec, source, part)
+        assert draft.ends is part.ends and (source.bytes_read == 0) == (plan is whole)
+        alone = ModelShard(first, spec, open_weights(path, layout=first))
+        run = draft_plan(0, first.stacks)
+        expected = run_plan(run, [alone], case.ids, case.decoder_ids)
+        assert torch.equal(run_plan(run, [draft], case.ids, case.decoder_ids), expected)
 
 
 def test_slices_move_as_little_as_can_be():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.methods.galaxy_plus.planners.memory import needs
+from workbench.methods.galaxy_plus.planners.memory import InferenceNeed, needs
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS
 from workbench.models.quantization import QuantizationConfig
@@ -162,12 +162,16 @@ class DraftPrices:
         return min(rounds, key=lambda candidate: candidate.seconds)
 
     def _require_room(self, plan: InferencePlan, rank: int) -> None:
-        """Raise PlanError if a device lacks memory for the draft, its keys and values, and its part of the plan."""
+        """Raise PlanError if a device lacks memory for the draft, its keys and values, and its part of the plan.
+
+        A draft of the model itself takes embedding and head from the part, if they are there.
+        """
         need = needs(self._draft, draft_plan(rank, self._draft.profile.stacks))[rank]
-        part = needs(self._model, plan).get(rank)
-        nbytes, what = need.total_bytes + (0 if part is None else part.total_bytes), "a draft"
-        purposes = {"the draft": need.total_bytes, "its part of the plan": 0 if part is None else part.total_bytes}
-        require_room(self._cluster, [Demand(rank, what, nbytes, purposes)])
+        part = needs(self._model, plan).get(rank, InferenceNeed())
+        is_same_model = self._draft.profile.model == self._model.profile.model
+        draft_bytes = need.total_bytes - (part.ends_bytes if is_same_model else 0)
+        purposes = {"the draft": draft_bytes, "its part of the plan": part.total_bytes}
+        require_room(self._cluster, [Demand(rank, "a draft", sum(purposes.values()), purposes)])
 
 
 def token_s(programs: Programs, plan: InferencePlan, lengths: Sequence[int], rows: int = 1) -> float:

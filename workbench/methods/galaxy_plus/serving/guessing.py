@@ -64,7 +64,13 @@ class OwnGuesses:
 
     def __init__(self, session: InferenceSession, holding: Holding) -> None:
         assert holding.shard is not None, "a draft"
-        self._draft = Draft(_DeviceModel(session, holding), holding.shard.layout.max_length)
+        layout = holding.shard.layout
+        self._draft = Draft(
+            _DeviceModel(session, holding),
+            layout.max_length,
+            num_ids=layout.config.vocab_size,
+            num_model_ids=session.layout.config.vocab_size,
+        )
         self._drafted: dict[int, Drafted] = {}
 
     def join(self, number: int, growing: GrowingText, prompt: Request) -> None:

@@ -186,7 +186,8 @@ class ServingWorker(DeviceWorker[Any]):
             model = choice.model or self._setup.model
             layout = choice.layout(model)
             plan, slices = draft_plan(self._context.rank, layout.stacks), Slices(model, layout)
-            shard, _ = slices.read(shard_spec(plan, 0, layout.stacks), None)
+            # What the device holds of the same model is not held a second time: its ends, and layers that it has whole.
+            shard, _ = slices.read(shard_spec(plan, 0, layout.stacks), None if choice.model else self._newest)
             slices.close()
             programs = Programs(self._setup.cluster, layout.stacks, costs)
             self._draft = Holding(plan=plan, shard=shard.in_int4() if choice.is_int4 else shard, programs=programs)
