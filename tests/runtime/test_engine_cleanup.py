@@ -22,16 +22,8 @@ from nbclient import NotebookClient
 from tests.waiting import LIMIT_S, wait_for
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import WriteError
-from workbench.core.run_folder import (
-    Owner,
-    ProcessId,
-    child_environment,
-    make_run_folder,
-    note_process,
-    processes_of,
-    remove_run_folder,
-    sweep_stale_folders,
-)
+from workbench.core.processes import ProcessId, note_process, processes_of, remove_run_folder
+from workbench.core.run_folder import Owner, child_environment, make_run_folder, sweep_stale_folders
 from workbench.core.serial import to_json
 from workbench.methods.devices import require_emulated
 
@@ -184,7 +176,7 @@ def test_in_a_notebook(engine_jobs_folder: Path, make_cluster: Callable, tmp_pat
         "    engines.run(engine_jobs.train_for_ever, [60.0] * 2, on_event=lambda *_: "
         "signal.raise_signal(signal.SIGINT))\n"
         "except KeyboardInterrupt:\n    print('interrupted')",
-        "import os\nfrom workbench.core.run_folder import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
+        "import os\nfrom workbench.core.processes import ProcessId\nlost = ProcessId.of(engines.engine_pids[1])\n"
         "os.kill(lost.pid, 9)\nassert lost.wait(200)\nprint(engines.run(engine_jobs.all_reduce, [1, 1]))",
         "%load_ext workbench.widgets.devices_magic",
         "%%devices\nimport os\nmine = os.getpid()",

@@ -16,7 +16,8 @@ import pytest
 from tests.waiting import LIMIT_S
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
-from workbench.core.run_folder import ProcessId, child_environment
+from workbench.core.processes import ProcessId
+from workbench.core.run_folder import child_environment
 from workbench.models.lora import import_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up

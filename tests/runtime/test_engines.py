@@ -22,7 +22,7 @@ from workbench.core.errors import (
     PlanError,
     RuntimeSetupError,
 )
-from workbench.core.run_folder import ProcessId
+from workbench.core.processes import ProcessId
 from workbench.runtime import engine_service, engine_starter
 from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool

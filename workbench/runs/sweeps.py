@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from workbench import experiment
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
 from workbench.core.files import make_folder
+from workbench.core.processes import ProcessId, note_process
 from workbench.core.report import Report
-from workbench.core.run_folder import ProcessId, note_process, scratch_folder, uninterrupted
+from workbench.core.run_folder import scratch_folder, uninterrupted
 from workbench.core.serial import from_json, shown, to_json, write_text
 from workbench.core.waiting import as_finished
 from workbench.methods.base import Notify

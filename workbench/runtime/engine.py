@@ -27,7 +27,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from workbench.core.run_folder import ProcessId
+from workbench.core.processes import ProcessId
 from workbench.core.schedule import paused_collector
 from workbench.core.serial import from_json, to_json
 from workbench.runtime.memory import take_small_stacks

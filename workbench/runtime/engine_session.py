@@ -17,7 +17,8 @@ from pathlib import Path
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import MessageError, RuntimeSetupError
-from workbench.core.run_folder import ProcessId, make_run_folder, note_process, remove_run_folder, start_janitor
+from workbench.core.processes import ProcessId, note_process, remove_run_folder
+from workbench.core.run_folder import make_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_slots import EngineSlot, Inbox

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from workbench.core.errors import RuntimeSetupError
-from workbench.core.run_folder import ProcessId, child_environment, note_process
+from workbench.core.processes import ProcessId, note_process
+from workbench.core.run_folder import child_environment
 from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
 from workbench.runtime.messages import calls_of_emulated
 
