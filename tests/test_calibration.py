@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.core.errors import ConfigError
-from workbench.runtime.pacing import LADDER, find_dilation
+from workbench.runtime.pacing import find_dilation
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,46 @@ def test_the_first_dilation_at_which_the_host_keeps_pace_is_found(factor: float,
     assert len(tried) <= 4
 
 
-def test_a_host_that_is_late_to_a_constant_share_is_given_up_at_the_largest() -> None:
-    assert find_dilation(lambda dilation: 0.03) == LADDER[-1]
+@pytest.mark.parametrize(
+    ("shares", "found", "num_tried"),
+    [
+        ([0.03, 0.03], 1.0, 2),  # constant, and valid: a larger dilation would only cost time
+        ([0.029, 0.024], 1.5, 2),  # it hardly falls
+        ([0.02, 0.03], 1.0, 2),
+        ([0.03, 0.02, 0.015, 0.01], 3.0, 4),  # the same late seconds at each dilation
+        ([0.055, 0.047], 1.5, 2),  # a valid share at last
+        ([0.3, 0.28, 0.3, 0.3, 0.3, 0.3], 16.0, 6),  # invalid all the same: the host may become quiet
+    ],
+)
+def test_the_search_ends_where_a_larger_dilation_hardly_lowers_a_valid_share(
+    shares: list[float], found: float, num_tried: int
+) -> None:
+    tried: list[float] = []
+
+    def late_share(dilation: float) -> float:
+        tried.append(dilation)
+        return shares[len(tried) - 1]
+
+    assert find_dilation(late_share) == found
+    assert len(tried) == num_tried == len(shares)
+
+
+@pytest.mark.parametrize(
+    ("share", "most_s", "found", "num_tried"),
+    [(0.04, 90.0, 1.0, 1), (0.4, 90.0, 2.0, 1), (0.3, 110.0, 3.0, 2)],
+)
+def test_no_measurement_is_begun_that_would_end_too_late(
+    share: float, most_s: float, found: float, num_tried: int
+) -> None:
+    """Each takes 40 s times the dilation.  A valid share ends the search; after another the next dilation is taken."""
+    tried: list[float] = []
+
+    def late_share(dilation: float) -> float:
+        tried.append(dilation)
+        return share
+
+    assert find_dilation(late_share, most_s=most_s, clock=lambda: 40.0 * sum(tried)) == found
+    assert len(tried) == num_tried
 
 
 def test_what_the_environment_asks_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

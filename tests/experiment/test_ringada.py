@@ -200,6 +200,9 @@ def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: J
         run(replace(federated, options=federated.options | {"cache": True}), tmp_path / "cached")
     whole = run(federated, tmp_path / "whole")
     assert whole.plan.stages[0].ranks == (0, 1) and whole.plan.stages[0].num_layers == 6
+    predicted = whole.timelines["first epoch, predicted"].spans
+    assert {"MEAN", "ALLREDUCE"} <= {span.op.kind for span in predicted}
+    assert all(span.end_s > span.start_s for span in predicted)
     with pytest.raises(KeyboardInterrupt):
         run(federated, tmp_path / "resumed", progress=at(1, interrupt))
     assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(whole)

@@ -59,7 +59,7 @@ def test_a_dilation_is_found_once_stated_and_divided_out(
     found: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
-    def three_times(late_share: Callable[[float], float]) -> float:
+    def three_times(late_share: Callable[[float], float], **_: float) -> float:
         found.append(late_share(3.0))
         return 3.0
 
@@ -82,7 +82,7 @@ def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(
     found: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
-    def not_enough(late_share: Callable[[float], float]) -> float:
+    def not_enough(late_share: Callable[[float], float], **_: float) -> float:
         found.append(1.0)
         return 1.0
 

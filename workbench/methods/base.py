@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,14 +102,15 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
     return report
 
 
-def counting_steps(notify: Notify, parts: str) -> Notify:
-    """Return a callback for a measurement's events. It shows a waiting user how many steps are done and which devices
-    still load.
+def counting_steps(notify: Notify, parts: str, num_steps: int) -> Notify:
+    """Return a callback for a measurement's events. It shows a waiting user how many of about `num_steps` steps, those
+    of a warm-up among them, are done and which devices still load.
     """
+    done = itertools.count(1)
 
     def report(event: Event) -> None:
         if event.kind == "step":
-            notify(Event("count", message=parts, step=event.step + 1, num_steps=event.num_steps))
+            notify(Event("count", message=parts, step=min(next(done), num_steps), num_steps=num_steps))
         elif event.kind == "device" and event.epoch < 0:
             notify(event)
 

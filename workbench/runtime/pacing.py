@@ -4,6 +4,7 @@ not emulate.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.heat import Heat
 from workbench.core.medium import Air
 from workbench.core.serial import shown
+from workbench.core.timeline import BUSY_OVERRUN_SHARE
 
 FRAME_BYTES = 4096
 """Size of a frame on emulated air."""
@@ -107,6 +109,9 @@ LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 CALIBRATED_SHARE = 0.01
 """Share of the devices' time that may be late when a dilation is chosen: well below the share that makes a run
 invalid."""
+_LEAST_FALL = 0.8
+"""A larger dilation helps if it lowers the late share to this part or less.  Where operations are late by seconds that
+do not depend on the dilation, 1.33 times the dilation lowers it to 0.75."""
 
 
 class Paced(NamedTuple, Generic[T]):
@@ -268,21 +273,39 @@ def asked_dilation() -> float | None:
 
 
 def find_dilation(
-    late_share: Callable[[float], float], tolerated: float = CALIBRATED_SHARE, *, first: float = LADDER[0]
+    late_share: Callable[[float], float],
+    tolerated: float = CALIBRATED_SHARE,
+    *,
+    first: float = LADDER[0],
+    most_s: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
 ) -> float:
     """Return the first dilation of LADDER at which at most the tolerated share of the devices' time is late, else the
     last one.
 
-    late_share(dilation): a measurement.  If half of a device's time is late, it must run at least twice as slowly, so
-    the dilations in between are skipped.  first: the dilation to begin with, such as one that this machine is known to
-    need.  A dilation set by the environment is used without calibration.
+    late_share(dilation): a measurement, which lasts about as many times longer as the devices are slower.  If half of
+    a device's time is late, it must run at least twice as slowly, so the dilations in between are skipped.  Devices
+    also wait for other processes of this machine, however slow they are.  So the search ends, too, where a larger
+    dilation hardly lowers a share that is valid (see BUSY_OVERRUN_SHARE); of the two, the one with the smaller share is
+    returned.
+    first: the dilation to begin with, such as one that this machine is known to need.  most_s: measurements that would
+    end later than so many seconds after the beginning are left out; the dilation that the last one suggests is then
+    returned, unless its share is valid.  A dilation set by the environment is used without calibration.
     """
     requested = asked_dilation()
     if requested is not None:
         late_share(requested)
         return requested
-    dilation = first
-    while (share := late_share(dilation)) > tolerated and dilation < LADDER[-1]:
+    began_s, dilation = clock(), first
+    share, measured_s = late_share(dilation), clock() - began_s
+    while share > tolerated and dilation < LADDER[-1]:
         least = min(dilation / (1 - min(share, 0.9)), LADDER[-1])
-        dilation = next(step for step in LADDER if step > dilation and step >= least)
+        larger = next(step for step in LADDER if step > dilation and step >= least)
+        now_s = clock()
+        if now_s - began_s + measured_s * larger / dilation > most_s:
+            return dilation if share <= BUSY_OVERRUN_SHARE else larger
+        larger_share = late_share(larger)
+        if _LEAST_FALL * share < larger_share <= BUSY_OVERRUN_SHARE:
+            return larger if larger_share < share else dilation
+        dilation, share, measured_s = larger, larger_share, clock() - now_s
     return dilation

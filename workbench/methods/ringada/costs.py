@@ -19,6 +19,7 @@ from workbench.methods.ringada.schedule import (
     HEAD_STEP,
     LOAD,
     LOWEST,
+    MEAN,
     PREFIX,
     TAKE,
     Iteration,
@@ -53,7 +54,7 @@ class RingLayout:
 def ring_costs(
     profile: Profile, cluster: Cluster, layout: RingLayout, *, crossing: Crossing, head_values: int, beside_bytes: int
 ) -> TableCosts:
-    """Return the costs of ring_round.
+    """Return the costs of ring_round and federated_round.
 
     crossing: the hidden state at a stage boundary.  head_values: float32 numbers of the head and its moments.
     beside_bytes: bytes of embedding and head, of which each device has a copy.
@@ -76,6 +77,10 @@ def ring_costs(
     def step_s(rank: int, op: Op) -> float:
         layers = layout.layers(op)
         return profile.seconds(rank, STEP, 1, 1, layers.start, layers.stop)
+
+    def mean_s(rank: int, op: Op) -> float:
+        all_layers = profile.seconds(rank, STEP, 1, 1, 0, profile.num_layers)
+        return all_layers + head_step_s(rank, op)  # like TAKE: it moves about as many bytes as an update
 
     def load_s(rank: int, op: Op) -> float:
         is_side = side_width and op.stage != NONE
@@ -126,6 +131,7 @@ def ring_costs(
             **dict.fromkeys((EMBED, HEAD), end_s),
             **dict.fromkeys((HEAD_STEP, TAKE), head_step_s),
             STEP: step_s,
+            MEAN: mean_s,
             LOAD: load_s,
             PREFIX: frozen_s,
             FORWARD: forward_s,

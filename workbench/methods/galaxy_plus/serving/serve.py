@@ -304,5 +304,5 @@ def serve_emulated(
         except ServiceInterrupted:
             raise KeyboardInterrupt from None  # none of the stream's requests was served
 
-    find_dilation(late_share)
+    engines.dilate(find_dilation(late_share))
     return served(stream=stream, **settings)
