@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from workbench import experiment
 from workbench.cli.app import app
 from workbench.core import curves
+from workbench.core.acceptances import Acceptance, acceptance_of
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve
@@ -112,7 +114,17 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     count, serve = draft_commands(drafts, "mine.toml")
     assert count.startswith("workbench generate tiny-llama-4 ") and "--cluster mine.toml" in serve
     assert all(f"--draft {drafts.best.name}" in command for command in (count, serve))
-    assert "texts decide" in draft_conclusion(drafts)
+    assert draft_conclusion(drafts).endswith("not on the devices.")
+    int4 = next(offer for offer in drafts.offers if offer.name == "int4")
+    counted = Acceptance(model="tiny-llama-4", draft="int4", right=3, wrong=1, texts=2, tokens=9, command="")
+    for expected, best, words in (
+        (1.5, "int4", "In 2 texts of ours 75% .* 1.5 times"),
+        (0.5, drafts.best.name, "devices.$"),
+    ):
+        known = replace(int4, break_even=0.1, acceptance=counted, expected=expected)
+        others = [offer for offer in drafts.offers if offer is not int4]
+        told = replace(drafts, offers=(*others, known))
+        assert told.best is not None and told.best.name == best and re.search(words, draft_conclusion(told))
     assert "No draft can pay" in draft_conclusion(replace(drafts, offers=drafts.offers[-1:]))
     assert "No device has memory" in draft_conclusion(replace(drafts, offers=()))
     assert on(cluster, serves=True).drafts is None  # BERT writes no texts
@@ -124,6 +136,16 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     assert "Drafts, simulated; without one" in shown and "pays from" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
     assert {one["draft"] for one in found["drafts"]} == {"layers:1", "layers:2", "int4"}
+
+
+def test_the_expected_gain_of_a_draft_is_that_of_the_counted_guesses() -> None:
+    job = replace(JOB, model="SmolLM2-135M")
+    drafts = advise(job, slow_links(1e-3), computed=True, serves=True).drafts
+    assert drafts is not None and {offer.name for offer in drafts.offers} == {"int4", "layers:8", "layers:15"}
+    for offer in drafts.offers:
+        counted = acceptance_of("SmolLM2-135M", offer.name)
+        assert counted is not None and offer.acceptance == counted and offer.expected is not None
+        assert offer.expected == pytest.approx(tokens_of_pass(counted.share) * drafts.token_s / offer.round_s)
 
 
 def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
+from workbench.core.serial import to_builtins
 
 if TYPE_CHECKING:
     from workbench.runs.advice import Advice, Choice
@@ -120,6 +121,8 @@ def _drafts(advice: Advice, cluster: str) -> dict[str, object]:
             "round_s": offer.round_s,
             "break_even": offer.break_even,
             "at_most": offer.at_most,
+            "counted": None if offer.acceptance is None else to_builtins(offer.acceptance),
+            "expected": offer.expected,
         }
         for offer in drafts.offers
     ]

@@ -1,11 +1,13 @@
 """What an adviser says of drafts for texts on some devices: the acceptance from which each pays, simulated.
 
-How many guesses are right only texts can tell, so nothing here says it.
+How many guesses are right only texts can tell: it is known where it has been counted (see core.acceptances).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from workbench.core.acceptances import Acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,9 +16,9 @@ class DraftOffer:
 
     name: as --draft takes it.  system: the system whose plan checks the guesses, as --system takes it.  guesser,
     checkers: names of devices.  round_s: seconds of some guesses and of the pass that checks them.
-    break_even: the least share of right guesses
-    with which a text comes as fast as by the fastest plan without a draft, None if it never does.  at_most: how many
-    times as fast it comes if every guess is right.
+    break_even: the least share of right guesses with which a text comes as fast as by the fastest plan without a draft,
+    None if it never does.  at_most: how many times as fast it comes if every guess is right.
+    acceptance: counted in some texts, expected: how many times as fast such texts come; None if nobody has counted.
     """
 
     name: str
@@ -26,6 +28,8 @@ class DraftOffer:
     round_s: float
     break_even: float | None
     at_most: float
+    acceptance: Acceptance | None = None
+    expected: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,5 +49,9 @@ class DraftAdvice:
 
     @property
     def best(self) -> DraftOffer | None:
-        """Return the draft that pays with the fewest right guesses; None if none can pay."""
-        return next((offer for offer in self.offers if offer.break_even is not None), None)
+        """Return the draft that makes counted texts fastest, or else the one that pays with the fewest right guesses;
+        None if none can pay.
+        """
+        paying = [offer for offer in self.offers if offer.break_even is not None]
+        # Of those that nobody has counted it is not known whether they pay: they come before those that do not.
+        return max(paying, key=lambda offer: 1.0 if offer.expected is None else offer.expected, default=None)

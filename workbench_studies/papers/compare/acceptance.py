@@ -50,10 +50,12 @@ def acceptance(item: Item, settings: Settings) -> Result:
 
 
 def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found:
-    """Return the passes of the prompts' texts, greedy and sampled."""
+    """Return the passes of the prompts' texts, greedy and sampled.  seeds: of the sampled ones; none without."""
     ways = {"greedy": [Sampling()], "sampled": [Sampling(temperature=TEMPERATURE, seed=seed) for seed in seeds]}
     found: Found = {}
     for name, samplings in ways.items():
+        if not samplings:
+            continue
         loaded = load_text_model(model, draft)
         for prompt, sampling in product(PROMPTS, samplings):
             list(loaded.complete(prompt, TextSettings(max_tokens=tokens, sampling=sampling)))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from workbench.core.acceptances import acceptance_of
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
@@ -34,7 +35,7 @@ def advise_drafts(
     Raises PlanError if the model fits on no devices, ConfigError as DraftChoice.read.
     """
     layout = model_layout(model)
-    choices = {name: DraftChoice.read(name, model) for name in _names(layout.stacks[-1].num_layers, draft)}
+    choices = {name: DraftChoice.read(name, model) for name in draft_names(layout.stacks[-1].num_layers, draft)}
 
     def costs_of(name: str) -> InferenceProfile:
         profile = profile_of(name, {"generate": 1}).inference
@@ -61,6 +62,7 @@ def advise_drafts(
             continue
         refused.pop(name, None)
         system, shortest = min(rounds, key=lambda pair: pair[1].seconds)
+        acceptance = acceptance_of(model, name)
         offers.append(
             DraftOffer(
                 name=name,
@@ -70,6 +72,8 @@ def advise_drafts(
                 round_s=shortest.seconds,
                 break_even=shortest.break_even,
                 at_most=shortest.speedup(1.0),
+                acceptance=acceptance,
+                expected=None if acceptance is None else shortest.speedup(acceptance.share),
             )
         )
     return DraftAdvice(
@@ -82,7 +86,8 @@ def advise_drafts(
     )
 
 
-def _names(num_layers: int, draft: str) -> list[str]:
+def draft_names(num_layers: int, draft: str = "") -> list[str]:
+    """Return the drafts that are compared for a model of so many layers.  draft: another one."""
     layers = (round(num_layers / share) for share in SHARES)
     names = [draft, *(f"layers:{count}" for count in layers if 0 < count < num_layers), INT4]
     return [name for name in dict.fromkeys(names) if name]
