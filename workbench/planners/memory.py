@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,9 +20,25 @@ ASYNCHRONOUS = "asynchronous_1f1b"
 _PASSES = ("F", "B", "STEP")
 
 
+class Needed(ABC):
+    """The predicted bytes of a rank, for whatever they are."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def purposes(self) -> dict[str, int]:
+        """Return the bytes by purpose, in words."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the sum of the parts."""
+        return sum(self.purposes.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """The predicted peak bytes of a rank, by purpose.
+class Need(Needed):
+    """The predicted peak bytes of a rank in training, by purpose.
 
     context_bytes: for the backward passes in flight, taps included.  workspace_bytes: temporary memory of one forward
     pass.
@@ -36,11 +53,6 @@ class Need:
     boundary_bytes: int = 0
 
     @property
-    def total_bytes(self) -> int:
-        """Return the sum of the parts."""
-        return sum(self.purposes.values())
-
-    @property
     def purposes(self) -> dict[str, int]:
         """Return the bytes by purpose, in words."""
         return {
@@ -48,14 +60,6 @@ class Need:
             "gradients and optimizer": self.gradient_bytes + self.optimizer_bytes,
             "activations": self.context_bytes + self.workspace_bytes + self.boundary_bytes,
         }
-
-
-class Needed(Protocol):
-    """The predicted bytes of a rank, for whatever they are."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Return the sum."""
 
 
 def in_flight(stage: int, num_stages: int, num_micro_batches: int, *, order: str = "1f1b") -> int:

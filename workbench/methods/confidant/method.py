@@ -19,7 +19,6 @@ from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
-from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import describe_facts, kept
 from workbench.methods.confidant.equations import compatibilities, printed_need
 from workbench.methods.confidant.heads import divide, quickened
@@ -263,7 +262,7 @@ class Confidant(FineTuning):
 
         def measure() -> Profile:
             times = measure_parts(
-                measured_stack(model, prepared.facts, self.layer_costs(prepared, batch=1, sequence_length=1)),
+                self.measured_stack(prepared),
                 prepared.config,
                 max_length=prepared.profiled_length,
                 device=device,

@@ -15,7 +15,6 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import MAX_SIMULATIONS
-from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import number_format
 from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -147,14 +146,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
 
         def measure(max_length: int) -> Layers:
-            backbone = measured_stack(
-                prepared.job.model,
-                prepared.facts,
-                self.layer_costs(prepared, batch=1, sequence_length=1),
-                quantization,
-                with_head=prepared.predicts_words,
-            )
-            return measure_layers(backbone, prepared.config, max_length=max_length)
+            return measure_layers(self.measured_stack(prepared, quantization), prepared.config, max_length=max_length)
 
         quantization = prepared.quantization
         key = {"technique": asdict(replace(prepared.config, seed=0, label_mean=0.0, label_std=1.0))}

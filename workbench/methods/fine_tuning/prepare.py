@@ -15,9 +15,9 @@ from workbench.methods.option_values import read_options, require_width
 from workbench.methods.training.options import ASYNCHRONOUS
 from workbench.methods.training.prepare import (
     PreparedTechnique,
-    label_scale,
     load_samples,
     require_task_and_model,
+    technique_settings,
 )
 from workbench.models.configuration import model_facts
 from workbench.models.lora import require_peft
@@ -102,20 +102,13 @@ def prepare_by(job: Job, options: FineTuningOptions) -> PreparedJob:
     require_width("fine_tuning", "lora_rank", options.lora_rank, job.model, facts.hidden_size)
     require_width("fine_tuning", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
     samples = load_samples(job, facts)
-    task = samples["task"]
     config = TechniqueConfig(
         technique=options.technique,
-        hidden_size=facts.hidden_size,
-        num_layers=facts.num_layers,
-        kind=task.kind,
-        num_outputs=task.num_outputs,
         lora_rank=options.lora_rank,
         lora_dropout=options.lora_dropout,
         bottleneck=options.bottleneck,
         reduction=options.reduction,
-        dropout=options.dropout,
-        seed=job.seed,
-        **label_scale(task, samples["train"]),
+        **technique_settings(samples, options.dropout),
     )
     notes = (
         ["Each device draws its own lora_dropout, so another plan gives other losses."]

@@ -13,7 +13,6 @@ from workbench.core.profile import Layers, Profile
 from workbench.core.run_files import DEVICES, INITIAL
 from workbench.methods.base import MAX_SIMULATIONS, SCORED, Notify, counting, ignore
 from workbench.methods.common.folder import disk_bytes
-from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
@@ -140,13 +139,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         }
 
         def measure(max_length: int) -> Layers:
-            backbone = measured_stack(
-                prepared.job.model,
-                prepared.facts,
-                self.layer_costs(prepared, batch=1, sequence_length=1),
-                prepared.quantization,
-                with_head=prepared.predicts_words,
-            )
+            backbone = self.measured_stack(prepared, prepared.quantization)
             return measure_layers(backbone, prepared.adapter, dtype=options.cache_dtype, max_length=max_length)
 
         return key, measure

@@ -14,9 +14,9 @@ from workbench.methods.option_values import read_options
 from workbench.methods.pac_plus.options import PacPlusOptions
 from workbench.methods.training.prepare import (
     PreparedTraining,
-    label_scale,
     load_samples,
     require_task_and_model,
+    technique_settings,
 )
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.configuration import model_facts
@@ -148,19 +148,12 @@ def prepare(job: Job) -> PreparedJob:
     options = _options(job)
     facts = model_facts(job.model)
     samples = load_samples(job, facts, as_text_to_text if options.target == "text" else None)
-    task, train = samples["task"], samples["train"]
     adapter = ParallelAdapterConfig(
-        hidden_size=facts.hidden_size,
-        num_layers=facts.num_layers,
         reduction=options.reduction,
         is_causal=facts.is_causal,
-        kind=task.kind,
-        num_outputs=task.num_outputs,
         num_encoder_layers=facts.num_encoder_layers,
-        target_length=train.target_length,
-        dropout=options.dropout,
-        seed=job.seed,
-        **label_scale(task, train),
+        target_length=samples["train"].target_length,
+        **technique_settings(samples, options.dropout),
     )
     if options.initialization == "torch_pruned":
         require_torch_pruning(facts.family, config=adapter, num_heads=facts.num_heads)

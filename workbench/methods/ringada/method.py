@@ -17,7 +17,6 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
-from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.measure import from_adapters, measure_layers
 from workbench.methods.ringada.phases import phases_on
@@ -240,10 +239,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         }
         key |= {"cache": True} if caches else {}
         return key, lambda max_length: measure_layers(
-            measured_stack(prepared.job.model, prepared.facts, self.layer_costs(prepared, batch=1, sequence_length=1)),
-            config,
-            max_length=max_length,
-            caches=caches,
+            self.measured_stack(prepared), config, max_length=max_length, caches=caches
         )
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:

@@ -15,7 +15,12 @@ from workbench.methods.base import require_plan
 from workbench.methods.option_values import read_options, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
-from workbench.methods.training.prepare import PreparedTechnique, label_scale, load_samples, require_task_and_model
+from workbench.methods.training.prepare import (
+    PreparedTechnique,
+    load_samples,
+    require_task_and_model,
+    technique_settings,
+)
 from workbench.models.configuration import model_facts
 from workbench.models.techniques import TechniqueConfig
 
@@ -119,8 +124,7 @@ def prepare(job: Job) -> PreparedJob:
             asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out."
         )
     samples: dict[str, Any] = load_samples(job, facts)
-    task = samples["task"]
-    if task.kind == "text_generation":
+    if samples["task"].kind == "text_generation":
         asked, found = (
             f"The task '{job.task}' was asked for with the method ringada.",
             "It trains a head, and words have the model's own.",
@@ -128,15 +132,9 @@ def prepare(job: Job) -> PreparedJob:
         raise ConfigError(asked, found, "Choose a method that trains words.")
     config = TechniqueConfig(
         technique=options.technique,
-        hidden_size=facts.hidden_size,
-        num_layers=facts.num_layers,
-        kind=task.kind,
-        num_outputs=task.num_outputs,
         bottleneck=options.bottleneck,
         reduction=options.reduction,
-        dropout=options.dropout,
-        seed=job.seed,
-        **label_scale(task, samples["train"]),
+        **technique_settings(samples, options.dropout),
     )
     prepared = PreparedJob(options=options, config=config, **samples)
     if not prepared.policy.is_adaptive:

@@ -22,6 +22,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.base import Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common import records
 from workbench.methods.common.folder import begin_folder, holds_run, model_digest
+from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.room import require_places
 from workbench.methods.common.scaling import describe_facts
 from workbench.methods.training.faults import predict, with_faults
@@ -122,6 +123,13 @@ class TrainingMethod(LayerMethod[P], Plans):
         """
         require_places(prepared.job, self.layer_costs(prepared, batch=1, sequence_length=1), cluster)
         return super().scaled(prepared, cluster, notify, refresh=refresh)
+
+    def measured_stack(self, prepared: P, quantization: QuantizationConfig | None = None) -> LayerStack:
+        """Return the layers whose costs are measured (see common.measured_stack)."""
+        costs = self.layer_costs(prepared, batch=1, sequence_length=1)
+        return measured_stack(
+            prepared.job.model, prepared.facts, costs, quantization, with_head=prepared.predicts_words
+        )
 
     def catalogue(self, prepared: P, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any
@@ -141,11 +141,25 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
     return {"job": job, "facts": facts, "task": task} | splits
 
 
-def label_scale(task: Task, train: TokenizedSplit) -> dict[str, Any]:
-    """Return the mean and standard deviation of a regression's labels; neutral values for other tasks.
+def technique_settings(samples: Mapping[str, Any], dropout: float) -> dict[str, Any]:
+    """Return the settings that every technique has from its model, its task and the job.  samples: see load_samples.
 
     Raises ConfigError for labels that hardly differ in float32, in which heads compute.
     """
+    job, facts, task = samples["job"], samples["facts"], samples["task"]
+    return {
+        "hidden_size": facts.hidden_size,
+        "num_layers": facts.num_layers,
+        "kind": task.kind,
+        "num_outputs": task.num_outputs,
+        "dropout": dropout,
+        "seed": job.seed,
+        **_label_scale(task, samples["train"]),
+    }
+
+
+def _label_scale(task: Task, train: TokenizedSplit) -> dict[str, float]:
+    """Return the mean and standard deviation of a regression's labels; neutral values for other tasks."""
     if task.kind != "regression":
         return {"label_mean": 0.0, "label_std": 1.0}
     mean, std = fmean(train.labels), pstdev(train.labels)

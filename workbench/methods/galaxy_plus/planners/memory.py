@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
 from workbench.methods.galaxy_plus.planners.terms import stack_lengths
-from workbench.planners.memory import Demand, readable, require_room
+from workbench.planners.memory import Demand, Needed, readable, require_room
 from workbench.planners.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceNeed:
+class InferenceNeed(Needed):
     """The bytes of a device under a plan, by purpose.  ends_bytes: embedding and head.  cache_bytes: keys and values of
     its own units, for a text that goes on.
     """
@@ -26,11 +26,6 @@ class InferenceNeed:
     ends_bytes: int = 0
     working_bytes: int = 0
     cache_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int:
-        """Return the sum of the parts."""
-        return sum(self.purposes.values())
 
     @property
     def purposes(self) -> dict[str, int]:
