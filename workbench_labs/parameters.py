@@ -9,85 +9,38 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError, check_choice
-from workbench.core.job import Fidelity, Job
+from workbench.core.job import Job
 from workbench.core.ranges import Text
 from workbench.core.serial import from_builtins, shown
 from workbench.methods import load_method
 from workbench.methods.pac_plus.options import Initialization
 from workbench.profiler.descriptions import describe
 from workbench_labs.exercises import devices
+from workbench_labs.parameter_kinds import (
+    AllLabs,
+    Built,
+    Few,
+    Megabits,
+    Moments,
+    Parameters,
+    Pipelined,
+    Samples,
+    Steps,
+    Student,
+    Tokens,
+    Trained,
+    require_devices,
+    require_few_orders,
+)
 
-Megabits = Annotated[float, Meta(ge=0.1, le=100_000)]
-"""Mbit/s of a link."""
-Moments = Annotated[float, Meta(gt=0, le=60)]
-"""Seconds for a measurement."""
-Tokens = Annotated[int, Meta(ge=1, le=65_536)]
-Few = Annotated[int, Meta(ge=1, le=64)]
-Steps = Annotated[int, Meta(ge=1, le=100_000)]
-Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
-"""None takes the whole split."""
-Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
-"""Whose numbers are drawn, and whose work is kept."""
 WEIGHTS = 128
 """Columns of the network that the ring of 07_cut_a_layer divides."""
-MOST_IN_ALL_ORDERS = 7
-"""Devices whose orders a lab lists: 5,040 of seven."""
-
-
-class AllLabs(Struct, frozen=True, kw_only=True):
-    """Those of all labs."""
-
-    output: Text
-
-    def check(self) -> None:
-        """Raise ConfigError for an unknown name, and for values that do not go together."""
-
-
-class Parameters(AllLabs, frozen=True, kw_only=True):
-    """Those of the labs with devices.  Fields that a Job has, too, are checked as its fields, and their ranges are not
-    repeated here.
-    """
-
-    method: ClassVar[str] = "pac_plus"
-    fidelity: Fidelity
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the options of the lab's job."""
-        return {}
-
-    @property
-    def job(self) -> Job:
-        """Return the job that the lab runs, as far as its parameters describe it.  Raises ConfigError."""
-        own = {field.name for field in fields(Job)} & set(self.__struct_fields__)
-        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
-
-    def check(self) -> None:
-        """Check the job and the cluster (see AllLabs)."""
-        cluster = self.cluster()
-        load_method(self.method).require_known(self.job, cluster)
-
-    def cluster(self) -> Cluster:
-        """Return the cluster on which the lab runs its job.  Raises ConfigError."""
-        return load_cluster(self.cluster_name)  # type: ignore[attr-defined]  # all labs but one have it
-
-
-class Trained(Parameters, frozen=True, kw_only=True):
-    """Those of the labs that train on a cluster from the catalogue."""
-
-    cluster_name: Text
-    model: str
-    task: str
-    train_samples: Samples
-    batch_size: int
-    seed: int
-    png: bool
 
 
 class Quickstart(Trained, frozen=True, kw_only=True):
@@ -291,23 +244,6 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
             raise ConfigError(asked, "Section 1 has layers for four devices.", "Choose a cluster of two to four.")
         for faults in (self.faults, f"leave:1@step{self.fault_step}"):
             parse_faults(faults, self.cluster())
-
-
-class Built(Parameters, frozen=True, kw_only=True):
-    """Those of the labs in which students build a pipeline."""
-
-    student: Student
-    cluster_name: Text
-
-    def check(self) -> None:
-        """Raise ConfigError for a cluster that is unknown or has a single device: the work is divided."""
-        require_devices(self.cluster(), 2, "the work is divided")
-
-
-class Pipelined(Built, frozen=True, kw_only=True):
-    """Those of the labs that execute a pipeline."""
-
-    num_micro_batches: Few
 
 
 class Simulator(Pipelined, frozen=True, kw_only=True):
@@ -525,21 +461,3 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> Any:
     checked = from_builtins(given, kind, source="the lab's parameters")
     checked.check()
     return checked
-
-
-def require_devices(cluster: Cluster, least: int, why: str) -> None:
-    """Raise ConfigError if a cluster has fewer devices.  why: what they are for."""
-    if cluster.world_size < least:
-        asked = f"The cluster '{cluster.name}' was asked for, and {least} devices or more: {why}."
-        raise ConfigError(asked, f"It has {cluster.world_size}.", "Choose another cluster.")
-
-
-def require_few_orders(cluster: Cluster) -> None:
-    """Raise ConfigError if a cluster has more devices than a lab tries in all orders."""
-    if cluster.world_size > MOST_IN_ALL_ORDERS:
-        asked = f"The cluster '{cluster.name}' with {cluster.world_size} devices was asked for."
-        raise ConfigError(
-            asked,
-            f"All orders of the devices are listed here, for at most {MOST_IN_ALL_ORDERS}.",
-            "Choose a smaller one.",
-        )

@@ -16,8 +16,8 @@ from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.training.faults import predict
 from workbench.methods.training.timetable import Timetable
-from workbench.runtime.devices import Fleet
 from workbench.runtime.engines import default_pool
+from workbench.runtime.fleet import Fleet
 from workbench.runtime.pacing import Pacer
 
 

@@ -28,7 +28,7 @@ from workbench.models.sealed_tensors import save_sealed
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.snapshot import Position
 from workbench.runtime.state import carry_out, load_state, spec_of
-from workbench.runtime.transport import empty
+from workbench.runtime.step_values import empty
 from workbench.schedules.moves import moves
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)

@@ -21,7 +21,7 @@ from workbench.core.timeline import Span
 from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.pacing import RankLinks
-from workbench.runtime.transport import stamped, without_stamp
+from workbench.runtime.stamps import stamped, without_stamp
 from workbench.schedules import check
 
 SIZE = 500

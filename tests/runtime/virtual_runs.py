@@ -13,7 +13,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Fleet
+from workbench.runtime.fleet import Fleet
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWork, VirtualWorld
 

@@ -25,7 +25,8 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.executor import Executor, Handler
 from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import group, require_one_program
-from workbench.runtime.transport import Transport, empty
+from workbench.runtime.step_values import empty
+from workbench.runtime.transport import Transport
 
 share_module(__name__)  # its functions run on devices
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from msgspec import Meta
@@ -11,7 +10,6 @@ from msgspec import Meta
 from workbench.core.cluster import Factors
 from workbench.core.plan import Plan
 from workbench.core.ranges import Fraction, Seconds, Slowing
-from workbench.core.report import Recovery
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Span
 
@@ -274,45 +272,3 @@ class Policy(Protocol):
 
     def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' current speed calls for a new plan."""
-
-
-@dataclass(kw_only=True)
-class Change:
-    """A device fault or return and its consequences, in seconds of the devices' clock.
-
-    what: the change, such as 'kill beta'.  step: number of completed steps at that time; known: number of completed
-    steps when it was noticed.
-    begun_s: start of the generation that followed; stopped_s: when the last member completed the last step before the
-    change; first: generation and step of the first step afterwards; resumed_s: when the last member completed it.
-    For the other fields see core.report.Recovery.
-    """
-
-    what: str
-    step: int
-    since_s: float
-    noticed_s: float | None = None
-    begun_s: float | None = None
-    stopped_s: float = 0.0
-    first: tuple[int, int] | None = None
-    resumed_s: float | None = None
-    step_s: float = 0.0
-    stood_still_s: float = 0.0
-    known: int = 0
-    repeated: int = 0
-
-    @property
-    def recovery(self) -> Recovery | None:
-        """Return the cost of the change.  None if no step followed."""
-        if self.noticed_s is None or self.begun_s is None or self.resumed_s is None:
-            return None
-        return Recovery(
-            what=self.what,
-            step=self.step,
-            noticed_s=self.noticed_s - self.since_s,
-            planned_s=self.begun_s - self.noticed_s,
-            resumed_s=self.resumed_s - self.begun_s,
-            step_s=self.step_s,
-            stood_still_s=self.stood_still_s,
-            repeated=self.repeated,
-            noticed_steps=max(0, self.known - self.step),
-        )

@@ -20,7 +20,6 @@ from workbench.core.report import Recovery
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import (
     Abort,
-    Change,
     Ended,
     Generation,
     Pause,
@@ -33,7 +32,8 @@ from workbench.runtime.commands import (
     Stop,
     Train,
 )
-from workbench.runtime.devices import DeviceNotice, Fleet
+from workbench.runtime.fleet import DeviceNotice, Fleet
+from workbench.runtime.recoveries import Recoveries
 
 PROBE_EVERY = 4
 """Number of steps between two probes of an idle device that was found slow."""
@@ -66,7 +66,7 @@ class Coordinator:
     clock: Callable[[], float] | None = None
     pace: Pace = field(default_factory=Pace)
 
-    _changes: list[Change] = field(default_factory=list)
+    _changes: Recoveries = field(init=False)
     _generation: Generation | None = None
     _number: int = 0
     _ended: dict[int, Ended] = field(default_factory=dict)
@@ -86,6 +86,9 @@ class Coordinator:
     _last_step: int = -1
     _fruitless: int = 0
     _why: str = ""  # the last reason why a device could not join the others
+
+    def __post_init__(self) -> None:
+        self._changes = Recoveries(now_s=self.fleet.now_s)
 
     def run(self) -> None:
         """Run all remaining steps.
@@ -108,7 +111,7 @@ class Coordinator:
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
         """Return the costs of all device changes after which a step was completed."""
-        return tuple(recovery for change in self._changes if (recovery := change.recovery) is not None)
+        return self._changes.costs
 
     @property
     def passed_s(self) -> float:
@@ -200,7 +203,7 @@ class Coordinator:
 
     def _stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         place, now_s = generation.members.index(rank), self.fleet.now_s()
-        self._resumed(generation, done.step, now_s)
+        self._changes.resumed(generation, done.step, now_s)
         self._last_step, self._last_step_s = done.step, now_s
         self.fleet.worked(rank, done.busy_s)
         self.policy.stepped(generation, rank, done)
@@ -292,10 +295,7 @@ class Coordinator:
         self._planned, self._unprepared = None, set()
         self._planned_with, self._sent = dict(self.pace.factors), {}
         self.pace.accept({})
-        for change in self._changes:
-            if change.noticed_s is not None and change.begun_s is None:
-                change.begun_s, change.stopped_s = self.fleet.now_s(), self._last_step_s
-                change.repeated = max(0, change.known - self.policy.step)
+        self._changes.begun(self.policy.step, self._last_step_s)
         if self._number > 1:
             names = [self.fleet.name(rank) for rank in generation.members]
             self.say(f"From step {self.policy.step + 1} on: {generation.plan.at(self.policy.step).described(names)}")
@@ -396,9 +396,7 @@ class Coordinator:
         return self.policy.generation(self._number + 1, ready, self.pace.factors)
 
     def _changed(self, kind: str, part: int | str) -> None:
-        self._changes.append(
-            Change(what=f"{kind} {self._name(part)}", step=self.policy.step, since_s=self.fleet.now_s())
-        )
+        self._changes.changed(f"{kind} {self._name(part)}", self.policy.step)
 
     def _look_after(self) -> None:
         """React to devices that changed their speed or memory, and end silent devices that others wait for."""
@@ -443,19 +441,5 @@ class Coordinator:
             idle = self.fleet.ready - set(generation.members)
             self.fleet.command([rank for rank in idle if self.pace.factors.get(rank, 1.0) > 1], Probe())
 
-    # Measuring recoveries.
-
-    def _noticed(self, kind: str, rank: int | str) -> None:
-        for change in self._changes:
-            if change.what == f"{kind} {self._name(rank)}" and change.noticed_s is None:
-                change.noticed_s, change.known = self.fleet.now_s(), self.policy.step
-
-    def _resumed(self, generation: Generation, step: int, now_s: float) -> None:
-        for change in self._changes:
-            if change.begun_s is not None and change.first in (None, (generation.number, step)):
-                change.first, change.resumed_s, change.step_s = (
-                    (generation.number, step),
-                    now_s,
-                    generation.predictor.seconds(step),
-                )
-                change.stood_still_s = max(0.0, now_s - change.stopped_s - change.step_s)
+    def _noticed(self, kind: str, part: int | str) -> None:
+        self._changes.noticed(f"{kind} {self._name(part)}", self.policy.step)

@@ -16,12 +16,13 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, RuntimeSetupError
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
-from workbench.runtime.devices import SILENCE_S, News, Watch
+from workbench.runtime.devices import News
 from workbench.runtime.engine_slots import EngineSlot, Inbox
 from workbench.runtime.jobs import error_of, only_peers_blamed, root_cause
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import Call, CallMessage, CallTable, encode, encode_message
 from workbench.runtime.own_calls import Own, outcome_of, run_own
+from workbench.runtime.watch import SILENCE_S, Watch
 
 R = TypeVar("R")
 P = TypeVar("P")

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, GroupNotFormedError
 from workbench.core.program import Program, require_same
+from workbench.runtime.collectives import broadcast
 from workbench.runtime.context import RankContext
-from workbench.runtime.transport import broadcast
 
 
 def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:

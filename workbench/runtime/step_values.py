@@ -170,6 +170,11 @@ class StepValues:
             self.memory.append(MemorySample(time.monotonic(), self._live_bytes))
 
 
+def empty(spec: Spec) -> torch.Tensor:
+    """Return an uninitialized tensor with the given spec."""
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+
+
 def nbytes(content: Any) -> int:
     """Return the bytes of a tensor, of an object with `nbytes`, or of a sequence of these; 0 for anything else."""
     if isinstance(content, torch.Tensor):

@@ -1,5 +1,4 @@
-"""Send values between ranks while streams compute, and run collectives: a value is sent once it is present and next in
-its channel.
+"""Send values between ranks while streams compute: a value is sent once it is present and next in its channel.
 
 The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending
 thread does.
@@ -24,20 +23,20 @@ from typing import Any
 
 import torch
 
-from workbench.core.costs import MESSAGE_S, Spec, opaque, sent_bytes
+from workbench.core.costs import MESSAGE_S, Spec, sent_bytes
 from workbench.core.errors import DeviceLostError
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op, Value
+from workbench.core.schedule import ALLGATHER, Op, Value
 from workbench.core.timeline import Span
+from workbench.runtime.collectives import run_collective
 from workbench.runtime.pacing import RankLinks
-from workbench.runtime.step_values import StepValues, nbytes
+from workbench.runtime.stamps import empty_with_stamp, stamped, without_stamp
+from workbench.runtime.step_values import StepValues, empty, nbytes
 
 WINDOW = 16
 """Number of receives posted ahead per source.  A message whose receive is posted late waits for one more round trip."""
 WINDOW_BYTES = 1 << 20
 """Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
-_RING_TAG = (1 << 30) + 1
-"""Message tags for ring transfers of collectives, above those of channels."""
 SMALL_BYTES = 1 << 16
 """Messages up to this size do not occupy the egress, because the network interleaves them."""
 
@@ -142,33 +141,19 @@ class Transport:
     def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
 
-        content: this rank's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the
-        content of op.ranks[0].
-        ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER
-        returns this rank's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
-        rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
+        content: this rank's contribution.  rows: size of each member's part (see run_collective).
         Raises DeviceLostError if a member died or became silent.
         """
-        group, start_s, position, full = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank), content
+        group, start_s, position = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank)
         try:
-            if op.kind == ALLREDUCE:
-                group.allreduce([content]).wait()
-                result = content
-            elif op.kind == BROADCAST:
-                broadcast(group, _number(op, op.ranks[0]), content)
-                result = content
-            elif op.kind == ALLGATHER:
-                result = full = _all_gather(op, content, rows, group, position)
-            else:
-                assert op.kind == REDUCESCATTER, f"{op.kind} is not a collective"
-                result = _reduce_scatter(op, content, rows, group, position)
+            result = run_collective(op, content, rows, group, position)
         except RuntimeError as error:
             raise DeviceLostError(
                 f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was in progress.",
                 f"It failed: {str(error).splitlines()[0]}.",
                 "See the first device that failed.",
             ) from error
-        size = nbytes(full)
+        size = nbytes(result if op.kind == ALLGATHER else content)
         if self.links is not None and (added_s := self.links.collective_s(op.kind, op.ranks, size)):
             # All members leave a collective at the same time, so each can wait out the link time locally.
             time.sleep(added_s)
@@ -292,7 +277,7 @@ class Transport:
                     coming.extend(batch)
                 while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
                     op, spec, values, spans = coming.popleft()
-                    buffer = _empty_with_stamp(spec) if is_emulated else empty(spec)
+                    buffer = empty_with_stamp(spec) if is_emulated else empty(spec)
                     posted.append((op, spec, buffer, self._group.recv([buffer], peer, number), values, spans))
                     posted_bytes += nbytes(buffer)
                     number = (number + 1) % (1 << 30)
@@ -368,73 +353,3 @@ def wait_until(time_s: float) -> float:
     while (left_s := time_s - (now_s := time.monotonic())) > 0:
         time.sleep(left_s)
     return now_s
-
-
-_STAMP_BYTES = 8
-
-
-def stamped(content: torch.Tensor, time_s: float) -> torch.Tensor:
-    """Return the bytes of a tensor, followed by a time.  The time lies at a multiple of its size, as torch requires."""
-    size = nbytes(content)
-    buffer = _empty_with_stamp(opaque(size))
-    buffer[:size] = content.view(-1).view(torch.uint8)
-    buffer[-_STAMP_BYTES:].view(torch.float64)[0] = time_s
-    return buffer
-
-
-def _empty_with_stamp(spec: Spec) -> torch.Tensor:
-    """Return an uninitialized buffer for a tensor and a time."""
-    return torch.empty(-(-spec.nbytes // _STAMP_BYTES) * _STAMP_BYTES + _STAMP_BYTES, dtype=torch.uint8)
-
-
-def without_stamp(buffer: torch.Tensor, spec: Spec) -> tuple[torch.Tensor, float]:
-    """Return the tensor and the time in a buffer, without a copy."""
-    content = buffer[: spec.nbytes].view(getattr(torch, spec.dtype)).view(spec.shape)
-    return content, buffer[-_STAMP_BYTES:].view(torch.float64).item()
-
-
-def empty(spec: Spec) -> torch.Tensor:
-    """Return an uninitialized tensor with the given spec."""
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
-
-
-def broadcast(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:
-    """Overwrite a tensor with that of a rank of the group."""
-    options = torch.distributed.BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    group.broadcast([tensor], options).wait()
-
-
-def _number(op: Op, rank: int) -> int:
-    """Return a member's rank within its group.  Groups number their members in ascending order."""
-    return sorted(op.ranks).index(rank)
-
-
-def _all_gather(op: Op, block: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
-    full = torch.empty((sum(rows), *block.shape[1:]), dtype=block.dtype)
-    blocks = list(full.split(list(rows)))
-    blocks[position].copy_(block)
-    size = len(rows)
-    for step in range(size - 1):
-        _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
-    return full
-
-
-def _reduce_scatter(op: Op, full: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
-    blocks, size = list(full.split(list(rows))), len(rows)
-    total = blocks[(position - 1) % size]
-    for step in range(size - 1):
-        term = blocks[(position - step - 2) % size]
-        came = torch.empty_like(term)
-        _pass_on(op, group, position, total, came)
-        total = came.add_(term)
-    return total.clone() if size == 1 else total
-
-
-def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Send to the next ring member and receive from the previous one, at the same time."""
-    size = len(op.ranks)
-    following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
-    works = [group.recv([theirs], former, _RING_TAG), group.send([mine.contiguous()], following, _RING_TAG)]
-    for work in works:
-        work.wait()

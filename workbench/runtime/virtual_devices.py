@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from workbench.runtime import commands as c
-from workbench.runtime.devices import SILENCE_S, News
+from workbench.runtime.devices import News
 from workbench.runtime.jobs import Outcome
 from workbench.runtime.virtual_work import Agenda, VirtualWork, VirtualWorld
+from workbench.runtime.watch import SILENCE_S
 
 
 @dataclass(slots=True)

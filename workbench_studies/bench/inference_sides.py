@@ -25,7 +25,7 @@ from workbench.methods.galaxy_plus.session import Holding, InferenceHandlers, In
 from workbench.models.configuration import import_family
 from workbench.runtime.context import RankContext
 from workbench.runtime.process_group import group
-from workbench.runtime.transport import empty
+from workbench.runtime.step_values import empty
 
 OVERLAP_ROUNDS = 3
 DTENSOR = "DTensor"

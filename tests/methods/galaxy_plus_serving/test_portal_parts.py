@@ -17,9 +17,10 @@ from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import Loaded, Served, ServiceBegun, ServiceJob, UnderWay
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
+from workbench.methods.galaxy_plus.serving.reporting_pacer import ReportingPacer
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare, means
 from workbench.methods.galaxy_plus.serving.simulation import bytes_to_read
-from workbench.methods.galaxy_plus.serving.worker import ReportingPacer, ServingWorker
+from workbench.methods.galaxy_plus.serving.worker import ServingWorker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import model_layout, shard_spec
 from workbench.runtime.commands import StepDone

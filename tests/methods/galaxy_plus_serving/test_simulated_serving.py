@@ -17,7 +17,7 @@ from workbench.methods.galaxy_plus.serving.records import (
     StreamSettings,
     percentile,
 )
-from workbench.runtime.devices import PING_EVERY_S
+from workbench.runtime.watch import PING_EVERY_S
 
 SLOW = Fault(kind="slow", rank=1, start=2.0, end=8.0, factor=4.0)
 

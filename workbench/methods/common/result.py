@@ -5,52 +5,42 @@ All methods share one format: the files in the folder determine how the weights 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
-from workbench.core.serial import read_text, shown, text_lines, user_path
+from workbench.core.serial import shown, user_path
 from workbench.methods.common.model_card import Result
 from workbench.methods.common.result_file import RESULT, base_digest, find_result, read_result
-from workbench.models import evaluation, saving, techniques
+from workbench.methods.common.result_models import WritingModel, load_head_model, writing_model
+from workbench.methods.common.result_samples import Rows, read_samples, split_of, table_samples
+from workbench.models import evaluation, saving
 from workbench.models.configuration import model_facts
-from workbench.models.loading import load_model, load_stack, load_tokenizer
-from workbench.models.lora import PEFT_CONFIG
-from workbench.models.matmul import head_of
-from workbench.models.merging import merged_lora
-from workbench.models.quantization import quantize
+from workbench.models.loading import load_tokenizer
 from workbench.models.saving import TrainedDescription, kept_name
 from workbench.models.sharding.whole import WholeModel
 from workbench.models.speculation import DraftChoice, local_draft
-from workbench.models.stack import LayerStack
-from workbench.models.text import CachedModel, LocalWriter, RecomputedModel
-from workbench.models.text_batch import BatchModel
+from workbench.models.text import LocalWriter
 from workbench.tasks import load_task
-from workbench.tasks.columns import Columns, find_columns, named_columns
 from workbench.tasks.metrics import answers, score, tags
-from workbench.tasks.own import FROM_FILES, OWN, class_numbers, classes, numbers, read_rows
+from workbench.tasks.own import FROM_FILES, OWN
 from workbench.tasks.prompts import evaluate, label_log_likelihoods
-from workbench.tasks.prompts.encoding import EncodedRow, PromptEncoder
+from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.prompts.scoring import (
     MAX_NEW_TOKENS,
     Calibration,
-    batch_of,
     choices,
     generate_answers,
 )
-from workbench.tasks.question_answering import joined, read_questions, words_of
-from workbench.tasks.tables import read_tables
-from workbench.tasks.task import PromptSample, Split, Task, as_text_to_text, prompt_split, samples_digest
-from workbench.tasks.tokenize import Batch, TokenizedSplit, evaluation_batches, tokenize
+from workbench.tasks.question_answering import words_of
+from workbench.tasks.task import Split, Task, as_text_to_text, samples_digest
+from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches, tokenize
 from workbench.tasks.wording import Prompt
-
-Rows = list[tuple[str, ...]]
 
 
 class Answer(NamedTuple):
@@ -129,10 +119,10 @@ class LoadedResult:
                 )
             model, described = attribute(load)(folder)
             self._logits_of: Any = model.logits_at
-            self._writing: Callable[[], WritingModel] = partial(_prompted_start, folder, about, described, model)
+            self._writing: Callable[[], WritingModel] = partial(writing_model, folder, about, described, model)
         else:
-            described, self._logits_of, head_model = _head_model(folder)
-            self._writing = lambda: head_model
+            described, self._logits_of, writing = load_head_model(folder)
+            self._writing = lambda: writing
         _require_agreement(folder, about, described)
 
     def predict(self, samples: Sequence[str | Sequence[str]]) -> list[Answer]:
@@ -156,7 +146,7 @@ class LoadedResult:
             return []
         if about.kind == "text_generation":
             return [Answer(text, {}) for text in self._generated(rows)]
-        chosen = self._samples(rows, [0] * len(rows))
+        chosen = split_of(about, rows, [0] * len(rows))
         if about.prompt is None:
             tokenized, predictions = self._predictions(chosen)
             if about.kind == "question_answering":
@@ -214,25 +204,8 @@ class LoadedResult:
         return LocalWriter(about.job.model, model, {self._tokenizer.end_id}.difference((None,)), guessing)
 
     def read(self, path: str, columns: str | None = None) -> Rows:
-        """Return the samples of a file: a table's rows by column (see load_own), a text's lines, or SQuAD's questions
-        (JSON).
-        """
-        kind, task = Path(path).suffix.lower(), self.about.job.task
-        rows: Rows
-        if kind in ("", ".txt") and len(self.about.texts) == 1:
-            rows = [(line,) for line in text_lines(read_text(path, "the sentences")) if line.strip()]
-        elif self.about.kind == "question_answering" and kind == ".json":
-            rows = [*read_questions(user_path(path, "The questions"))]
-        elif self.about.kind == "token_classification" and columns is None:
-            loaded = load_task(
-                task, data=path, columns=self.about.job.columns, class_names=self.about.class_names, whole=True
-            )
-            rows = [(text,) for text in loaded.test.texts]
-        else:
-            rows = self._table(path, columns, "test", has_labels=False)[0]
-        if not rows:
-            raise ConfigError(f"Samples in '{shown(str(path), 200)}' were asked for.", "It has none.", "Give data.")
-        return rows
+        """Return the samples of a file (see read_samples)."""
+        return read_samples(self.about, path, columns)
 
     def evaluate(
         self,
@@ -270,7 +243,8 @@ class LoadedResult:
             name = "instruction_tuning" if about.kind == "text_generation" else job.task
             chosen, source = load_task(name, data=data, whole=True, **named).test, Path(data).name
         else:
-            chosen, source = self._samples(*self._table(data, columns, split, has_labels=True)), Path(data).name
+            rows, labels = table_samples(about, data, columns, split, has_labels=True)
+            chosen, source = split_of(about, rows, labels), Path(data).name
         if samples is not None:
             chosen = chosen.take(range(min(samples, len(chosen))))
         if about.prompt is None:
@@ -296,69 +270,6 @@ class LoadedResult:
             )
             request = f"The {split} split of the run's own data was asked for."
             raise ConfigError(request, problem, "Give back the data, or name others by --data.")
-
-    def _table(
-        self, data: str, columns: str | None, split: str, *, has_labels: bool
-    ) -> tuple[Rows, list[int] | list[float]]:
-        """Return the samples of a table, with labels if requested."""
-        about = self.about
-        if has_labels and not (about.class_names or about.kind == "regression"):
-            request = f"An evaluation on '{shown(data, 200)}' was asked for."
-            raise ConfigError(
-                request,
-                "Its answers are texts, not classes.",
-                f"Give --data FOLDER with the files of '{about.job.task}'.",
-            )
-        tables = read_tables(about.job.task, data)
-        table = tables.get(split) or next(iter(tables.values()))
-        left_out = ("source",) if has_labels else ("source", "label")
-        named = named_columns(
-            about.job.columns if columns is None else columns, Columns._fields, table, left_out=left_out
-        )
-        roles_of_both = [named]
-        if about.texts and about.texts[0] != "text" and set(about.texts) <= set(table.names):
-            roles_of_both = [
-                {role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts
-            ]
-        columns_of_both = [find_columns(roles, table, needs_label=has_labels) for roles in roles_of_both]
-        read = [
-            read_rows(table, columns_of_one if has_labels else columns_of_one._replace(label=None), split)
-            for columns_of_one in columns_of_both
-        ]
-        rows = list(
-            zip(
-                *(texts for table_rows in read for texts in (table_rows.texts, table_rows.pairs) if texts is not None),
-                strict=True,
-            )
-        )
-        if not has_labels:
-            return rows, []
-        labels, column = read[0].labels or [], columns_of_both[0].label or ""
-        if about.kind == "regression":
-            return rows, list(numbers(labels, column, split))
-        return rows, list(class_numbers(classes(labels, column, split), about.class_names, column, split))
-
-    def _samples(self, rows: Rows, labels: Sequence[int] | Sequence[float]) -> Split:
-        """Convert rows to the model's samples."""
-        if self.about.prompt is not None:
-            fields = [dict(zip(self.about.texts, row, strict=True)) for row in rows]
-            prompts = [
-                PromptSample(sample_id=index, fields=sample_fields, label=int(labels[index]))
-                for index, sample_fields in enumerate(fields)
-            ]
-            return prompt_split(prompts, self.about.prompt)
-        texts, *pairs = zip(*rows, strict=True)
-        spans: Any = None
-        if self.about.kind == "question_answering":
-            spans = ((),) * len(rows)
-        elif self.about.kind == "token_classification":
-            texts, spans = zip(*(joined(words, [0] * len(words)) for words in map(words_of, texts)), strict=True)
-        return Split(
-            texts=texts,
-            pairs=pairs[0] if pairs else None,
-            labels=tuple(labels),
-            spans=spans,
-        )
 
     def _predictions(self, split: Split) -> tuple[TokenizedSplit, evaluation.Predictions]:
         about = self.about
@@ -388,63 +299,6 @@ def _require_agreement(folder: Path, about: Result, described: TrainedDescriptio
             raise ConfigError(
                 f"The result '{shown(str(folder), 200)}' was asked for.", problem, "Take both files of one run."
             )
-
-
-WritingModel = BatchModel | None
-"""None for a model that writes no text."""
-
-
-def _head_model(
-    folder: Path,
-) -> tuple[TrainedDescription[Any], Callable[[Iterable[Batch]], evaluation.Predictions], WritingModel]:
-    """Return a saved adapter or fine-tuned model: its description, its predictor, and what a writer of texts needs."""
-    if not (folder / saving.DESCRIPTION).is_file():
-        loaded = list[Any]()
-
-        def load(name: str, *, with_head: bool) -> LayerStack:
-            if not with_head:
-                return load_stack(name)
-            loaded.append(load_model(name))
-            return LayerStack(loaded[0].base_model, language_model_head=head_of(loaded[0]))
-
-        model, described = saving.load_trained(folder, load)
-        # The trained parts are inside the model's own layers.
-        return described, partial(techniques.predict, model), CachedModel(loaded[0]) if loaded else None
-    adapter, about = saving.load_adapter(folder)
-    generates = about.config.kind == "text_generation"
-    stack = load_stack(about.model, with_head=generates)
-    if about.quantization is not None:
-        quantize(stack, about.quantization)
-    evaluation.attach_head(stack, adapter.eval())
-
-    def logits_of(ids: list[int]) -> Tensor:
-        input_ids, mask = _one(ids)
-        taps = stack(input_ids, mask)[1]
-        return adapter.head(adapter(None, taps, mask)[:, -1:], taps[-1][:, -1:], mask, torch.zeros(1), 0)[:, -1]
-
-    writing = RecomputedModel(logits_of) if generates else None
-    return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], writing
-
-
-def _one(ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the ids and the mask of one text."""
-    return torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
-
-
-def _prompted_start(folder: Path, about: Result, described: TrainedDescription[Any], model: Any) -> WritingModel:
-    """Return what a writer of texts needs for weights that were trained by prompts."""
-    if not model.predicts_words:
-        return None
-    if (folder / PEFT_CONFIG).is_file() and described.quantization is None:
-        return WholeModel(merged_lora(about.job.model, folder))
-    if model_facts(about.job.model).num_encoder_layers is not None:
-        return None
-
-    def logits_of(ids: list[int]) -> Tensor:
-        row = EncodedRow(ids=tuple(ids), targets=(0,), first_position=len(ids) - 1)
-        return model.logits_at(batch_of([row], [0], 0, [0]))[:, 0]
-
-    return RecomputedModel(logits_of)
 
 
 def _answers(scores: Tensor, about: Result) -> list[Answer]:

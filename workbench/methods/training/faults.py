@@ -26,7 +26,7 @@ from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import fleet_of
+from workbench.runtime.fleet import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWork
 from workbench.simulator import simulate

@@ -22,7 +22,7 @@ from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.flat_optimizer import Optimizer
 from workbench.runtime.snapshot import Position, SnapshotWriter
 from workbench.runtime.state import carry_out, load_state, spec_of
-from workbench.runtime.transport import empty
+from workbench.runtime.step_values import empty
 from workbench.schedules.moves import Move, moves
 
 

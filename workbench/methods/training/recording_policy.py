@@ -19,7 +19,8 @@ from workbench.methods.common.records import Progress, show_device
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices, Fleet, fleet_of
+from workbench.runtime.devices import Devices
+from workbench.runtime.fleet import Fleet, fleet_of
 
 REAL_PACE_S = 2.0
 """Seconds of computing over which a real device's pace is judged: its steps also vary by what else the device does."""

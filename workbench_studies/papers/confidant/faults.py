@@ -16,7 +16,7 @@ from workbench.core.plan import Plan, Share, Stage, homes_of, with_neighbours
 from workbench.core.profile import Profile
 from workbench.methods.training.state_costs import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
-from workbench.runtime.devices import PING_EVERY_S, SILENCE_S
+from workbench.runtime.watch import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
 from workbench.simulator import simulate
 from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s

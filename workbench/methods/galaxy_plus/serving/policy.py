@@ -41,7 +41,7 @@ from workbench.methods.galaxy_plus.serving.worker import SERVING
 from workbench.methods.training.recording_policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
-from workbench.runtime.devices import Fleet
+from workbench.runtime.fleet import Fleet
 from workbench.runtime.memory import MemoryReading
 
 _MOST_ATTEMPTS = 20

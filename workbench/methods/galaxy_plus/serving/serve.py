@@ -39,8 +39,9 @@ from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, model_layout
 from workbench.planners.problem import Problem
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices, Fleet
+from workbench.runtime.devices import Devices
 from workbench.runtime.engines import EngineCluster, default_pool
+from workbench.runtime.fleet import Fleet
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.simulator import simulate

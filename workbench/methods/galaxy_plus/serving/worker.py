@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, WorkbenchError
-from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter
@@ -34,6 +32,7 @@ from workbench.methods.galaxy_plus.serving.messages import (
     ServiceJob,
     UnderWay,
 )
+from workbench.methods.galaxy_plus.serving.reporting_pacer import ReportingPacer
 from workbench.methods.galaxy_plus.serving.texts import WORD_EVERY_S, write_texts
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession, SessionSetup, Slices
 from workbench.methods.training.worker import DeviceWorker, note_pace_and_memory
@@ -44,7 +43,7 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import read_memory, release_free_memory
-from workbench.runtime.pacing import Paced, Pacer
+from workbench.runtime.pacing import Pacer
 
 WARM_UP = -1
 """Number of the requests before the first measured one: a process does much work for the first time then."""
@@ -52,53 +51,6 @@ SERVING = "answering"
 _WARM_UPS = 2
 _PROBE_ROUNDS = 8  # one round of a small model is too short for a sleep to match
 _PROBE_S = 0.002  # least seconds of an emulated device's round: the block is computed so many times
-
-
-class ReportingPacer(Pacer):
-    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on
-    request.
-
-    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded,
-    because the emulated device does not cause them.
-    """
-
-    def __init__(
-        self,
-        factor: float,
-        *,
-        every_s: float,
-        tell: Callable[[dict[int, float]], None],
-        dilation: float = 1.0,
-        **time: Any,
-    ) -> None:
-        """time: provides clock and sleep (see Pacer)."""
-        super().__init__(factor, dilation=dilation, **time)
-        self._every_s, self._tell = every_s * dilation, tell
-        self._blocks: dict[int, float] = {}
-        self._told_s = self._clock()
-
-    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
-        """See Pacer.run."""
-        done = super().run(function, duration_s, begin_s)
-        if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
-            block = function.args[0].stage
-            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
-            self._blocks[block] = self._blocks.get(block, 0.0) + seconds
-            if done.end_s - self._told_s > self._every_s:
-                self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
-        return done
-
-    def tell(self, before: int | None = None) -> None:
-        """Send the sums since the last call.  before: only blocks before this one; None: all."""
-        ready = {block: seconds for block, seconds in self._blocks.items() if before is None or block < before}
-        if ready:
-            self._blocks = {block: seconds for block, seconds in self._blocks.items() if block not in ready}
-            self._told_s = self._clock()
-            self._tell(ready)
-
-    def forget(self) -> None:
-        """Discard the sums of a failed request."""
-        self._blocks = {}
 
 
 def serve_worker(context: RankContext, setup: SessionSetup) -> None:

@@ -1,0 +1,57 @@
+"""Report the seconds of a device's operations while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from workbench.core.schedule import Op
+from workbench.runtime.pacing import Paced, Pacer
+
+
+class ReportingPacer(Pacer):
+    """A pacer that adds up the seconds of every operation by block, and sends the sums after each period and on
+    request.
+
+    Operations arrive from the executor as partial(handler, operation, contents).  Delays of a busy host are excluded,
+    because the emulated device does not cause them.
+    """
+
+    def __init__(
+        self,
+        factor: float,
+        *,
+        every_s: float,
+        tell: Callable[[dict[int, float]], None],
+        dilation: float = 1.0,
+        **time: Any,
+    ) -> None:
+        """time: provides clock and sleep (see Pacer)."""
+        super().__init__(factor, dilation=dilation, **time)
+        self._every_s, self._tell = every_s * dilation, tell
+        self._blocks: dict[int, float] = {}
+        self._told_s = self._clock()
+
+    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
+        """See Pacer.run."""
+        done = super().run(function, duration_s, begin_s)
+        if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
+            block = function.args[0].stage
+            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
+            self._blocks[block] = self._blocks.get(block, 0.0) + seconds
+            if done.end_s - self._told_s > self._every_s:
+                self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
+        return done
+
+    def tell(self, before: int | None = None) -> None:
+        """Send the sums since the last call.  before: only blocks before this one; None: all."""
+        ready = {block: seconds for block, seconds in self._blocks.items() if before is None or block < before}
+        if ready:
+            self._blocks = {block: seconds for block, seconds in self._blocks.items() if block not in ready}
+            self._told_s = self._clock()
+            self._tell(ready)
+
+    def forget(self) -> None:
+        """Discard the sums of a failed request."""
+        self._blocks = {}
