@@ -126,4 +126,5 @@ def draft_commands(drafts: DraftAdvice, cluster: str) -> list[str]:
 
 def impossible(refused: Mapping[str, str]) -> list[str]:
     """Return a sentence for each reason why some combinations cannot run."""
-    return [f"Not possible: {', '.join(names)}. {why}" for why, names in by_reason(refused).items()]
+    reasons = by_reason(refused).items()
+    return [f"Not possible: {', '.join(names)}. {why[:1].upper()}{why[1:]}" for why, names in reasons]
