@@ -136,6 +136,7 @@ def test_a_frozen_model_needs_room_on_the_laptop_for_all_layers_only_where_a_run
         ("pac_plus", {}, False),
         ("ringada", {}, False),
     ):
-        job = Job(method=method, model="tiny-llama", task="sentiment", options=options, max_length=16)
+        sizes = {"max_length": 16, "train_samples": 32, "validation_samples": 8, "test_samples": 8}
+        job = Job(method=method, model="tiny-llama", task="sentiment", options=options, **sizes)
         chosen = load_method(method)
         assert chosen.holds_whole_model(chosen.prepare(job, ignore)) == is_whole, (method, options)

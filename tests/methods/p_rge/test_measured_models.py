@@ -11,6 +11,14 @@ from workbench.methods.p_rge.measure import measure_layers, trained_values
 from workbench.methods.p_rge.prepare import prepare
 from workbench.methods.p_rge.worker import load_model
 
+SIZES: dict[str, Any] = {
+    "train_samples": 16,
+    "validation_samples": 4,
+    "test_samples": 4,
+    "batch_size": 4,
+    "max_length": 32,
+}
+
 
 @pytest.mark.parametrize(
     ("model", "options"),
@@ -25,8 +33,7 @@ from workbench.methods.p_rge.worker import load_model
     ],
 )
 def test_each_layer_has_a_time(model: str, options: dict[str, Any]) -> None:
-    sizes = {"train_samples": 16, "validation_samples": 4, "test_samples": 4, "batch_size": 4, "max_length": 32}
-    prepared = prepare(Job(method="p_rge", model=model, options=options, **sizes))
+    prepared = prepare(Job(method="p_rge", model=model, options=options, **SIZES))
     layers = measure_layers(prepared, max_length=prepared.profiled_length, budget_s=0.05)
     assert len(layers) == prepared.facts.num_layers
     assert all(layer.seconds("F", 4, 16) > 0 for layer in layers)
@@ -38,5 +45,6 @@ def test_each_layer_has_a_time(model: str, options: dict[str, Any]) -> None:
 def test_trained_values_are_counted_from_sizes_as_the_model_has_them(
     model: str, projections: str, technique: str
 ) -> None:
-    prepared = prepare(Job(method="p_rge", model=model, options={"projections": projections, "technique": technique}))
+    options = {"projections": projections, "technique": technique}
+    prepared = prepare(Job(method="p_rge", model=model, options=options, **SIZES))
     assert trained_values(prepared) * prepared.facts.num_layers == load_model(prepared).trainables.num_values

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -182,10 +181,9 @@ class PromptEncoder:
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         rows = self.encoder.encode(missing, max_length=UNCUT) if missing else []
         encoded = {text: ids if text else [*self.lead, *self.trail] for text, ids in zip(missing, rows, strict=True)}
-        # A split is encoded to see what fits, then text by text where one is too long, and then for its rows.
-        merged = known | encoded
-        self._encoded = {text: merged[text] for text in texts} if len(texts) > 1 else merged
-        return [list(merged[text]) for text in texts]
+        # A split is encoded to see what fits, and then for its rows.
+        self._encoded = {text: encoded[text] if text in encoded else known[text] for text in texts}
+        return [list(self._encoded[text]) for text in texts]
 
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
         """Return the samples' fields, shortened where they do not fit.
@@ -195,9 +193,13 @@ class PromptEncoder:
         left in its long field.
         """
         fields: list[Mapping[str, str]] = [sample.fields for sample in samples]
-        for index, size in enumerate(self._sizes(samples, fields, reserve)):
-            if size > self.max_length:
-                fields[index] = self._shortened(samples[index], reserve, size)
+        sizes = self._sizes(samples, fields, reserve)
+        if too_long := [index for index, size in enumerate(sizes) if size > self.max_length]:
+            encoded = self._encoded
+            shortened = self._shortened([samples[index] for index in too_long], reserve, [sizes[i] for i in too_long])
+            self._encoded = encoded
+            for index, mine in zip(too_long, shortened, strict=True):
+                fields[index] = mine
         return fields
 
     def _sizes(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]], reserve: int) -> list[int]:
@@ -213,25 +215,37 @@ class PromptEncoder:
         each = len(following[0])
         return [max(len(ids) - 1 for ids in wholes[begin : begin + each]) for begin in range(0, len(wholes), each)]
 
-    def _shortened(self, sample: PromptSample, reserve: int, size: int) -> Mapping[str, str]:
+    def _shortened(
+        self, samples: Sequence[PromptSample], reserve: int, sizes: Sequence[int]
+    ) -> list[Mapping[str, str]]:
+        """Return the fields without the fewest words.  All samples are bisected at the same time: a tokenizer takes
+        much longer for texts one by one.
+        """
         name = self.prompt.shortened
-        text = sample.fields[name]
-        starts = [word.start() for word in re.finditer(r"\S+", text)]
+        starts = [[word.start() for word in re.finditer(r"\S+", sample.fields[name])] for sample in samples]
 
-        def shortened_by(word: int) -> Mapping[str, str]:
-            return {**sample.fields, name: text[starts[word] :]}
+        def shortened_by(index: int, word: int) -> Mapping[str, str]:
+            fields = samples[index].fields
+            return {**fields, name: fields[name][starts[index][word] :]}
 
-        def fits(word: int) -> bool:
-            return self._sizes([sample], [shortened_by(word)], reserve)[0] <= self.max_length
-
-        first = bisect_left(range(len(starts)), True, key=fits)
-        if first == len(starts):
-            raise ConfigError(
-                f"A prompt of {size} tokens was to be read in {self.max_length}.",
-                f"Sample {sample.sample_id} does not fit even with one word of its {name} left.",
-                "Raise max_length, or choose a model that reads more.",
-            )
-        return shortened_by(first)
+        firsts, stops = [0] * len(samples), list(map(len, starts))
+        while searched := [index for index in range(len(samples)) if firsts[index] < stops[index]]:
+            middles = [(firsts[index] + stops[index]) // 2 for index in searched]
+            tried = list(map(shortened_by, searched, middles))
+            found = self._sizes([samples[index] for index in searched], tried, reserve)
+            for index, middle, size in zip(searched, middles, found, strict=True):
+                if size <= self.max_length:
+                    stops[index] = middle
+                else:
+                    firsts[index] = middle + 1
+        for sample, own, first, size in zip(samples, starts, firsts, sizes, strict=True):
+            if first == len(own):
+                raise ConfigError(
+                    f"A prompt of {size} tokens was to be read in {self.max_length}.",
+                    f"Sample {sample.sample_id} does not fit even with one word of its {name} left.",
+                    "Raise max_length, or choose a model that reads more.",
+                )
+        return list(map(shortened_by, range(len(samples)), firsts))
 
     def _classification(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
         texts = [self.prompt.fill(mine) for mine in fields]
