@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 from workbench.core.errors import RuntimeSetupError, check_choice
 from workbench.core.run_folder import child_environment
 from workbench.methods.p_rge.zeroth_order import CausalModel, FirstOrder, Prge
+from workbench.models.configuration import import_family
 from workbench.models.recomputation import recomputed
 from workbench.runtime.memory import read_memory
 from workbench.trainings.queries import QueryTraining, Trial
@@ -91,6 +92,7 @@ def step_memory(model: str, queries: int, samples: int) -> dict[Side, tuple[floa
 
 def measure_each(model: str, queries: int, samples: int) -> dict[Side, tuple[int, float]]:
     """Return what `measure` gives for each side, in a process forked for it: the libraries are loaded once."""
+    import_family(model)
     measured = {}
     for side in get_args(Side):
         with ProcessPoolExecutor(1, get_context("fork")) as process:

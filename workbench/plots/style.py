@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
-import plotly.io as pio
 
 from workbench.core.catalogue import data_folder
 from workbench.core.schedule import NONE, Op
@@ -64,10 +65,25 @@ BREAK = " <br>"
 """Between the lines of a long text.  Without the tag, as where HTML breaks lines itself, a blank is left."""
 CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
-for _renderer in ("plotly_mimetype", "notebook"):  # how a notebook shows a figure
-    pio.renderers[_renderer].config.update(CONFIG)
-# JupyterLab fits a figure to its cell itself.  If plotly did, too, a smaller window would leave 15 pixels of it.
-pio.renderers["plotly_mimetype"].config["responsive"] = False
+
+
+@cache
+def notebook_renderers() -> Any:
+    """Return plotly's renderers, by name, with our settings of those for notebooks.
+
+    Plotly imports nbformat for them, which takes 1.3 s: of all processes, only those that show figures need it.
+    """
+    from plotly.io import renderers
+
+    for name in ("plotly_mimetype", "notebook"):
+        renderers[name].config.update(CONFIG)
+    # JupyterLab fits a figure to its cell itself.  If plotly did, too, a smaller window would leave 15 pixels of it.
+    renderers["plotly_mimetype"].config["responsive"] = False
+    return renderers
+
+
+if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+    notebook_renderers()  # a notebook shows a figure without asking us
 
 
 def dark_css(scope: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
-import plotly.io as pio
 from IPython.display import display
 from markupsafe import Markup
 
@@ -18,7 +17,7 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.report import Report
 from workbench.plots import overlay
 from workbench.plots.overlay import TOP_SMOOTHING
-from workbench.plots.style import empty
+from workbench.plots.style import empty, notebook_renderers
 from workbench.runs import history
 from workbench.runs.comparison import settings_of
 from workbench.runs.history import PastRun
@@ -191,7 +190,7 @@ class RunHistory(Panel):
     @staticmethod
     def _bundle(figure: go.Figure) -> dict[str, Any]:
         text = {"text/plain": figure.layout.title.text}
-        return pio.renderers["plotly_mimetype"].to_mimebundle(figure.to_dict()) | text
+        return notebook_renderers()["plotly_mimetype"].to_mimebundle(figure.to_dict()) | text
 
     def _tag(self) -> None:
         self._do(lambda run: history.tag(run, self.words.value.split()))
