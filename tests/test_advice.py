@@ -128,9 +128,13 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     assert "No draft can pay" in draft_conclusion(replace(drafts, offers=drafts.offers[-1:]))
     assert "No device has memory" in draft_conclusion(replace(drafts, offers=()))
     assert on(cluster, serves=True).drafts is None  # BERT writes no texts
-    for settings, words in (({"serves": True}, "has an encoder"), ({}, "requests to a model that writes")):
+    for asked, settings, words in (
+        (job, {"serves": True}, "has an encoder"),
+        (job, {}, "on a training. Ask for --serve"),
+        (JOB, {"serves": True}, f"'{JOB.model}' writes none. Choose a model that does"),
+    ):
         with pytest.raises(ConfigError, match=words):
-            advise(job, cluster, computed=True, draft="tiny-t5-4", **settings)
+            advise(asked, cluster, computed=True, draft="tiny-t5-4", **settings)
     words = ["advise", "--serve", "--computed", "--model", "tiny-llama-4", "--cluster", "pair"]
     shown = CliRunner().invoke(app, words).output
     assert "Drafts, simulated; without one" in shown and "pays from" in shown

@@ -161,7 +161,7 @@ def advise(
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
         writes = serves and family_of(model_config(job.model).model_type).generates
         if draft:
-            _require_writing(job.model, draft, writes=writes)
+            _require_writing(job.model, draft, serves=serves, writes=writes)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)
         drafts = None
         if writes and choices:
@@ -197,10 +197,14 @@ def advise(
     )
 
 
-def _require_writing(model: str, draft: str, *, writes: bool) -> None:
+def _require_writing(model: str, draft: str, *, serves: bool, writes: bool) -> None:
+    request = f"The draft '{shown(draft, 200)}' was to be compared."
+    if not serves:
+        found = "Drafts are for requests to a model that writes texts; this is advice on a training."
+        raise ConfigError(request, found, "Ask for --serve, or leave --draft out.")
     if not writes:
-        request, todo = f"The draft '{shown(draft, 200)}' was to be compared.", "Ask for --serve and such a model."
-        raise ConfigError(request, "Drafts are for requests to a model that writes texts.", todo)
+        found = f"Drafts are for a model that writes texts; '{shown(model, 200)}' writes none."
+        raise ConfigError(request, found, "Choose a model that does, such as SmolLM2-135M, or leave --draft out.")
     DraftChoice.read(draft, model)
 
 
