@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -211,6 +212,28 @@ def test_what_a_student_does_is_kept(tmp_path: Path) -> None:
     answer = again.work.answers["gpipe"]
     assert (answer.attempts, answer.hints, answer.points) == (2, 2, 5.0) and "def gpipe" in answer.source
     assert again.work.guesses["speed"].value == 1.5 and again.work.guesses["cut"].value == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("guess", "choices", "said"),
+    [
+        ("1,5", (), '"1,5" is no number. Write one without quotation marks and with a point'),
+        ("3", (), '"3" is no number.'),
+        (True, (), "True is no number."),
+        ({"speed": 2}, (), "is no number."),
+        (math.inf, (), "no finite number"),
+        ("form the cache", ("first epoch", "from the cache"), "is not among .*first epoch.* Did you mean"),
+        (2, ("yes", "no"), "2 is not among .*Choose one"),
+    ],
+)
+def test_a_guess_of_another_kind_is_refused_and_the_former_stays(
+    guess: Any, choices: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    lab, former = Lab("02", folder=tmp_path), choices[0] if choices else 2
+    lab.guess("speed", former, choices)
+    shown = html.unescape(lab.guess("speed", guess, choices).striptags())
+    assert re.search(said, shown) and shown.endswith(f"Your guess stays {former}.")
+    assert lab.work.guesses["speed"].value == former
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -138,16 +138,19 @@ class Lab:
         """Return the numbers that an exercise has drawn for this student."""
         return self._exercise(name).numbers(self._seed)
 
-    def guess(self, name: str, value: Plain) -> Markup:
-        """Keep what the student expects.  A guess cannot be changed once its outcome is known."""
+    def guess(self, name: str, value: Plain, choices: Sequence[str] = ()) -> Markup:
+        """Keep what the student expects: a number, a list of numbers, or one of `choices`.  Another value is refused in
+        a sentence, and a former guess stays.  A guess cannot be changed once its outcome is known.
+        """
         known = self.work.guesses.get(name)
         if known is not None and known.outcome is not None:
             return note(f"Your guess is kept: {known.value}. Its outcome is known already.")
         if value is None:
             return note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
         plain, now = _plain(value), datetime.now(UTC).isoformat(timespec="seconds")
-        if plain == NOT_FINITE:
-            return note("No guess is kept: this is no finite number. Give one.")
+        if refusal := _refusal(plain, choices):
+            stays = "" if known is None else f" Your guess stays {_short(known.value)}."
+            return note(f"No guess is kept: {refusal}{stays}")
         self._keep(guesses=self.work.guesses | {name: Guess(value=plain, at=now)})
         return note(f"Your guess is kept: {_short(plain)}.")
 
@@ -295,6 +298,22 @@ def _plain(answer: Any) -> Plain:
                 return number
         return NOT_FINITE
     return _text(repr(value)[:200])
+
+
+def _refusal(guess: Plain, choices: Sequence[str]) -> str:
+    """Return why a guess is not kept; '' if it is one of the choices or, without choices, in numbers."""
+    if choices:
+        todo = did_you_mean(f"{guess}", choices, "Choose one.")
+        return "" if guess in choices else f"{_quoted(guess)} is not among {listed(choices)}. {todo}"
+    if guess == NOT_FINITE:
+        return "this is no finite number. Give one."
+    if isinstance(guess, str | bool):
+        return f"{_quoted(guess)} is no number. Write one without quotation marks and with a point, such as 2.5."
+    return ""
+
+
+def _quoted(value: Plain) -> str:
+    return f'"{value:.40}"' if isinstance(value, str) else f"{value}"
 
 
 def _text(text: str) -> str:
