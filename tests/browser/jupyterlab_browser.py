@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from selenium import webdriver
@@ -357,6 +357,19 @@ class Notebook:
         self.js(f"window.shut = false; {_PANEL}.sessionContext.shutdown().then(() => {{ window.shut = true; }})")
         wait_until(lambda: self.js("return window.shut"), "the kernel to shut down")
         self.js(f"{_PANEL}.dispose()")
+
+
+class Lab(NamedTuple):
+    """A JupyterLab in a browser.  notebooks: the folder of its notebooks."""
+
+    address: str
+    driver: webdriver.Chrome
+    notebooks: Path
+
+    def open(self, name: str, screenshots: Path) -> Notebook:
+        """Open a notebook of the folder in a window of the usual size."""
+        self.driver.set_window_size(WIDTH, HEIGHT)
+        return Notebook(self.driver, self.address, name, screenshots)
 
 
 _PANEL = "jupyterapp.shell.currentWidget"

@@ -12,7 +12,7 @@ from pathlib import Path
 import made_up_report
 import nbformat
 import pytest
-from jupyterlab_browser import HEIGHT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
+from jupyterlab_browser import HEIGHT, WIDTH, Lab, Notebook, missing, wait_until
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
@@ -67,50 +67,48 @@ def traces(notebook: Notebook) -> list[str]:
     return list(notebook.js(TRACES))
 
 
-def test_runs_are_chosen_drawn_tagged_and_removed(tmp_path: Path) -> None:
+def test_runs_are_chosen_drawn_tagged_and_removed(lab: Lab, tmp_path: Path) -> None:
     pictures = Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots"))
-    runs, file = tmp_path / "runs", tmp_path / "history.ipynb"
+    runs, file = tmp_path / "runs", lab.notebooks / "history.ipynb"
     keep_runs(runs)
     cells = [f"from workbench.widgets import RunHistory\nhistory = RunHistory([{str(runs)!r}])\nhistory", "1 + 1"]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel)
     nbformat.write(made, file)
-    with jupyterlab(tmp_path / "lab", [file]) as address, browser(tmp_path) as driver:
-        notebook = Notebook(driver, address, file.name, pictures)
-        try:
-            notebook.run_all()
-            wait_until(
-                lambda: "Choose two or more" in notebook.text_of(".js-plotly-plot"), "the figure to say what to do"
-            )
-            for name in ("wide", "narrow"):
-                choose(notebook, name)
-            wait_until(lambda: traces(notebook) == ["wide", "narrow"], "both runs in the figure")
-            assert "reduction" in notebook.text_of(".widget-html table")
-            assert notebook.barriers() == []
-            for width, theme in ((WIDTH, "Light"), (1024, "Light"), (1024, "Dark")):
-                driver.set_window_size(width, HEIGHT)
-                notebook.js(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {theme}'}})")
-                is_dark = "return document.body.dataset.jpThemeLight === 'false'"
-                wait_until(lambda is_dark=is_dark, theme=theme: notebook.js(is_dark) is (theme == "Dark"), "the theme")
-                notebook.shoot(f"{width}-{theme}")
-            field = driver.find_element(By.CSS_SELECTOR, "input[placeholder='words with blanks']")
-            choose(notebook, "narrow")
-            field.clear()
-            field.send_keys("baseline\n")
-            notebook.press("Tag")
-            wait_until(lambda: traces(notebook) == ["baseline"], "the figure to use the tag")
-            notebook.press("Remove")
-            wait_until(lambda: "for good" in notebook.text_of("button.jupyter-button"), "the question to appear")
-            notebook.press("Remove for good")
-            wait_until(lambda: not (runs / "wide").exists(), "the run to be removed")
-            choose(notebook, "busy")
-            wait_until(lambda: traces(notebook) == ["busy"], "the third run in the figure")
-            assert notebook.faults() == []
-            notebook.reopen()
-            wait_until(lambda: traces(notebook) == ["busy"], "the figure to be there without the kernel")
-            notebook.shoot("reopened")
-        except BaseException:
-            notebook.shoot("failed")
-            raise
-        finally:
-            notebook.close()
+    notebook, driver = lab.open(file.name, pictures), lab.driver
+    try:
+        notebook.run_all()
+        wait_until(lambda: "Choose two or more" in notebook.text_of(".js-plotly-plot"), "the figure to say what to do")
+        for name in ("wide", "narrow"):
+            choose(notebook, name)
+        wait_until(lambda: traces(notebook) == ["wide", "narrow"], "both runs in the figure")
+        assert "reduction" in notebook.text_of(".widget-html table")
+        assert notebook.barriers() == []
+        for width, theme in ((WIDTH, "Light"), (1024, "Light"), (1024, "Dark")):
+            driver.set_window_size(width, HEIGHT)
+            notebook.js(f"jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {theme}'}})")
+            is_dark = "return document.body.dataset.jpThemeLight === 'false'"
+            wait_until(lambda is_dark=is_dark, theme=theme: notebook.js(is_dark) is (theme == "Dark"), "the theme")
+            notebook.shoot(f"{width}-{theme}")
+        notebook.use_theme("JupyterLab Light")
+        field = driver.find_element(By.CSS_SELECTOR, "input[placeholder='words with blanks']")
+        choose(notebook, "narrow")
+        field.clear()
+        field.send_keys("baseline\n")
+        notebook.press("Tag")
+        wait_until(lambda: traces(notebook) == ["baseline"], "the figure to use the tag")
+        notebook.press("Remove")
+        wait_until(lambda: "for good" in notebook.text_of("button.jupyter-button"), "the question to appear")
+        notebook.press("Remove for good")
+        wait_until(lambda: not (runs / "wide").exists(), "the run to be removed")
+        choose(notebook, "busy")
+        wait_until(lambda: traces(notebook) == ["busy"], "the third run in the figure")
+        assert notebook.faults() == []
+        notebook.reopen()
+        wait_until(lambda: traces(notebook) == ["busy"], "the figure to be there without the kernel")
+        notebook.shoot("reopened")
+    except BaseException:
+        notebook.shoot("failed")
+        raise
+    finally:
+        notebook.close()

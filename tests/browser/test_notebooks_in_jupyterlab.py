@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Notebook, browser, jupyterlab, missing, wait_until
+from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Lab, Notebook, missing, wait_until
 from notebook_parts import write_part
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.webdriver import WebDriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -438,23 +437,19 @@ SHOWN = {
 """The cells that show a widget or a chart, of notebooks that do not run whole."""
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, WebDriver]]:
-    """One JupyterLab and one browser for all notebooks, each with a kernel of its own."""
-    folder, parts = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("parts")
-    notebooks = [ROOT / "notebooks" / f"{name}.ipynb" for name in CLICKS]
-    written = [write_part(path, SHOWN[path.stem], parts) if path.stem in SHOWN else path for path in notebooks]
-    with jupyterlab(folder, written) as address, browser(folder) as driver:
-        yield address, driver
+@pytest.fixture(scope="module", autouse=True)
+def _notebooks(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    parts = tmp_path_factory.mktemp("parts")
+    for name in CLICKS:
+        path = ROOT / "notebooks" / f"{name}.ipynb"
+        shutil.copy(write_part(path, SHOWN[name], parts) if name in SHOWN else path, lab.notebooks)
+    yield
     shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)  # the notebooks' output
 
 
 @pytest.mark.parametrize("name", CLICKS)
-def test_widgets_answer(name: str, lab: tuple[str, WebDriver], tmp_path: Path) -> None:
-    file = f"{name}.ipynb"
-    pictures = Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots"))
-    address, driver = lab
-    notebook = Notebook(driver, address, file, pictures)
+def test_widgets_answer(name: str, lab: Lab, tmp_path: Path) -> None:
+    notebook = lab.open(f"{name}.ipynb", Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots")))
     try:
         notebook.run_all()
         assert notebook.faults() == []
