@@ -38,10 +38,10 @@ def run(
     progress: Callable[[Event], None] | None = None,
     chosen_plan: Plan | None = None,
 ) -> Report:
-    """Run a job on two devices, slow ones if they are lost or leave: so that steps are left when that happens, on a
-    busy host too."""
+    """Run a job on two devices, slow ones if they are lost, leave or become slower: so that steps are left when that
+    happens, and what a busy host adds to a step is little."""
     kinds = {fault.split(":")[0].strip() for fault in job.faults.split(";")}
-    cluster = two_devices(share=0.1 if kinds & {"kill", "freeze", "leave"} else 1.0)
+    cluster = two_devices(share=0.1 if kinds & {"kill", "freeze", "leave", "slow"} else 1.0)
     return experiment.run(
         job, cluster, workdir=folder, fidelity="paced", resume=resume, progress=progress, chosen_plan=chosen_plan
     )

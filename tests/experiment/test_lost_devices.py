@@ -115,7 +115,7 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
     assert measured.device_names == predicted.device_names
 
 
-@pytest.mark.parametrize("unbroken", ["lora"], indirect=True)
+@pytest.mark.parametrize("unbroken", ["full"], indirect=True)
 def test_real_devices_over_ssh_go_on_likewise(
     unbroken: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -150,8 +150,8 @@ def steady(kind_s: float) -> Grid:
 def test_a_slow_device_gets_less_to_do(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within some steps; and its share back when it is fast again.  All layers cost the same, however busy the host was
     when measuring."""
-    measured, times = FineTuning.host_layers, {"F": steady(2e-3), "B": steady(4e-3), "STEP": steady(1e-3)}
-    layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731  # noqa: E731
+    measured, times = FineTuning.host_layers, {"F": steady(1e-3), "B": steady(2e-3), "STEP": steady(5e-4)}
+    layers_of = lambda *args, **options: tuple(replace(layer, times=times) for layer in measured(*args, **options))  # noqa: E731
     monkeypatch.setattr(FineTuning, "host_layers", layers_of)
     job = fine_tuning(job, epochs=8)
     report = run(replace(job, faults="slow:beta:6@step3-9"), tmp_path / "faulty", chosen_plan=HALVES)

@@ -60,12 +60,6 @@ def meet_later(context: RankContext, _: Any) -> None:
         meeting.sum(torch.zeros(1))
 
 
-def import_wave(context: RankContext, _: Any) -> bool:
-    import wave  # a module of Python that nothing has imported
-
-    return hasattr(wave, "Wave_read")
-
-
 def group_is_open(context: RankContext, _: Any) -> bool:
     return dist.is_initialized()
 

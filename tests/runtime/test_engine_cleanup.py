@@ -31,12 +31,14 @@ _PARENT = """
 import json, sys
 sys.path.insert(0, {folder!r})
 from workbench.core.cluster import Cluster, Device, Link
+from workbench.runtime import engine_starter
 from workbench.runtime.engines import EngineCluster
 link = Link(bytes_per_s=125e6)
 devices = tuple(Device(name=f"device-{{rank}}", flops_per_s=1e9, memory_bytes=10**8, link=link) for rank in range(2))
 engines = EngineCluster.start(Cluster(name="two", devices=devices), fidelity={fidelity!r})
 session = engines._session
-pids = {{"engines": engines.engine_pids, "janitor": session._janitor.pid}}
+template = engine_starter._template()._process
+pids = {{"engines": [*engines.engine_pids, *([template.pid] if template else [])], "janitor": session._janitor.pid}}
 print(json.dumps({{"folder": str(session.folder), **pids}}), flush=True)
 """
 _RUN = (

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +35,18 @@ FOR_MODELS = engine_starter._SHARED
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux only")
 
 
+@pytest.fixture(scope="module")
+def own_template() -> Iterator[engine_starter._Template]:
+    """Another template than the one of the other tests, which must not have to import everything again."""
+    made = engine_starter._Template()
+    yield made
+    made.end()
+
+
 @pytest.fixture(autouse=True)
-def _without_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_models(own_template: engine_starter._Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates are made again and again here, so they import no more than the engines themselves need."""
+    monkeypatch.setattr(engine_starter, "_template", lambda: own_template)
     monkeypatch.setattr(engine_starter, "_SHARED", ())
     monkeypatch.setattr(engine_starter, "_shared", {})
     monkeypatch.setattr(engine_starter, "calls_of_emulated", lambda: CallTable({}))
@@ -48,7 +58,20 @@ def template() -> ProcessId:
     return ProcessId.of(process.pid)
 
 
+@pytest.fixture
+def misleading_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A current folder with files that are named as modules, of which nothing may be imported."""
+    for name in ("random", "torch", "wave", "msgspec", "json", "psutil"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)")
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "mark").exists()
+
+
 def who(context, payload) -> tuple[int, int, str | None, str]:
+    import wave  # a module of Python that nothing has imported
+
+    assert hasattr(wave, "Wave_read")
     return os.getpid(), os.getppid(), os.environ.get("WORKBENCH_TEST_MARK"), " ".join(psutil.Process().cmdline())
 
 
@@ -63,6 +86,15 @@ def test_engines_are_children_of_one_template_that_outlives_them() -> None:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {first.pid}
 
 
+@pytest.mark.usefixtures("misleading_folder")
+def test_a_template_that_died_is_started_anew() -> None:
+    warm_up()
+    first = template()
+    first.kill()
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {template().pid} != {first.pid}
+
+
 def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()
     first = template()
@@ -74,50 +106,31 @@ def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPa
 
 def test_what_this_process_imports_meanwhile_leaves_the_template() -> None:
     """transformers imports torch's compiler, which sets a variable: one import would then serve nobody."""
-    program = "from workbench.runtime import engine_starter as s\ns._SHARED = ()\n"
-    program += (
-        "s.warm_up()\nfirst = s._template()._process.pid\nimport transformers.modeling_utils, "
-        "torch._inductor.compiler_bisector\n"
+    program = (
+        "from workbench.runtime import engine_starter as s\nbefore = s.engine_environment()\n"
+        "import transformers.modeling_utils, torch._inductor.compiler_bisector\n"
+        "print({name for name, _ in before.items() ^ s.engine_environment().items()} - {*s._OF_A_RUN})\n"
     )
-    program += "s.warm_up(with_models=False)\n"
-    program += "print(first == s._template()._process.pid)\n"
     environment = {name: value for name, value in child_environment().items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
-
-
-def test_a_template_that_died_is_started_anew() -> None:
-    with EngineCluster.start(CLUSTER, fidelity="paced"):
-        first = template()
-    first.kill()
-    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
-        assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {template().pid} != {first.pid}
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And peft if this process has it: each engine would spend seconds of processor time on it, and so would a device
+    that comes back.  One thread: it is safe to fork.
+    """
+    import_peft()
     monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
     warm_up()
     settle()
-    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
-        assert engines.run(has_transformers, [None] * 2) == [True, True]
-
-
-def test_engines_have_peft_if_this_process_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each engine would spend seconds of processor time on it, and so would a device that comes back. One thread: it is
-    safe to fork."""
-    import_peft()
-    monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
-    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
-        assert engines.run(has_peft, [None] * 2) == [True, True]
     assert "Threads:\t1\n" in Path(f"/proc/{template().pid}/status").read_text(encoding="utf-8")
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert engines.run(has_libraries, [None] * 2) == [True, True]
 
 
-def has_peft(context, payload) -> bool:
-    return "peft" in sys.modules
-
-
-def has_transformers(context, payload) -> bool:
-    return "transformers.modeling_utils" in sys.modules
+def has_libraries(context, payload) -> bool:
+    return {"transformers.modeling_utils", "peft"} <= sys.modules.keys()
 
 
 def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +141,7 @@ def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert not isinstance(caught.value, EnginesLate)
 
 
+@pytest.mark.usefixtures("misleading_folder")
 def test_one_by_one_where_forking_is_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_starter, "_CAN_FORK", False)
     with EngineCluster.start(replace(CLUSTER, devices=DEVICES[:1]), fidelity="paced") as engines:
@@ -138,10 +152,10 @@ def test_one_by_one_where_forking_is_not_safe(monkeypatch: pytest.MonkeyPatch) -
         assert engines.run(who, [None])[0][0] != pid
 
 
-@pytest.mark.parametrize("is_importing", [True, False])
-def test_the_template_ends_with_its_owner(is_importing: bool) -> None:
+def test_the_template_ends_with_its_owner_while_it_imports() -> None:
+    """Later, too: test_engine_cleanup."""
     program = "from workbench.runtime import engine_starter as s\ns._SHARED = ()\ns.warm_up()\n"
-    program += ("" if is_importing else "s.settle()\n") + "print(s._template()._process.pid, flush=True)\ninput()\n"
+    program += "print(s._template()._process.pid, flush=True)\ninput()\n"
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,

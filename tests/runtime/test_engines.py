@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import engine_jobs
@@ -23,7 +22,7 @@ from workbench.core.errors import (
     RuntimeSetupError,
 )
 from workbench.core.processes import ProcessId
-from workbench.runtime import engine_service, engine_starter
+from workbench.runtime import engine_service
 from workbench.runtime import engines as engines_module
 from workbench.runtime.engines import EngineCluster, EnginePool
 
@@ -202,24 +201,6 @@ def test_a_device_frozen_before_the_first_meeting_is_named(
     ):
         engines.run(engine_jobs.meet_later, [None] * 3, on_event=freeze)
     assert works_again(engines)
-
-
-def test_nothing_of_the_current_folder_is_imported(
-    make_cluster: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither by the template nor by an engine, however it is started."""
-    for name in ("random", "torch", "wave", "msgspec", "json", "psutil"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write(__name__)")
-    monkeypatch.chdir(tmp_path)
-    engine_starter.end_template()
-    try:
-        for forks in (True, False):
-            monkeypatch.setattr(engine_starter, "_CAN_FORK", forks and sys.platform == "linux")
-            with EngineCluster.start(make_cluster(1), fidelity="paced") as here:
-                assert here.run(engine_jobs.import_wave, [None]) == [True]
-            assert not (tmp_path / "mark").exists()
-    finally:
-        engine_starter.end_template()
 
 
 def test_engine_killed_between_runs_is_replaced(engines: EngineCluster) -> None:
