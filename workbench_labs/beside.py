@@ -61,7 +61,7 @@ class Setting:
         return min(MOST_TOKENS, model_facts(self.model).max_length)
 
     def tokenized(self, split: str) -> TokenizedSplit:
-        """Return a split's tokens: of train, validation or test."""
+        """Return the tokens of a split: train, validation or test."""
         return tokenize(getattr(self.found, split), load_tokenizer(self.model), max_length=self.max_length)
 
     @cached_property
@@ -97,7 +97,7 @@ class Setting:
         facts, tokens = model_facts(self.model), self.tokenized("train")
         rows = [
             ("model", f"{self.model}: {facts.num_layers} layers, {facts.hidden_size} wide"),
-            ("its weights", f"{sum(one.numel() for one in self.stack.parameters()):,}, all frozen"),
+            ("its weights", f"{sum(parameter.numel() for parameter in self.stack.parameters()):,}, all frozen"),
             ("sentences", f"{len(tokens)} to train on, {sum(tokens.lengths) / len(tokens):.0f} tokens each (mean)"),
         ]
         return Table(("", ""), rows)
@@ -113,10 +113,10 @@ class Setting:
         batch = next(evaluation_batches(split, self.job.batch_size))
         with torch.no_grad():
             last, _ = self.stack(batch.input_ids, batch.attention_mask)
-        found = cache_errors(last.reshape(-1, width), dtypes=("float32", "bfloat16", "int8"))
+        errors = cache_errors(last.reshape(-1, width), dtypes=("float32", "bfloat16", "int8"))
         rows = [
             (dtype, f"{row * taps:,}", f"{row * taps * sum(split.lengths) / 1e6:.1f}", f"{error:.1e}")
-            for dtype, (row, error) in found.items()
+            for dtype, (row, error) in errors.items()
         ]
         columns = ("stored as", "bytes a token", f"MB for {len(split)} sentences", "error, share of the activation")
         return Table(columns, rows, title=f"The cache of {taps} taps, each {width} wide")
@@ -129,7 +129,7 @@ class Setting:
         trainings = [Training(initialization=way, seed=self.job.seed, **given) for way in ways]
         outcomes = run_all(trainings, None, None, lambda text: print(f"{text:<90}", end="\r"))  # noqa: T201
         print(" " * 90, end="\r")  # noqa: T201
-        curves = {one.initialization: outcome.curve for one, outcome in outcomes.items()}
+        curves = {way.initialization: outcome.curve for way, outcome in outcomes.items()}
         rows = [(way, reached(curve, target) or "not reached", f"{curve[-1][1]:.1f}") for way, curve in curves.items()]
         table = Table(
             ("initial weights", f"steps to {target:g} %", "last score, %"),
@@ -153,9 +153,9 @@ class Setting:
         lora = replace(self.job, method="fine_tuning", options={"technique": "lora"})
         jobs = {"PAC+": self.job, "LoRA": lora}
         reports = {}
-        for name, one in jobs.items():
-            with LiveProgress(one, cluster) as live:
-                reports[name] = experiment.run(one, cluster, fidelity=fidelity, progress=live.update)
+        for name, job in jobs.items():
+            with LiveProgress(job, cluster) as live:
+                reports[name] = experiment.run(job, cluster, fidelity=fidelity, progress=live.update)
         return reports
 
 
@@ -178,14 +178,14 @@ def devices_table(reports: dict[str, Report]) -> Table:
     rows = []
     for name, report in reports.items():
         first, *later = (epoch.seconds for epoch in report.epochs)
-        measured = [one for title, one in report.timelines.items() if title.endswith("measured")]
-        most = max(one.highest_peak_bytes for one in measured)
+        measured = [timeline for title, timeline in report.timelines.items() if title.endswith("measured")]
+        most = max(timeline.highest_peak_bytes for timeline in measured)
         seconds = (first, moved_s(report), sum(later), training_s(report))
         rows.append(
             (
                 name,
                 report.plan.grouping(),
-                *(f"{one:.2f}{report.mark}" if one else "-" for one in seconds),
+                *(f"{phase_s:.2f}{report.mark}" if phase_s else "-" for phase_s in seconds),
                 f"{most / 1e6:.0f}",
                 f"{100 * report.metrics['accuracy']:.1f}",
             )

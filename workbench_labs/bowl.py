@@ -91,7 +91,7 @@ def probes_of(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float]
 
 def mean_of(probes: Sequence[Probe]) -> Point:
     """Return the estimated gradient: the mean of g z (section 2)."""
-    x, y = (sum(one.slope * one.direction[axis] for one in probes) / len(probes) for axis in (0, 1))
+    x, y = (sum(probe.slope * probe.direction[axis] for probe in probes) / len(probes) for axis in (0, 1))
     return x, y
 
 
@@ -106,8 +106,8 @@ def mean_slope(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float
 
 @dataclass(slots=True, kw_only=True)
 class Descent:
-    """A descent into a bowl, step by step.  path: its points, the first one is the start.  estimate: of the gradient,
-    from losses and noise.
+    """A descent into a bowl, step by step.  path: its points; the first one is the start.  estimate: estimates the
+    gradient from losses and noise.
     """
 
     bowl: Bowl
@@ -120,8 +120,8 @@ class Descent:
 
     def ask(self) -> tuple[list[list[float]], list[list[float]]]:
         """Return the losses and the noise of the queries at the path's last point (see `ask`)."""
-        at, step = self.path[-1], len(self.path) - 1
-        return ask(self.bowl, at, queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=step)
+        point, step = self.path[-1], len(self.path) - 1
+        return ask(self.bowl, point, queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=step)
 
     @property
     def probes(self) -> list[Probe]:
@@ -151,10 +151,10 @@ def descents(
 ) -> dict[str, list[tuple[float, float]]]:
     """Return, for each number of queries, the loss over the number of forward passes: medians of `repeats` descents.
 
-    passes: of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.  estimate: of
-    the gradient, from losses and noise.
+    passes: forward passes of the whole descent; a step takes 2q.  learning_rate: a function of the number of queries.
+    estimate: estimates the gradient from losses and noise.
     """
-    found = {}
+    curves = {}
     for count in queries:
         given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "estimate": estimate}
         given["learning_rate"] = learning_rate(count)
@@ -164,8 +164,8 @@ def descents(
             points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
             for walk in walks:
                 walk.step()
-        found[f"q = {count}"] = points
-    return found
+        curves[f"q = {count}"] = points
+    return curves
 
 
 MANY = 10
@@ -245,8 +245,8 @@ class BowlLab(Panel):
 
     def _draw(self) -> None:
         walk = self.descent
-        probes, at = walk.probes, walk.path[-1]
-        exact, mean = walk.bowl.gradient(*at), mean_of(probes)
+        probes, point = walk.probes, walk.path[-1]
+        exact, mean = walk.bowl.gradient(*point), mean_of(probes)
         ratio = math.hypot(*mean) / max(math.hypot(*exact), 1e-9)
         smooth = replace(walk.bowl, precision="float32")
         self.figure.show(draw_bowl(smooth.height, walk.path, probes, gradient=exact, epsilon=walk.epsilon))
@@ -257,4 +257,4 @@ class BowlLab(Panel):
             else "both losses alike: no slope seen"
         )
         steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
-        self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*at):.3f} after {steps}")
+        self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*point):.3f} after {steps}")

@@ -188,7 +188,7 @@ def steps_after_a_kill(killed: tuple[ServingReport, float]) -> dict[str, float]:
         return {}
     after = (event.time_s for event in report.events if event.kind == "switched" and event.time_s >= lost_s)
     begins_s = next(after, lost_s)
-    answered_s = next((one.end_s for one in report.requests if one.end_s > begins_s), begins_s)
+    answered_s = next((request.end_s for request in report.requests if request.end_s > begins_s), begins_s)
     return {
         "noticing": lost_s - moments["killed"],
         "planning": plan_s,

@@ -90,9 +90,10 @@ class PartitionLab(Explorer):
             widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items())
         )
         cuts = enumerate(even_partition(self.costs, self.order.value).cuts[1:-1], start=1)
-        told = "Place {} of the pipeline has the layers before this one"
+        tooltip = "Place {} of the pipeline has the layers before this one"
         self.cuts = tuple(
-            slider(f"Place {at} ends", told.format(at), cut, 1, profile.num_layers, width="24em") for at, cut in cuts
+            slider(f"Place {place} ends", tooltip.format(place), cut, 1, profile.num_layers, width="24em")
+            for place, cut in cuts
         )
         presets: dict[str, tuple[str, Callable[[], Partition]]] = {
             "Eq. 3": ("The best cuts in this order that fit", lambda: partition_in_order(self.costs, self.order.value)),
@@ -103,7 +104,9 @@ class PartitionLab(Explorer):
             "Even": ("PipeDream, as the paper uses it", lambda: even_partition(self.costs, self.order.value)),
             "Best order": ("Eq. 3 over all orders of all sets of devices", lambda: partition_in_any_order(self.costs)),
         }
-        buttons = [button(name, told, "magic", partial(self._take, find)) for name, (told, find) in presets.items()]
+        buttons = [
+            button(name, tooltip, "magic", partial(self._take, find)) for name, (tooltip, find) in presets.items()
+        ]
         self.table = Html()
         super().__init__(
             [widgets.HBox([self.order, *buttons], layout=WRAPPED), widgets.HBox(self.cuts, layout=WRAPPED)],
@@ -128,22 +131,22 @@ class PartitionLab(Explorer):
     @property
     def answer(self) -> list[int]:
         """Return the settings of the controls as one list: the order, then the number of layers of each place."""
-        made = self.partition
-        return [*made.order, *(stop - start for start, stop in pairwise(made.cuts))]
+        partition = self.partition
+        return [*partition.order, *(stop - start for start, stop in pairwise(partition.cuts))]
 
     def _take(self, find: Callable[[], Partition]) -> None:
-        found = find()
-        if found.pace_s == math.inf or len(found.order) < len(self.order.value):
+        partition = find()
+        if partition.pace_s == math.inf or len(partition.order) < len(self.order.value):
             idle = (
                 "In this order nothing fits."
-                if found.pace_s == math.inf
+                if partition.pace_s == math.inf
                 else "The best set of devices leaves some out."
             )
             self.message.error(f"{idle} Choose another order.")
             return
         with self.setting():
-            self.order.value = found.order
-            for end, cut in zip(self.cuts, found.cuts[1:-1], strict=True):
+            self.order.value = partition.order
+            for end, cut in zip(self.cuts, partition.cuts[1:-1], strict=True):
                 end.value = cut
 
     def _price(self, made: Partition) -> None:
@@ -221,7 +224,7 @@ def stashed(num_stages: int, count: int) -> Timeline:
     layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
     profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
     cluster = replace(
-        cluster, devices=tuple(replace(device, name=f"stage {at}") for at, device in enumerate(cluster.devices))
+        cluster, devices=tuple(replace(device, name=f"stage {number}") for number, device in enumerate(cluster.devices))
     )
     costs = Equation3(Problem(profile, cluster, batch_size=SAMPLES, sequence_length=1))
     return pipeline(
@@ -233,26 +236,29 @@ def versions_at(timeline: Timeline, rank: int, time_s: float) -> dict[int, list[
     """Return a device's weight versions, each with the mini-batches that used it forwards and have not had their
     backward pass.
     """
-    held: dict[int, list[int]] = {0: []}
+    batches_of: dict[int, list[int]] = {0: []}
     newest = 0
-    for span in sorted((one for one in timeline.spans if one.rank == rank), key=lambda one: one.start_s):
+    for span in sorted((span for span in timeline.spans if span.rank == rank), key=lambda one: one.start_s):
         versions = [value.part for value in span.op.reads if value.name == "weight"]
         if span.op.kind == "F" and span.start_s <= time_s:
-            held.setdefault(versions[0], []).append(span.op.microbatch)
+            batches_of.setdefault(versions[0], []).append(span.op.microbatch)
         elif span.op.kind == "B" and span.end_s <= time_s:
-            held[versions[0]].remove(span.op.microbatch)
+            batches_of[versions[0]].remove(span.op.microbatch)
         elif span.op.kind == STEP and span.end_s <= time_s:
             newest = max(newest, *(value.part for value in span.op.writes))
-    held.setdefault(newest, [])
-    return {version: held[version] for version in sorted(held) if held[version] or version == newest}
+    batches_of.setdefault(newest, [])
+    return {version: batches_of[version] for version in sorted(batches_of) if batches_of[version] or version == newest}
 
 
 def version_words(timeline: Timeline, rank: int, time_s: float) -> str:
     """Return versions_at as text, for a SchedulePlayer."""
-    held = versions_at(timeline, rank, time_s)
-    users = {version: f" for {', '.join(map(str, batches))}" if batches else "" for version, batches in held.items()}
+    batches_of = versions_at(timeline, rank, time_s)
+    users = {
+        version: f" for {', '.join(map(str, batches))}" if batches else "" for version, batches in batches_of.items()
+    }
     return "; ".join(
-        f"v{version}{' (newest)' * (version == max(held))}{users[version]}" for version in sorted(held, reverse=True)
+        f"v{version}{' (newest)' * (version == max(batches_of))}{users[version]}"
+        for version in sorted(batches_of, reverse=True)
     )
 
 
@@ -273,10 +279,10 @@ def delayed_descent(
     """Return the weights w_0 to w_steps of w_{t+1} = w_t - learning_rate x gradient(w_{t-delay}); weights before w_0
     equal w_0.
     """
-    found = [start]
+    weights = [start]
     for step in range(steps):
-        found.append(found[-1] - learning_rate * gradient(found[max(0, step - delay)]))
-    return found
+        weights.append(weights[-1] - learning_rate * gradient(weights[max(0, step - delay)]))
+    return weights
 
 
 class StaleLab(Explorer):
@@ -307,7 +313,9 @@ def head_profile(seed: int) -> HeadProfile:
     """Return a random profile of 12 heads on a device with three processors."""
     draw = random.Random(seed)
     drawn = iter(lambda: random_profile(draw), None)
-    return next(one for one in drawn if one.num_heads == 12 and len(one.seconds) == 3)
+    return next(
+        drawn_profile for drawn_profile in drawn if drawn_profile.num_heads == 12 and len(drawn_profile.seconds) == 3
+    )
 
 
 class HeadsLab(Explorer):
@@ -319,14 +327,14 @@ class HeadsLab(Explorer):
         self.profile, most = profile, profile.num_heads
         even = proportional_parts(most, (1,) * len(profile.seconds))
         self.counts = tuple(
-            slider(f"Processor {at}", f"Heads on processor {at}", count, 0, most, width="24em")
-            for at, count in enumerate(even, start=1)
+            slider(f"Processor {number}", f"Heads on processor {number}", count, 0, most, width="24em")
+            for number, count in enumerate(even, start=1)
         )
-        told, options = (
+        tooltip, options = (
             "Algorithm 1's epsilon, as a share of the profile's largest step",
-            [(epsilon_name(one), one) for one in EPSILONS],
+            [(epsilon_name(share), share) for share in EPSILONS],
         )
-        self.epsilon = described(widgets.SelectionSlider, "Epsilon", told, value=0.5, options=options)
+        self.epsilon = described(widgets.SelectionSlider, "Epsilon", tooltip, value=0.5, options=options)
         super().__init__(
             [widgets.HBox(self.counts, layout=WRAPPED), self.epsilon],
             [*self.counts, self.epsilon],
@@ -338,18 +346,22 @@ class HeadsLab(Explorer):
         profile, best = self.profile, best_allocation(self.profile)
         unit, over = time_unit(max(row[-1] for row in profile.seconds)), sum(mine) - profile.num_heads
         printed = allocate_as_printed(profile, epsilon_s=epsilon * profile.largest_step_s)
-        found = {"yours": mine, "Algorithm 1": printed or (), "optimum": best}
-        times = {name: unit.text(profile.time_s(counts)) if counts else "nothing" for name, counts in found.items()}
-        said = (f"{name} {'-'.join(map(str, counts))}: {times[name]}" for name, counts in found.items())
+        allocations = {"yours": mine, "Algorithm 1": printed or (), "optimum": best}
+        times = {
+            name: unit.text(profile.time_s(counts)) if counts else "nothing" for name, counts in allocations.items()
+        }
+        said = (f"{name} {'-'.join(map(str, counts))}: {times[name]}" for name, counts in allocations.items())
         words = f"{profile.time_s(mine) / profile.time_s(best) - 1:+.0%} against the optimum"
         if over:
             words = f"{abs(over)} head{'s' * (abs(over) > 1)} too {'many' if over > 0 else 'few'}"
         self.headline.value = BIG_FIRST.format(words, "; ".join(said) + " (computed from the profile)")
-        self.show(lambda: _heads_figure(profile, {name: counts for name, counts in found.items() if counts}, unit))
+        self.show(
+            lambda: _heads_figure(profile, {name: counts for name, counts in allocations.items() if counts}, unit)
+        )
 
 
 def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit: Unit) -> go.Figure:
-    figure, names = go.Figure(), [f"processor {at + 1}" for at in range(len(profile.seconds))]
+    figure, names = go.Figure(), [f"processor {number + 1}" for number in range(len(profile.seconds))]
     for colour, (name, counts) in zip(CYCLE, found.items(), strict=False):
         times = [
             row[count - 1] * unit.factor if count else 0.0 for row, count in zip(profile.seconds, counts, strict=True)
@@ -366,12 +378,21 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
     """Return the cost of each change of the devices, of several runs by name."""
     rows = []
     for name, report in reports.items():
-        for one in report.recoveries:
-            parts = (one.noticed_s, one.planned_s, one.resumed_s, one.stood_still_s)
-            of_simulation, of_run = (one.seconds, None) if report.mode == "simulate" else (one.predicted_s, one.seconds)
-            whole = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
+        for recovery in report.recoveries:
+            parts = (recovery.noticed_s, recovery.planned_s, recovery.resumed_s, recovery.stood_still_s)
+            of_simulation, of_run = (
+                (recovery.seconds, None) if report.mode == "simulate" else (recovery.predicted_s, recovery.seconds)
+            )
+            totals = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
             rows.append(
-                (name, one.what, *(f"{seconds:.2f}" for seconds in parts), f"{one.repeated}", *whole, report.mark)
+                (
+                    name,
+                    recovery.what,
+                    *(f"{seconds:.2f}" for seconds in parts),
+                    f"{recovery.repeated}",
+                    *totals,
+                    report.mark,
+                )
             )
         if not report.recoveries:
             what = "no step followed the change" if report.job.faults else "nothing changed"

@@ -40,14 +40,16 @@ def trace_table(layer_s: Seconds) -> Table:
     for size in range(1, len(layer_s) + 1):
         cells = []
         for length in range(1, len(layer_s[0]) + 1):
-            beginning = [own[:length] for own in layer_s[:size]]
+            beginning = [device_s[:length] for device_s in layer_s[:size]]
             cuts = list(every_cut(length, size)) if length >= size else []
             best = min(cuts, key=lambda cut: max(stage_seconds(cut, beginning)), default=None)
             slowest = max(stage_seconds(best, beginning)) if best else 0
             cells.append(f"{slowest:g} (k = {length - best[-1]})" if best else "")
         rows.append((f"d = {size}", *cells))
     columns = ("", *(f"n = {length}" for length in range(1, len(layer_s[0]) + 1)))
-    seconds = "; ".join(f"device {device}: {' '.join(f'{one:g}' for one in own)}" for device, own in enumerate(layer_s))
+    seconds = "; ".join(
+        f"device {device}: {' '.join(f'{each_s:g}' for each_s in device_s)}" for device, device_s in enumerate(layer_s)
+    )
     return Table(columns, rows, title="best[d][n], in seconds", note=f"Seconds of each layer: {seconds}.")
 
 
@@ -61,12 +63,14 @@ def run_cut(
 ) -> tuple[Timeline, Timeline]:
     """Return a cut's mini-batch in 1F1B, simulated with the cluster's links, and executed by emulated devices.
 
-    layer_s: of as many devices as the cluster has.
+    layer_s: the layers' seconds on as many devices as the cluster has.
     """
     seconds = stage_seconds(counts, layer_s)
     cluster = load_cluster(cluster_name)
     schedule = schedule_of(named(one_f_one_b_order), cluster.world_size, num_micro_batches)
-    return both_ways(program_on(cluster, schedule, seconds, [BACKWARD * own for own in seconds]), cluster, fidelity)
+    return both_ways(
+        program_on(cluster, schedule, seconds, [BACKWARD * stage_s for stage_s in seconds]), cluster, fidelity
+    )
 
 
 def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:
@@ -126,7 +130,7 @@ def divided(problem: Problem[Profile], divide: Divide) -> Plan:
     sample_s = [step_s(problem, by_hand(problem, layers, [[rank]])) / problem.batch_size for rank in ranks]
     size = problem.micro_batch_size
     if DIVIDE.check(divide, "0").passed:
-        counts = [int(one) for one in divide(size, sample_s)]
+        counts = [int(count) for count in divide(size, sample_s)]
     else:
         best = min(every_division(size, len(sample_s)), key=lambda one: slowest_s(one, sample_s))
         counts = list(best)
@@ -158,7 +162,7 @@ def divisions_table(problem: Problem[Profile], divide: Divide, micro_batches: Se
 
 
 def swept(job: Job, cluster_name: str, plans: dict[str, Plan], **settings: Any) -> tuple[SweepPoint, ...]:
-    """Return the same steps under each plan, simulated and on emulated devices.  settings: of experiment.sweep."""
+    """Return the same steps under each plan, simulated and on emulated devices.  settings: experiment.sweep's."""
     cluster = load_cluster(cluster_name)
     with LiveProgress(job, cluster) as live:
         return experiment.sweep(job, cluster, plans, "execute", progress=live.update, **settings)

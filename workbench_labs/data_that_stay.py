@@ -76,7 +76,7 @@ class Shares:
     def most_one_sided(self) -> float:
         """Return the largest share, in per cent, that one label has of a device's samples."""
         of_devices = [[int(self._train.labels[row]) for row in rows] for rows in self._owned if len(rows)]
-        return round(max(100 * max(fmean(own), 1 - fmean(own)) for own in of_devices), 1)
+        return round(max(100 * max(fmean(labels), 1 - fmean(labels)) for labels in of_devices), 1)
 
 
 def published_table() -> Table:

@@ -33,7 +33,7 @@ PRODUCT, VECTOR = Probe("product", 1024), Probe("vector", 2048)
 class Bench:
     """A described cluster, emulated on this machine and measured.  The first device is examined.
 
-    text: of a cluster's file, which is written into the folder.  host: this machine's rates.  Raises ConfigError.
+    text: a cluster's file as text, which is written into the folder.  host: this machine's rates.  Raises ConfigError.
     """
 
     def __init__(self, text: str, host: HostProfile, folder: Path | str, fidelity: Fidelity) -> None:
@@ -54,10 +54,12 @@ class Bench:
         """Measure a product of two matrices, and one with a vector, on every device."""
         ranks = range(self.cluster.world_size)
         taken = [measure_work(self.cluster, rank, (PRODUCT, VECTOR), self.host, self.fidelity) for rank in ranks]
-        self._seconds = {probe: [own[at] for own in taken] for at, probe in enumerate((PRODUCT, VECTOR))}
+        self._seconds = {
+            probe: [device_s[number] for device_s in taken] for number, probe in enumerate((PRODUCT, VECTOR))
+        }
         rows = [
-            (device.name, f"{device.host_share:g}", *(f"{1e3 * seconds:.1f}" for seconds in own))
-            for device, own in zip(self.cluster.devices, taken, strict=True)
+            (device.name, f"{device.host_share:g}", *(f"{1e3 * seconds:.1f}" for seconds in device_s))
+            for device, device_s in zip(self.cluster.devices, taken, strict=True)
         ]
         columns = ("device", "share of a core", *(f"{probe}, ms" for probe in (PRODUCT, VECTOR)))
         return Table(columns, rows, title=f"What devices take (emulated, {self.engines().fidelity} links)")
@@ -116,12 +118,12 @@ class Bench:
         """Return the time of a step when the first device becomes slower, with the old plan and with new ones."""
         slowed = {factor: self.cluster.slowed(0, factor) for factor in SLOWER}
         planned = {factor: experiment.run(job, cluster, "simulate") for factor, cluster in slowed.items()}
-        kept = {1: planned[1]}
+        with_old_plan = {1: planned[1]}
         for factor in SLOWER[1:]:
-            kept[factor] = experiment.run(job, slowed[factor], "simulate", chosen_plan=planned[1].plan)
+            with_old_plan[factor] = experiment.run(job, slowed[factor], "simulate", chosen_plan=planned[1].plan)
         series = {
             name: [(factor, _typical_ms(report, cached=False)) for factor, report in reports.items()]
-            for name, reports in (("planned again", planned), ("the old plan", kept))
+            for name, reports in (("planned again", planned), ("the old plan", with_old_plan))
         }
         return lines(
             series,
@@ -133,7 +135,7 @@ class Bench:
 
 
 def host_rates(seconds: float) -> HostProfile:
-    """Measure this machine.  seconds: for each rate."""
+    """Measure this machine.  seconds: time for each rate."""
     return measure_host(seconds=seconds)
 
 

@@ -30,13 +30,13 @@ def catalogue_table() -> Table:
     """Return the devices of the catalogue."""
     rows = [
         (
-            one.model,
-            f"{one.flops_per_s / 1e9:.1f}",
-            f"{one.memory_bytes / 1e6:.0f}",
-            f"{one.link.bytes_per_s * 8e-6:g}",
-            f"{one.watts_idle:g} - {one.watts_busy:g}",
+            device.model,
+            f"{device.flops_per_s / 1e9:.1f}",
+            f"{device.memory_bytes / 1e6:.0f}",
+            f"{device.link.bytes_per_s * 8e-6:g}",
+            f"{device.watts_idle:g} - {device.watts_busy:g}",
         )
-        for one in map(load_device, device_models())
+        for device in map(load_device, device_models())
     ]
     columns = ("model", "GFLOP/s", "memory, MB", "link, Mbit/s", "watts idle - busy")
     return Table(columns, rows, title="Device catalogue (described, not measured)")

@@ -78,7 +78,7 @@ def copies_figure(host: HostRoofline, training: QueryTraining) -> go.Figure:
 
 
 def measured(training: QueryTraining, parts: Sequence[int], seconds: float) -> HostRoofline:
-    """Return this machine's roofline with copies of one sentence.  seconds: for each rate."""
+    """Return this machine's roofline with copies of one sentence.  seconds: time for each rate."""
     sentence = training.batch(0, samples=1)
     return measure_roofline(training.model, sentence, parts, seconds=seconds, pass_budget_s=20 * seconds)
 
@@ -86,7 +86,7 @@ def measured(training: QueryTraining, parts: Sequence[int], seconds: float) -> H
 def cheap_copies(host: HostRoofline) -> int:
     """Return the largest measured number of copies that costs less than half of as many single passes; 0 if none."""
     [first, *_] = host.passes
-    cheap = [one.parts for one in host.passes if one.seconds * first.parts < 0.5 * first.seconds * one.parts]
+    cheap = [each.parts for each in host.passes if each.seconds * first.parts < 0.5 * first.seconds * each.parts]
     return max(cheap, default=0)
 
 
@@ -165,9 +165,10 @@ def step_ratio(report: Report, other: Report) -> float | str:
     """Return the median measured time of a step of one run over that of another; as a marked text if the host was too
     busy in one of them.
     """
-    one, two = (median(step.measured_s for step in each.steps if step.measured_s) for each in (report, other))
+    first_s, second_s = (median(step.measured_s for step in each.steps if step.measured_s) for each in (report, other))
     note = busy_note(report) or busy_note(other)
-    return f"{one / two:.2f} {INVALID_MARK} (the host was too busy, so this says little)" if note else one / two
+    ratio = first_s / second_s
+    return f"{ratio:.2f} {INVALID_MARK} (the host was too busy, so this says little)" if note else ratio
 
 
 def outcome(panel: RunPanel) -> Table:

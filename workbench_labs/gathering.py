@@ -42,7 +42,8 @@ RUNS = 3
 class Gathering:
     """What goes round, and what is computed.  share: rows (tokens) and columns of a device's share, float32.
 
-    product_s: of a whole share, on any device; 0 leaves the products out.  tiles: of each share, equally many rows.
+    product_s: time of the product of a whole share, on any device; 0 leaves the products out.  tiles: number of tiles
+    of a share, which have equally many rows.
     overlaps: False waits for all tiles before the first product.
     """
 
@@ -128,8 +129,9 @@ def hidden_share(together: Timeline, alone: Timeline) -> float:
 class GatherRun:
     """A gathering, simulated and executed.  hidden_*: see hidden_share.
 
-    largest_error: between the sum of the devices' terms and the whole network on one device; of numbers about as large
-    as 1.  sent_bytes: by all devices together, in the executed run; expected_bytes: of an all-gather, by the formula.
+    largest_error: largest difference between the sum of the devices' terms and the whole network on one device, whose
+    numbers are about as large as 1.  sent_bytes: what all devices together send in the executed run.  expected_bytes:
+    what an all-gather sends by the formula.
     """
 
     simulated: Timeline
@@ -163,7 +165,7 @@ def run(gathering: Gathering, term: Term, cluster: Cluster, engines: EngineClust
     alone, _ = _shortest(gathering.alone.on(cluster), engines, [None] * size)
     executed, outputs = _shortest(gathering.on(cluster), engines, contents)
     numbers = [number for share in range(size) for number in gathering.numbers(share)]
-    total = sum(torch.cat([own[_term(number)] for number in numbers]) for own in outputs)
+    total = sum(torch.cat([values[_term(number)] for number in numbers]) for values in outputs)
     expected = simulate(gathering.on(cluster))
     return GatherRun(
         simulated=expected,
@@ -189,7 +191,7 @@ def _contents(program: Program, *, tiles: dict[Value, Any], weights: tuple[Any, 
     first, second = (matrix.tolist() for matrix in weights)
 
     def multiply(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = term(reads[0].tolist(), first, second, 0, len(second))
-        return (torch.as_tensor(found, dtype=torch.float32),)
+        product = term(reads[0].tolist(), first, second, 0, len(second))
+        return (torch.as_tensor(product, dtype=torch.float32),)
 
     return Contents(tiles, {PRODUCT: multiply, READY: lambda op, reads: (None,)})

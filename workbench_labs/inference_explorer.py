@@ -66,25 +66,25 @@ class InferenceExplorer(Explorer):
     def _plan_all(self, problem: SequenceProblem) -> None:
         self.compared = compare_inference(problem, self._planners)
         first = self.compared[0]
-        made = first.plan
+        plan = first.plan
         self._first_s = self._first_s or first.seconds
         self.table.value = inference_table(self.compared, problem)._repr_html_()
-        if made is None:
+        if plan is None:
             return self.refuse("No plan fits.", first.why)
         change = (
             f" ({first.seconds / self._first_s - 1:+.0%} against the beginning)"
             if first.seconds != self._first_s
             else ""
         )
-        words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *made.configuration, made.num_positions)
+        words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *plan.configuration, plan.num_positions)
         self.headline.value = BIG_FIRST.format(f"{time_words(first.seconds)} a sequence{change}", words)
         names = problem.cluster.names
         self.show(
             lambda: layer_cut(
-                made, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=made.schemes[0]
+                plan, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=plan.schemes[0]
             ),
-            lambda: needs(inference_need_parts(problem, made), problem.cluster, title="What each device holds"),
-            lambda: gantt(SequencePrice(problem).timeline(made)),
+            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
+            lambda: gantt(SequencePrice(problem).timeline(plan)),
         )
 
 
@@ -123,14 +123,14 @@ def plan_of_weights(
     ranks = tuple(rank for rank, weight in enumerate(weights) if weight > 0)
     if not ranks:
         raise ConfigError("A cut of the layer was asked for.", "No device takes part.", "Move a slider above 0.")
-    kept = [float(weights[rank]) if paradigm == "hybrid" else 1.0 for rank in ranks]
+    shares = [float(weights[rank]) if paradigm == "hybrid" else 1.0 for rank in ranks]
     return InferencePlan(
         method="by hand",
         paradigm=paradigm,
         ranks=ranks,
-        units=proportional_parts(shape.num_units, kept),
-        columns=proportional_parts(shape.columns, kept),
-        shares=tuple(kept),
+        units=proportional_parts(shape.num_units, shares),
+        columns=proportional_parts(shape.columns, shares),
+        shares=tuple(shares),
         schemes=(scheme,) * shape.num_layers if paradigm == "hybrid" else (),
     )
 
@@ -172,11 +172,11 @@ class LayerCutter(Explorer):
         )
 
     def _cut(self, plan: InferencePlan, scheme: int, length: int) -> None:
-        held = [sum(parts.values()) for parts in held_bytes(plan, self.shape, scheme=scheme)]
+        nbytes = [sum(parts.values()) for parts in held_bytes(plan, self.shape, scheme=scheme)]
         sent = sum(sent_bytes(plan, self.shape, length=length, scheme=scheme))
-        largest = max(range(len(held)), key=held.__getitem__)
+        largest = max(range(len(nbytes)), key=nbytes.__getitem__)
         name = self.cluster.devices[plan.ranks[largest]].name
-        words = f"{name} holds the most, {size_words(held[largest])} of this layer"
+        words = f"{name} holds the most, {size_words(nbytes[largest])} of this layer"
         moved = f"{size_words(sent)} travel for it"
         self.headline.value = Markup("<div role='status' style='line-height:1.5'>{}; <b>{}</b></div>").format(
             words, moved
@@ -206,8 +206,8 @@ class SchemeEditor(Explorer):
         self._trade: dict[tuple[bool, bool], tuple[TradePoint, ...]] = {}
         self._paused = True
         layers = problem.profile.num_layers
-        told = "How many layers, from the first on, are in scheme 2"
-        self.count = slider("In scheme 2", told, 0, 0, layers)
+        label = "How many layers, from the first on, are in scheme 2"
+        self.count = slider("In scheme 2", label, 0, 0, layers)
         self.layers = tuple(
             widgets.ToggleButton(
                 description=str(layer),
@@ -230,8 +230,8 @@ class SchemeEditor(Explorer):
         )
         self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
         self._arrange(with_schemes(problem, self.planned, schemes) if schemes is not None else self.planned)
-        told = Html("These layers (pressed)", layout=widgets.Layout(width="9.4em", flex="0 0 auto"))
-        grid = widgets.HBox([told, widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap"))])
+        label = Html("These layers (pressed)", layout=widgets.Layout(width="9.4em", flex="0 0 auto"))
+        grid = widgets.HBox([label, widgets.Box(list(self.layers), layout=widgets.Layout(flex_flow="row wrap"))])
         super().__init__(
             [self.count, grid, widgets.HBox([self.take_plan, self.overlap, self.both_ways])],
             [self.overlap, self.both_ways],
@@ -243,7 +243,7 @@ class SchemeEditor(Explorer):
             lambda change: self._press([layer < change["new"] for layer in range(layers)]), names="value"
         )
         for switch in self.layers:
-            switch.observe(lambda _: self._press([one.value for one in self.layers]), names="value")
+            switch.observe(lambda _: self._press([switch.value for switch in self.layers]), names="value")
 
     @property
     def schemes(self) -> tuple[int, ...]:
@@ -253,8 +253,8 @@ class SchemeEditor(Explorer):
     @property
     def plan(self) -> InferencePlan:
         """Return the plan that the controls describe, with the planner's partition."""
-        made = with_schemes(self.problem, self.planned, self.schemes)
-        return replace(made, overlap=self.overlap.value, both_ways=self.both_ways.value)
+        plan = with_schemes(self.problem, self.planned, self.schemes)
+        return replace(plan, overlap=self.overlap.value, both_ways=self.both_ways.value)
 
     def _take_plan(self) -> None:
         with self.setting():
@@ -272,7 +272,7 @@ class SchemeEditor(Explorer):
         """Set the layers and their number."""
         if not self._paused:
             with self.setting():
-                self._arrange(replace(self.plan, schemes=tuple(2 if one else 1 for one in pressed)))
+                self._arrange(replace(self.plan, schemes=tuple(2 if is_second else 1 for is_second in pressed)))
 
     def _price(self, plan: InferencePlan) -> None:
         problem, error = self.problem, refusal(self.problem, plan)
@@ -296,11 +296,11 @@ class SchemeEditor(Explorer):
     def _points(self, plan: InferencePlan) -> tuple[TradePoint, ...]:
         key = (plan.overlap, plan.both_ways)
         if key not in self._trade:
-            found, layers = [], len(self.layers)
+            points, layers = [], len(self.layers)
             for count in evenly_spaced(layers + 1, MAX_TRADE_POINTS):
-                made = with_schemes(self.problem, plan, [2] * count + [1] * (layers - count))
-                found.append(TradePoint(count, self._seconds(made), fullness(self.problem, made)))
-            self._trade[key] = tuple(found)
+                other = with_schemes(self.problem, plan, [2] * count + [1] * (layers - count))
+                points.append(TradePoint(count, self._seconds(other), fullness(self.problem, other)))
+            self._trade[key] = tuple(points)
         return self._trade[key]
 
     def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:

@@ -84,7 +84,7 @@ def inference_need_parts(problem: SequenceProblem, plan: InferencePlan) -> dict[
 def fullness(problem: SequenceProblem, plan: InferencePlan) -> float:
     """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
     parts = inference_need_parts(problem, plan)
-    return max(sum(one.values()) / problem.cluster.devices[rank].memory_bytes for rank, one in parts.items())
+    return max(sum(nbytes.values()) / problem.cluster.devices[rank].memory_bytes for rank, nbytes in parts.items())
 
 
 def refusal(problem: SequenceProblem, plan: InferencePlan) -> PlanError | None:
@@ -120,10 +120,10 @@ def _galaxy_plus(problem: SequenceProblem) -> InferencePlan:
 
 
 def _oracle(problem: SequenceProblem) -> InferencePlan:
-    found = galaxy_plus.oracle(problem)
-    if found is None:
+    best = galaxy_plus.oracle(problem)
+    if best is None:
         raise PlanError("The best plan by Eq. 5-9 was asked for.", "There is none that fits.", "Add memory or devices.")
-    return replace(found.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
+    return replace(best.plan, overlap=True)  # Eq. 5-9 ignore overlap; the others' plans have it
 
 
 PLANNERS: dict[str, Callable[[SequenceProblem], InferencePlan]] = {
@@ -152,14 +152,14 @@ def overlap_cells(
 
     Each is timed as computation alone (links take no time), communication alone (operations take no time), and both.
     """
-    found = []
+    cells = []
     for megabit_per_s in megabits_per_s:
         cluster = with_bandwidth(problem.cluster, megabit_per_s)
         free = _without_latency(with_bandwidth(problem.cluster, 1e12))
         idle = replace(
-            problem.profile, costs=tuple(tuple(_nothing(one) for one in row) for row in problem.profile.costs)
+            problem.profile, costs=tuple(tuple(_nothing(cost) for cost in row) for row in problem.profile.costs)
         )
-        found.append(
+        cells.append(
             OverlapCell(
                 f"{megabit_per_s:g} Mbit/s",
                 _layer(plan, replace(problem, cluster=free), 0.0),
@@ -167,16 +167,16 @@ def overlap_cells(
                 _layer(plan, replace(problem, cluster=cluster), MESSAGE_S),
             )
         )
-    return tuple(found)
+    return tuple(cells)
 
 
 def _layer(plan: InferencePlan, problem: SequenceProblem, message_s: float) -> Spread:
     seconds = []
     for count in (FEW, MORE):
         stacks = tuple(replace(stack, num_layers=count) for stack in problem.profile.stacks)
-        made = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
+        repeated = replace(plan, schemes=plan.schemes[:1] * (count * len(stacks)))
         short = replace(problem, profile=replace(problem.profile, stacks=stacks))
-        seconds.append(SequencePrice(short, message_s).timeline(made).makespan_s)
+        seconds.append(SequencePrice(short, message_s).timeline(repeated).makespan_s)
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 
@@ -186,13 +186,13 @@ def _nothing(costs: StackCosts) -> StackCosts:
 
 def _without_latency(cluster: Cluster) -> Cluster:
     return replace(
-        cluster, devices=tuple(replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices)
+        cluster, devices=tuple(replace(device, link=replace(device.link, latency_s=0.0)) for device in cluster.devices)
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service in virtual time.  first: the plan over all devices.  request_s: of a request with it."""
+    """A service in virtual time.  first: the plan over all devices.  request_s: time of a request with it."""
 
     problem: SequenceProblem
     planner: Planner
@@ -212,7 +212,7 @@ class Service:
     def stream(
         self, faults: Sequence[Fault], rescheduling: ReschedulingSettings, *, num_requests: int, **more: Any
     ) -> ServingReport:
-        """Return the report of so many requests, back to back (simulated).  more: of simulate_serving."""
+        """Return the report of so many requests, back to back (simulated).  more: settings of simulate_serving."""
         usual_s = self.request_s
         return simulate_serving(
             self.problem.profile,
@@ -271,10 +271,10 @@ class StragglerLab(Explorer):
 
     def _serve(self, fault: Fault, settings: ReschedulingSettings) -> None:
         self.factor.disabled = fault.kind != "slow"
-        found = {"with re-scheduling": self._simulated(fault, settings)}
+        reports = {"with re-scheduling": self._simulated(fault, settings)}
         if fault.kind == "slow":  # a killed device has to be left out
-            found["without"] = self._simulated(fault, replace(settings, reaction="none"))
-        self.reports = found
+            reports["without"] = self._simulated(fault, replace(settings, reaction="none"))
+        self.reports = reports
         self.headline.value = self._headline(fault)
         self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
 

@@ -43,7 +43,7 @@ def case_of(job: Job, cluster: Cluster, profile: Profile) -> Case:
     size, length = job.batch_size // job.micro_batches, job.max_length
     first = profile.layers[0]
     crossing = max(layer.output_bytes(size, length) for layer in first)
-    kept = [
+    layer_bytes = [
         layer.frozen_bytes
         + layer.trainable_bytes * (2 + profile.optimizer_bytes_per_trainable_byte)
         + layer.context_bytes(size, length) * min(job.micro_batches, cluster.world_size)
@@ -51,7 +51,7 @@ def case_of(job: Job, cluster: Cluster, profile: Profile) -> Case:
     ]
     return Case(
         layer_s=[[layer.forward_s(size, length) for layer in layers] for layers in profile.layers],
-        layer_bytes=[round(nbytes) for nbytes in kept],
+        layer_bytes=[round(nbytes) for nbytes in layer_bytes],
         budgets=[device.memory_bytes for device in cluster.devices],
         send_s=max(device.link.transfer_s(crossing) for device in cluster.devices),
         micro_batches=job.micro_batches,
@@ -82,8 +82,11 @@ def three_plans(planner: Planner, job: Job, cluster: Cluster) -> dict[str, Plan]
     """
     profile = experiment.profile(job, cluster, "execute")
     case = case_of(job, cluster, profile)
-    own = usable(planner)(*(getattr(case, field.name) for field in fields(case)))
-    plans = {"yours": plan_of(own, job, cluster, profile), "the workbench's": experiment.plan(job, cluster, "execute")}
+    answer = usable(planner)(*(getattr(case, field.name) for field in fields(case)))
+    plans = {
+        "yours": plan_of(answer, job, cluster, profile),
+        "the workbench's": experiment.plan(job, cluster, "execute"),
+    }
     with contextlib.suppress(PlanError):
         plans["equal parts"] = plan_of(equal_cut(profile.num_layers, cluster.world_size), job, cluster, profile)
     return plans
@@ -116,8 +119,8 @@ def recovery_s(report: Report) -> float | None:
 
 def write(report: Report, points: Sequence[SweepPoint], output: Path | str, *, png: bool) -> Report:
     """Write the run with the three plans, and its figures, to a folder; return the report with both."""
-    whole = replace(report, sweep=tuple(points))
+    with_plans = replace(report, sweep=tuple(points))
     folder = Path(output)
-    whole.write(folder / "report.json")
-    plots.write_figures(whole, folder, png="auto" if png else False)
-    return whole
+    with_plans.write(folder / "report.json")
+    plots.write_figures(with_plans, folder, png="auto" if png else False)
+    return with_plans

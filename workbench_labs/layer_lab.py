@@ -32,7 +32,7 @@ def copies_in_scheme_2(problem: SequenceProblem) -> float:
     """Return the bytes of a layer's weights on all devices in scheme 2, over those in scheme 1."""
     shape = problem.profile.stacks[0]
     plan = plan_of_weights([1] * problem.cluster.world_size, shape, scheme=WAYS["scheme 2"].scheme)
-    first, second = (sum(sum(own.values()) for own in held_bytes(plan, shape, scheme=scheme)) for scheme in (1, 2))
+    first, second = (sum(sum(parts.values()) for parts in held_bytes(plan, shape, scheme=scheme)) for scheme in (1, 2))
     return second / first
 
 
@@ -45,13 +45,13 @@ def ring_player(problem: SequenceProblem) -> SchedulePlayer:
     """Return a player for one layer's ring, tile by tile, in five ways."""
     layer = one_layer(problem)
     count = len(layer.profile.stacks)
-    whole = replace(PLANNERS["Algorithm 1"](layer), schemes=(1,) * count, tile_tokens=0, both_ways=False)
+    printed = replace(PLANNERS["Algorithm 1"](layer), schemes=(1,) * count, tile_tokens=0, both_ways=False)
     ways = {
-        "not overlapped": replace(whole, overlap=False),
-        "overlapped": replace(whole, overlap=True),
-        "overlapped, both ways round": replace(whole, overlap=True, both_ways=True),
-        "overlapped, tiles of 24 tokens": replace(whole, overlap=True, tile_tokens=24),
-        "overlapped, scheme 2": replace(whole, overlap=True, schemes=(2,) * count),
+        "not overlapped": replace(printed, overlap=False),
+        "overlapped": replace(printed, overlap=True),
+        "overlapped, both ways round": replace(printed, overlap=True, both_ways=True),
+        "overlapped, tiles of 24 tokens": replace(printed, overlap=True, tile_tokens=24),
+        "overlapped, scheme 2": replace(printed, overlap=True, schemes=(2,) * count),
     }
     price = SequencePrice(layer)
     return SchedulePlayer(

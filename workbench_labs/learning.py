@@ -92,7 +92,7 @@ def learn(training: Training, tried: Tried, counted: Callable[[range], Iterable[
     )
     seconds = layer_times(constants, tried.scheme, constants.micro_batches)[0]
     passed = list(accumulate(seconds[depth * constants.layers // num_layers] for depth in depths))
-    return Learned(curve=curve, times=tuple(passed[at - 1] for at in training.ends), depths=tuple(depths))
+    return Learned(curve=curve, times=tuple(passed[end - 1] for end in training.ends), depths=tuple(depths))
 
 
 class LearningLab(Explorer):
@@ -104,9 +104,9 @@ class LearningLab(Explorer):
 
     def __init__(self, training: Training, tried: Sequence[Tried]) -> None:
         self.training, self.learned = training, dict[Tried, Learned]()
-        for number, one in enumerate(tried, 1):  # the cell's output says how far it is, before the lab is shown
-            words = f"Training {number} of {len(tried)}: {one.name}"
-            self.learned[one] = learn(training, one, partial(bar, what=words))
+        for number, setting in enumerate(tried, 1):  # the cell's output says how far it is, before the lab is shown
+            words = f"Training {number} of {len(tried)}: {setting.name}"
+            self.learned[setting] = learn(training, setting, partial(bar, what=words))
         last = tried[-1]
         names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
         first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
@@ -120,28 +120,28 @@ class LearningLab(Explorer):
 
     def _asked_for(self) -> Tried:
         is_federated = self.scheme.value == FEDERATED  # trains all layers
-        asked = Tried(
+        tried = Tried(
             unfreezing="all" if is_federated else self.unfreezing.value, rule=self.rule.value, scheme=self.scheme.value
         )
-        return replace(asked, every=self.every.value) if asked.unfreezing in BY_NUMBER else asked
+        return replace(tried, every=self.every.value) if tried.unfreezing in BY_NUMBER else tried
 
     def _answer_to(self, asked: Tried) -> None:
         if asked not in self.learned:
             self.learned[asked] = learn(self.training, asked, partial(self._counted, asked.name))
-        own, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
+        curve, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
         words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
         self.headline.value = BIG_FIRST.format(
-            f"{asked.name}: last loss {own.losses[-1]:.3f}, test {metric} {own.test[metric]:.1f} %", words
+            f"{asked.name}: last loss {curve.losses[-1]:.3f}, test {metric} {curve.test[metric]:.1f} %", words
         )
         rows = [
             (
-                one.name,
-                f"{found.depths[-1]}",
-                f"{found.curve.losses[-1]:.3f}",
-                f"{found.curve.test[metric]:.1f}",
-                f"{found.times[-1]:.0f}",
+                tried.name,
+                f"{learned.depths[-1]}",
+                f"{learned.curve.losses[-1]:.3f}",
+                f"{learned.curve.test[metric]:.1f}",
+                f"{learned.times[-1]:.0f}",
             )
-            for one, found in self.learned.items()
+            for tried, learned in self.learned.items()
         ]
         columns = ("setting", "trained layers at the end", "last loss", f"test {metric}, %", "layer times (simulated)")
         self.table.value = Table(
@@ -159,23 +159,31 @@ class LearningLab(Explorer):
 
     def by_time(self) -> go.Figure:
         """Return the losses of all settings so far by simulated time."""
-        series = {one.name: [*zip(found.times, found.curve.losses, strict=True)] for one, found in self.learned.items()}
+        series = {
+            tried.name: [*zip(learned.times, learned.curve.losses, strict=True)]
+            for tried, learned in self.learned.items()
+        }
         subtitle = "time simulated: 12 blocks on 4 equal devices, 4 micro-batches"
         words = {"title": "Loss by time", "label": "executed", "subtitle": subtitle}
         return lines(series, x_title="layer times", y_title="training loss", **words).update_yaxes(rangemode="normal")
 
     def by_mini_batches(self) -> go.Figure:
         """Return the losses of all settings so far by mini-batches."""
-        return self._by_mini_batches("training loss", {one: found.curve.losses for one, found in self.learned.items()})
+        return self._by_mini_batches(
+            "training loss", {tried: learned.curve.losses for tried, learned in self.learned.items()}
+        )
 
     def by_score(self) -> go.Figure:
         """Return the validation scores of all settings so far by mini-batches."""
         return self._by_mini_batches(
-            "validation accuracy, %", {one: found.curve.scores for one, found in self.learned.items()}
+            "validation accuracy, %", {tried: learned.curve.scores for tried, learned in self.learned.items()}
         )
 
     def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
-        series = {one.name: [*zip(map(float, self.training.ends), own, strict=True)] for one, own in values.items()}
+        series = {
+            tried.name: [*zip(map(float, self.training.ends), series_values, strict=True)]
+            for tried, series_values in values.items()
+        }
         title = f"{what.partition(',')[0].capitalize()} by mini-batches"
         figure = lines(
             series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model

@@ -108,7 +108,7 @@ def run_partition(
     stages = one_device_stages(range(len(counts)), tuple(accumulate(counts, initial=0)), 1)
     plan = Plan(method="confidant", stages=stages, micro_batch_size=1, num_micro_batches=1)
     schedule = insert_transfers(asynchronous_1f1b(plan, num_mini_batches, world_size=cluster.world_size))
-    forward_s, backward_s = ([part / (1 + BACKWARD) * own for own in seconds] for part in (1, BACKWARD))
+    forward_s, backward_s = ([part / (1 + BACKWARD) * layer_s for layer_s in seconds] for part in (1, BACKWARD))
     return both_ways(program_on(cluster, schedule, forward_s, backward_s), cluster, fidelity)
 
 
@@ -127,11 +127,11 @@ def descend_table(descend: Callable[..., Any], whose: str, *, cluster_name: str,
     tasks = [(descend, (operations_of(size, rank, STEPS)[0], start, inputs, targets, RATE)) for rank in range(size)]
     engines = default_pool().acquire(cluster, fidelity)
     rows = []
-    for rank, own in enumerate(engines.run(_descend_rank, tasks)):
+    for rank, computed in enumerate(engines.run(_descend_rank, tasks)):
         delay = size - rank - 1
         true = delayed_weights(start, inputs, targets, RATE, delay)
-        off = max(abs(one - other) for one, other in zip(own, true, strict=True))
-        shown = [", ".join(f"{one:.5f}" for one in weights) for weights in (own, true)]
+        off = max(abs(weight - other) for weight, other in zip(computed, true, strict=True))
+        shown = [", ".join(f"{weight:.5f}" for weight in weights) for weights in (computed, true)]
         rows.append((cluster.devices[rank].name, delay, *shown, f"{off:.0e}"))
     columns = ("device", "delay", f"weights ({whose})", "descent with old gradients", "largest difference")
     return Table(columns, rows, title=f"{STEPS} mini-batches (emulated, {engines.fidelity} links)")
@@ -156,4 +156,4 @@ def simulate_all(jobs: Mapping[str, Job], cluster: Cluster, fidelity: Fidelity) 
 
 def stood_still(report: Report) -> float:
     """Return the seconds that the others stood still at the first change of the devices; 0 without a change."""
-    return round(next((one.stood_still_s for one in report.recoveries), 0.0), 2)
+    return round(next((recovery.stood_still_s for recovery in report.recoveries), 0.0), 2)

@@ -54,8 +54,8 @@ class Parameters(AllLabs, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job that the lab runs, as far as its parameters describe it.  Raises ConfigError."""
-        own = {field.name for field in fields(Job)} & set(self.__struct_fields__)
-        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in own})
+        names = {field.name for field in fields(Job)} & set(self.__struct_fields__)
+        return Job(method=self.method, options=self.options, **{name: getattr(self, name) for name in names})
 
     def check(self) -> None:
         """Check the job and the cluster (see AllLabs)."""

@@ -44,7 +44,7 @@ WEIGHTS = 128
 
 
 class Quickstart(Trained, frozen=True, kw_only=True):
-    """00_quickstart.  sweep_steps: of each other plan."""
+    """00_quickstart.  sweep_steps: steps that each other plan does."""
 
     student: Student
     validation_samples: Samples
@@ -55,7 +55,9 @@ class Quickstart(Trained, frozen=True, kw_only=True):
 
 
 class Devices(Parameters, frozen=True, kw_only=True):
-    """01_devices.  measure_s: for each rate of this machine.  most_s: of each prediction.  bandwidths: simulated."""
+    """01_devices.  measure_s: time for each rate of this machine.  most_s: the longest predicted time.  bandwidths:
+    those that are simulated.
+    """
 
     student: Student
     measure_s: Moments
@@ -113,8 +115,8 @@ class Beside(Parameters, frozen=True, kw_only=True):
 
 
 class Slopes(AllLabs, frozen=True, kw_only=True):
-    """05_slopes.  steps: of the language model.  studied_queries: whose slopes are compared with exact ones.  repeats:
-    walks on the bowl.
+    """05_slopes.  steps: steps of the language model.  studied_queries: how many slopes are compared with exact ones.
+    repeats: walks on the bowl.
     """
 
     student: Student
@@ -139,7 +141,7 @@ class Slopes(AllLabs, frozen=True, kw_only=True):
 
 class ForwardOnly(Parameters, frozen=True, kw_only=True):
     """06_forward_only.  compared_queries, compared_steps: trainings with the same q x E.  parts: copies in one pass.
-    measured_s: for each rate.  device_mb: of each device, for the model.
+    measured_s: time for each rate.  device_mb: memory of each device for the model.
     """
 
     method: ClassVar[str] = "p_rge"
@@ -190,8 +192,8 @@ class ForwardOnly(Parameters, frozen=True, kw_only=True):
 
 
 class NeverDrain(Trained, frozen=True, kw_only=True):
-    """10_never_drain.  stages, mini_batches: of the pipeline to step through.  layer_ms: of the shortest layer, on
-    emulated devices.  learning_rate: of the descents with stale gradients.
+    """10_never_drain.  stages, mini_batches: size of the pipeline to step through.  layer_ms: time of the shortest
+    layer on emulated devices.  learning_rate: the descents' with stale gradients.
     """
 
     method: ClassVar[str] = "confidant"
@@ -220,8 +222,8 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
     @property
     def job(self) -> Job:
         """Return the job; the descents' learning rate is not its own (see Parameters)."""
-        own = {field.name for field in fields(Job)} & set(self.__struct_fields__) - {"learning_rate"}
-        given = {name: getattr(self, name) for name in own}
+        names = {field.name for field in fields(Job)} & set(self.__struct_fields__) - {"learning_rate"}
+        given = {name: getattr(self, name) for name in names}
         return Job(method=self.method, options=self.options, snapshot_to="neighbour", **given)
 
     def cluster(self) -> Cluster:
@@ -247,17 +249,20 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
 
 
 class Simulator(Pipelined, frozen=True, kw_only=True):
-    """02_write_the_simulator.  forward_s, backward_s: of one micro-batch on each stage of the executed pipeline."""
+    """02_write_the_simulator.  forward_s, backward_s: time of one micro-batch on each stage of the executed
+    pipeline.
+    """
 
     forward_s: Annotated[float, Meta(gt=0, le=1)]
     backward_s: Annotated[float, Meta(gt=0, le=1)]
 
 
 class Cut(Pipelined, frozen=True, kw_only=True):
-    """04_cut_for_unequal_devices.  layer_ms: of each layer on the fastest device.  slowness: of each device.
+    """04_cut_for_unequal_devices.  layer_ms: time of each layer on the fastest device.  slowness: how many times slower
+    each device is.
 
-    paper_cluster, paper_model: simulated.  group_cluster: groups of its devices train the model.  sweep_steps: of each
-    plan.
+    paper_cluster, paper_model: those that are simulated.  group_cluster: groups of its devices train the model.
+    sweep_steps: steps that each plan does.
     """
 
     layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
@@ -289,7 +294,7 @@ class Cut(Pipelined, frozen=True, kw_only=True):
 
 
 class KitDay(Trained, frozen=True, kw_only=True):
-    """12_kit_day.  steps: of each plan.  loss: how the whole run loses a device, as a fault."""
+    """12_kit_day.  steps: steps that each plan does.  loss: how the whole run loses a device, as a fault."""
 
     student: Student
     validation_samples: Samples
@@ -313,8 +318,8 @@ class KitDay(Trained, frozen=True, kw_only=True):
 
 
 class LayerCut(Built, frozen=True, kw_only=True):
-    """07_cut_a_layer.  megabits, product_ms: of the executed ring.  paper_*: simulated.  serving_cluster: answers
-    requests with the model.
+    """07_cut_a_layer.  megabits, product_ms: links and products of the executed ring.  paper_*: what is simulated.
+    serving_cluster: answers requests with the model.
     """
 
     megabits: Annotated[float, Meta(ge=0.5, le=100)]
@@ -345,7 +350,9 @@ class LayerCut(Built, frozen=True, kw_only=True):
 
 
 class BreakIt(Parameters, frozen=True, kw_only=True):
-    """08_break_it.  tokens: of a request.  straggler: the rank of the device that becomes `slower` times slower."""
+    """08_break_it.  tokens: length of a request.  straggler: the rank of the device that becomes `slower` times
+    slower.
+    """
 
     method: ClassVar[str] = "galaxy_plus"
     student: Student
@@ -385,7 +392,7 @@ class BreakIt(Parameters, frozen=True, kw_only=True):
 
 class DataThatStay(Parameters, frozen=True, kw_only=True):
     """09_data_that_stay.  rule: which device owns which samples.  blocks, depth: the ring of the paper's Fig. 2.
-    steps: mini-batches of a training.  layer_ms: of a block's forward pass, on emulated devices.
+    steps: mini-batches of a training.  layer_ms: time of a block's forward pass on emulated devices.
     """
 
     method: ClassVar[str] = "ringada"

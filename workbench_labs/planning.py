@@ -64,12 +64,12 @@ def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]
             f"There are no layer times for {', '.join(unknown)}, only for {', '.join(before)}.",
             "Profile that cluster.",
         )
-    found = []
+    layers = []
     for device in cluster.devices:
         rank = before[device.name]
         factor = profiled.devices[rank].flops_per_s / device.flops_per_s
-        found.append(costs[rank] if factor == 1.0 else tuple(one.scaled(factor) for one in costs[rank]))
-    return tuple(found)
+        layers.append(costs[rank] if factor == 1.0 else tuple(layer.scaled(factor) for layer in costs[rank]))
+    return tuple(layers)
 
 
 def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
@@ -124,14 +124,14 @@ def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
-    if not cluster.pairs and all(one.link.bytes_per_s == megabit_per_s * 125_000 for one in cluster.devices):
+    if not cluster.pairs and all(device.link.bytes_per_s == megabit_per_s * 125_000 for device in cluster.devices):
         return cluster
     return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
 
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
     """Return the cluster with memory_bytes on every device."""
-    devices = tuple(replace(one, memory_bytes=memory_bytes) for one in cluster.devices)
+    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
     return replace(cluster, name=f"{cluster.name}-other-memory", devices=devices)
 
 
@@ -200,15 +200,15 @@ def compare(problem: Problem[Profile], planners: Sequence[str] = tuple(PLANNERS)
 def compared(
     problem: Any, planners: Mapping[str, Callable[[Any], Any]], seconds: Callable[[Any], float]
 ) -> tuple[Comparison, ...]:
-    """Return what some planners make of a problem.  seconds: of a plan."""
-    found = []
+    """Return what some planners make of a problem.  seconds: returns the time of a plan."""
+    comparisons = []
     for name, planner in planners.items():
         try:
-            made = planner(problem)
-            found.append(Comparison(planner=name, plan=made, seconds=seconds(made)))
+            plan = planner(problem)
+            comparisons.append(Comparison(planner=name, plan=plan, seconds=seconds(plan)))
         except PlanError as error:
-            found.append(Comparison(planner=name, why=str(error)))
-    return tuple(found)
+            comparisons.append(Comparison(planner=name, why=str(error)))
+    return tuple(comparisons)
 
 
 def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:
@@ -266,9 +266,9 @@ class QueryDivider(Explorer):
 
     def __init__(self, problem: Problem[Profile], counts: Sequence[int] | None = None) -> None:
         self.problem = problem
-        made = plan_queries(problem)
-        self.planned = query_counts(problem, made) if len(made.stages) == 1 else None
-        self._planned_s = made.total_s if self.planned is None else query_step_s(problem, self.planned)
+        plan = plan_queries(problem)
+        self.planned = query_counts(problem, plan) if len(plan.stages) == 1 else None
+        self._planned_s = plan.total_s if self.planned is None else query_step_s(problem, self.planned)
         queries, size = problem.queries, problem.cluster.world_size
         equal = proportional_parts(queries, (1,) * size)
         self.sliders = tuple(
@@ -290,13 +290,13 @@ class QueryDivider(Explorer):
     @property
     def counts(self) -> tuple[int, ...]:
         """Return every device's queries, whether or not they add up to the step's."""
-        return tuple(one.value for one in self.sliders)
+        return tuple(control.value for control in self.sliders)
 
     def _take_plan(self) -> None:
         assert self.planned is not None
         with self.setting():
-            for one, count in zip(self.sliders, self.planned, strict=True):
-                one.value = count
+            for control, count in zip(self.sliders, self.planned, strict=True):
+                control.value = count
 
     def _divide(self, counts: tuple[int, ...]) -> None:
         problem = self.problem
@@ -307,11 +307,14 @@ class QueryDivider(Explorer):
             return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
         whole_s = query_step_s(problem, counts)
         unit = time_unit(whole_s)
-        waits = [max(seconds) - one for one in seconds]
+        waits = [max(seconds) - device_s for device_s in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
         self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
-        parts = {"its queries": [one * unit.factor for one in seconds], "idle": [one * unit.factor for one in waits]}
+        parts = {
+            "its queries": [device_s * unit.factor for device_s in seconds],
+            "idle": [device_s * unit.factor for device_s in waits],
+        }
         subtitle = f"{problem.profile.model}, q = {problem.queries}, E = {problem.batch_size}"
         title = "Until all losses are known"
         self.show(

@@ -46,14 +46,14 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
     """Return a token's bytes and the relative root-mean-square error of a tap (rows, d) that was written and read, for
     each dtype.
     """
-    found = {}
+    errors = {}
     for dtype in dtypes:
         layout = RecordLayout(dtype=dtype, width=tap.shape[1], num_taps=1)
         raw = torch.zeros(len(tap), layout.row_bytes, dtype=torch.uint8)
         layout.encode(tap, raw)
         off = layout.decode(raw).float() - tap
-        found[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
-    return found
+        errors[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
+    return errors
 
 
 TECHNIQUES = {
@@ -89,7 +89,7 @@ def measure_techniques(
     """Return every technique's cost of one batch in this process, at full speed; the techniques take turns.  A bar
     shows the progress.
 
-    config: of the Parallel Adapters; the others get its kind, outputs and seed.
+    config: the Parallel Adapters' configuration; the others get its kind, outputs and seed.
     """
     steps = {technique: _step(technique, model, batch, config) for technique in bar(list(TECHNIQUES), "loading")}
     forward: dict[str, list[float]] = {technique: [] for technique in TECHNIQUES}
@@ -106,7 +106,7 @@ def measure_techniques(
     return tuple(
         TechniqueCost(
             technique=technique,
-            trained=sum(one.numel() for one in module.parameters() if one.requires_grad),
+            trained=sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad),
             forward_s=median(forward[technique]),
             backward_s=median(backward[technique]),
             saved_bytes=_saved_bytes(module, run),
@@ -117,10 +117,10 @@ def measure_techniques(
 
 def cost_figure(costs: Sequence[TechniqueCost]) -> go.Figure:
     """Return the milliseconds of both passes for each technique."""
-    parts = {"forward": [1e3 * one.forward_s for one in costs], "backward": [1e3 * one.backward_s for one in costs]}
+    parts = {"forward": [1e3 * cost.forward_s for cost in costs], "backward": [1e3 * cost.backward_s for cost in costs]}
     title = "A training step by technique"
     return stacked_bars(
-        [one.label for one in costs], parts, title=title, label="measured in this process", x_title="ms"
+        [cost.label for cost in costs], parts, title=title, label="measured in this process", x_title="ms"
     )
 
 
@@ -138,18 +138,18 @@ def _step(
 
         return stage, through_all
     adapter = ParallelAdapter(config).train()
-    kept: list[Tensor] = []
+    cached: list[Tensor] = []
 
     def taps() -> list[Tensor]:
         with torch.no_grad():
             return list(stack(batch.input_ids, batch.attention_mask)[1])
 
     if technique == "parallel_adapters_cached":
-        kept = taps()
+        cached = taps()
 
     def beside() -> Tensor:
         return task_loss(
-            adapter.predict(kept or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind
+            adapter.predict(cached or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind
         )
 
     return adapter, beside

@@ -17,13 +17,13 @@ def techniques_table(costs: Sequence[TechniqueCost]) -> Table:
     """Return what a step of each technique costs."""
     rows = [
         (
-            one.label,
-            f"{one.trained:,}",
-            f"{one.forward_s * 1e3:.0f}",
-            f"{one.backward_s * 1e3:.0f}",
-            f"{one.saved_bytes / 1e6:.1f}",
+            cost.label,
+            f"{cost.trained:,}",
+            f"{cost.forward_s * 1e3:.0f}",
+            f"{cost.backward_s * 1e3:.0f}",
+            f"{cost.saved_bytes / 1e6:.1f}",
         )
-        for one in costs
+        for cost in costs
     ]
     return Table(
         ("technique", "weights trained", "forward, ms", "backward, ms", "kept for backward, MB"),
@@ -37,7 +37,7 @@ def outlier_table(weights: Sequence[float], times: float = 20) -> Table:
     block = torch.tensor(weights)
     spoilt = block.clone()
     spoilt[0] = times * block.abs().max()
-    plain, with_outlier = (block_errors(one, block_size=len(block)) for one in (block, spoilt))
+    plain, with_outlier = (block_errors(weights, block_size=len(block)) for weights in (block, spoilt))
     rows = [
         (
             storage,
@@ -58,8 +58,8 @@ def your_block_table(block: Sequence[float], quantize: Callable[..., Any], dequa
     """Return the errors of a block in INT8 by a student's functions, once both are right, next to the workbench's."""
     errors = {"the workbench's": block_errors(torch.tensor(block), block_size=len(block))["int8"]}
     if is_right(EXERCISES, "quantize", quantize) and is_right(EXERCISES, "dequantize", dequantize):
-        found = torch.tensor(dequantize(*quantize(list(block), len(block)), len(block)))
-        off = found - torch.tensor(block)
+        restored = torch.tensor(dequantize(*quantize(list(block), len(block)), len(block)))
+        off = restored - torch.tensor(block)
         errors = {"yours": (float(off.square().mean().sqrt()), float(off.abs().max()))} | errors
     largest = max(map(abs, block))
     rows = [(name, f"{usual:.2e}", f"{most:.2e}", f"{largest / 254:.2e}") for name, (usual, most) in errors.items()]

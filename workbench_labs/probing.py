@@ -77,7 +77,7 @@ def measure_work(
     """
     work = [(probe.kind, probe.n, _least_s(probe, own_rates(cluster, rank, host))) for probe in probes]
     engines = default_pool().acquire(cluster, fidelity)
-    return engines.run(_work, [work if one == rank else [] for one in range(cluster.world_size)])[rank]
+    return engines.run(_work, [work if other == rank else [] for other in range(cluster.world_size)])[rank]
 
 
 def _least_s(probe: Probe, rates: tuple[float, float]) -> float:
@@ -87,13 +87,13 @@ def _least_s(probe: Probe, rates: tuple[float, float]) -> float:
 
 def _work(context: RankContext, work: Sequence[tuple[str, int, float]]) -> list[float]:
     torch.set_num_threads(1)
-    found = []
+    seconds = []
     for kind, n, least_s in work:
         matrix, other = torch.randn(n, n), torch.randn(n, n) if kind == "product" else torch.randn(n)
         product = partial(torch.matmul, matrix, other)
         spans = [Pacer(1.0, dilation=context.dilation).run(product, least_s) for _ in range(REPEATS)]
-        found.append(min(span.end_s - span.start_s for span in spans) / context.dilation)
-    return found
+        seconds.append(min(span.end_s - span.start_s for span in spans) / context.dilation)
+    return seconds
 
 
 def measure_messages(
@@ -101,15 +101,15 @@ def measure_messages(
 ) -> list[list[float]]:
     """Return [bytes, seconds] of messages from one device to another, each size `repeats` times."""
     engines = default_pool().acquire(cluster, fidelity)
-    asked = (tuple(sizes), repeats, source, to)
-    return engines.run(_messages, [asked] * cluster.world_size)[source]
+    settings = (tuple(sizes), repeats, source, to)
+    return engines.run(_messages, [settings] * cluster.world_size)[source]
 
 
 def _messages(context: RankContext, asked: tuple[tuple[int, ...], int, int, int]) -> list[list[float]]:
     sizes, repeats, source, to = asked
     with paced_group(context) as links:
-        found = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(repeats)]
-    return [[one.nbytes, one.seconds] for samples in found for one in samples]
+        repeated = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(repeats)]
+    return [[sample.nbytes, sample.seconds] for samples in repeated for sample in samples]
 
 
 def fresh_probes(draws: Random, cluster: Cluster, rank: int, host: HostProfile, most_s: float) -> list[Probe]:
@@ -135,5 +135,5 @@ def measure(cluster: Cluster, rank: int, probes: Sequence[Probe], host: HostProf
         to = (rank + 1) % cluster.world_size
         times = measure_messages(cluster, sizes, fidelity, source=rank, to=to)
         for size in sizes:
-            seconds[Probe("message", size)] = median(one for nbytes, one in times if nbytes == size)
+            seconds[Probe("message", size)] = median(each_s for nbytes, each_s in times if nbytes == size)
     return [seconds[probe] for probe in probes]

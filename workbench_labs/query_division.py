@@ -29,9 +29,9 @@ def linear_costs(problem: Problem[Profile]) -> tuple[list[float], list[float]]:
     for rank in range(size):
         alone = [queries if other == rank else 0 for other in range(size)]
         all_s = query_seconds(problem, alone)[rank]
-        one = [1 if other == rank else 0 for other in range(size)]
-        one[(rank + 1) % size] += queries - 1
-        one_s = query_seconds(problem, one)[rank]
+        with_one = [1 if other == rank else 0 for other in range(size)]
+        with_one[(rank + 1) % size] += queries - 1
+        one_s = query_seconds(problem, with_one)[rank]
         query_s = (all_s - one_s) / max(1, queries - 1)
         firsts.append(max(0.0, one_s - query_s))
         each.append(query_s)

@@ -24,8 +24,8 @@ MISSING = "The papers' tables are a distribution of their own, not installed: `p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """A table or figure.  cells: [kind, paper, ours].  labels: of each cell.  why: what was missing; then it is
-    empty.
+    """A table or figure.  cells: [kind, paper, ours].  labels: each cell's labels.  why: what was missing; then the
+    table is empty.
     """
 
     title: str = ""
@@ -60,7 +60,7 @@ class Reproduction:
 
     def claims(self) -> Table:
         """Return the paper's claims that our numbers could contradict, and what else they say."""
-        rows = [(claim, "holds" if holds else "does not hold", found) for claim, holds, found in self.checks]
+        rows = [(claim, "holds" if holds else "does not hold", finding) for claim, holds, finding in self.checks]
         rows += [("not a claim of the paper", "finding", finding) for finding in self.findings]
         return Table(("claim", "", "found"), rows, note=self.why)
 
@@ -69,16 +69,20 @@ class Reproduction:
         rows = []
         for kind in dict.fromkeys(cell[0] for cell in self.cells):
             cells = [["predicted", *cell[1:]] for cell in self.cells if cell[0] == kind]
-            found = deviation(cells)
-            words = ("nothing to compare", "") if found is None else tuple(f"{float(value):.2f}" for value in found)
+            deviations = deviation(cells)
+            words = (
+                ("nothing to compare", "")
+                if deviations is None
+                else tuple(f"{float(value):.2f}" for value in deviations)
+            )
             rows.append((kind, str(len(cells)), *words))
         return Table(("kind", "cells", "median deviation (%)", "largest (%)"), rows, title=self.title, note=self.why)
 
     def median(self, deviation: Callable[..., Any]) -> float | str:
         """Return a student's median over all cells that were not fitted."""
         cells = [["predicted", *cell[1:]] for cell in self.cells if cell[0] != "fitted"]
-        found = deviation(cells)
-        return "unknown: there is nothing to compare" if found is None else float(found[0])
+        deviations = deviation(cells)
+        return "unknown: there is nothing to compare" if deviations is None else float(deviations[0])
 
 
 def reproduced(paper: str, item: str) -> Reproduction:
@@ -110,8 +114,8 @@ def reproduced(paper: str, item: str) -> Reproduction:
             f"The command stops: {words}.",
             f"See `workbench reproduce {paper} --list`.",
         )
-    [found] = json.loads(done.stdout).values()
-    return of_result(found)
+    [result] = json.loads(done.stdout).values()
+    return of_result(result)
 
 
 def of_result(found: dict[str, Any]) -> Reproduction:
@@ -120,11 +124,11 @@ def of_result(found: dict[str, Any]) -> Reproduction:
     return Reproduction(
         title=found["title"],
         columns=tuple(found["label_columns"]),
-        labels=tuple(tuple(one["labels"]) for one in compared),
-        cells=tuple([one["kind"], one["paper"], one["ours"]] for one in compared),
-        deviations=tuple(one.get("deviation") for one in compared),
+        labels=tuple(tuple(cell["labels"]) for cell in compared),
+        cells=tuple([cell["kind"], cell["paper"], cell["ours"]] for cell in compared),
+        deviations=tuple(cell.get("deviation") for cell in compared),
         explanation=tuple(found["explanation"]),
-        checks=tuple((one["claim"], one["holds"], one["found"]) for one in found["checks"]),
+        checks=tuple((check["claim"], check["holds"], check["found"]) for check in found["checks"]),
         findings=tuple(found["findings"]),
     )
 

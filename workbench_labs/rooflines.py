@@ -36,8 +36,8 @@ from workbench_labs.plots.zeroth_order import Pass, roofline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRoofline:
-    """One thread of this machine.  flops_per_s: of a large product.  bytes_per_s: of memory.  passes: of one model, by
-    rising parts.
+    """One thread of this machine.  flops_per_s: the rate of a large product.  bytes_per_s: the rate of memory.  passes:
+    one model's, by rising parts.
     """
 
     flops_per_s: float
@@ -64,7 +64,8 @@ def measure_roofline(
     """Return this machine's two rates and the time of passes with several parts of `batch`, all timed in turn on one
     thread.
 
-    seconds: for each rate.  pass_budget_s: for all passes together; every number of parts is timed at least once.
+    seconds: time for each rate.  pass_budget_s: time for all passes together; every number of parts is timed at least
+    once.
     """
     counts = sorted(set(parts))
 
@@ -94,16 +95,16 @@ def measure_roofline(
     finally:
         model.trainables.bind(None)
     rate = gemm_rate(seconds=seconds, product=torch.inference_mode()(linear))  # the matrix product that the passes use
-    found = tuple(Pass(count, flops[count], weight_bytes, timings[count]) for count in counts)
-    return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=found)
+    passes = tuple(Pass(count, flops[count], weight_bytes, timings[count]) for count in counts)
+    return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=passes)
 
 
 def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
     """Return milliseconds over the number of parts: in one pass, and in as many passes of the smallest kind."""
     first = found[0]
     return {
-        "one after the other": [(one.parts, 1e3 * first.seconds * one.parts / first.parts) for one in found],
-        "in one pass": [(one.parts, 1e3 * one.seconds) for one in found],
+        "one after the other": [(single.parts, 1e3 * first.seconds * single.parts / first.parts) for single in found],
+        "in one pass": [(single.parts, 1e3 * single.seconds) for single in found],
     }
 
 
@@ -111,9 +112,13 @@ def _weight_bytes(model: CausalModel) -> int:
     """Return the bytes of all matrices that a pass multiplies with: the layers' and the head's, without the embedding
     table.
     """
-    matrices = [one for one in model.backbone.layers.parameters() if one.dim() == 2 and not one.requires_grad]
+    matrices = [
+        parameter
+        for parameter in model.backbone.layers.parameters()
+        if parameter.dim() == 2 and not parameter.requires_grad
+    ]
     weight = getattr(model.head, "weight", None)
-    total = sum(one.numel() * one.element_size() for one in matrices)
+    total = sum(matrix.numel() * matrix.element_size() for matrix in matrices)
     return total + (weight.numel() * weight.element_size() if isinstance(weight, torch.Tensor) else 0)
 
 
@@ -128,7 +133,7 @@ class Choice(NamedTuple):
 
 
 class ExecutionCost(NamedTuple):
-    """One execution of a step.  passes: their number; parts: of each pass."""
+    """One execution of a step.  passes: their number.  parts: number of parts in each pass."""
 
     execution: str
     passes: int
@@ -153,7 +158,7 @@ def execution_costs(
 ) -> tuple[ExecutionCost, ...]:
     """Return the simulated time of a step by each execution.  Raises ConfigError for an unknown model or q below 1."""
     described, (machine, weight_bytes) = describe(model), choice
-    found = []
+    costs = []
     for execution in EXECUTIONS:
         parts = parts_at_once(execution, queries)
         size = {"rows": float(parts * batch_size), "sequence_length": float(tokens)}
@@ -169,9 +174,9 @@ def execution_costs(
             weight_bytes=weight_bytes,
             targets=1,
         )
-        one = Pass(parts, flops, weight_bytes * matrix_params(described), seconds)
-        found.append(ExecutionCost(execution, 2 * queries // parts, parts, one, whole_s))
-    return tuple(found)
+        each_pass = Pass(parts, flops, weight_bytes * matrix_params(described), seconds)
+        costs.append(ExecutionCost(execution, 2 * queries // parts, parts, each_pass, whole_s))
+    return tuple(costs)
 
 
 class RooflineExplorer(Explorer):
@@ -212,20 +217,20 @@ class RooflineExplorer(Explorer):
         self.headline.value = BIG_FIRST.format(said, f"{worth} (simulated)")
         rows = [
             (
-                one.execution,
-                f"{one.passes}",
-                f"{one.parts * each}",
-                unit.text(one.one_pass.seconds),
-                unit.text(one.step_s),
-                f"{first.step_s / one.step_s:.2f}",
+                cost.execution,
+                f"{cost.passes}",
+                f"{cost.parts * each}",
+                unit.text(cost.one_pass.seconds),
+                unit.text(cost.step_s),
+                f"{first.step_s / cost.step_s:.2f}",
             )
-            for one in self.costs
+            for cost in self.costs
         ]
         columns = ("execution", "passes", "rows of each", "one pass", "a step", "times as fast")
         self.table.value = Table(columns, rows)._repr_html_()
         self.show(
             lambda: roofline(
-                {one.execution: [one.one_pass] for one in self.costs},
+                {cost.execution: [cost.one_pass] for cost in self.costs},
                 flops_per_s=choice.machine.flops_per_s,
                 bytes_per_s=choice.machine.memory_bytes_per_s,
                 label="simulated",

@@ -17,8 +17,9 @@ Rule = Callable[[list[float | None], list[list[float | None]]], Any]
 def ruled_by(rule: Rule, usual_ms: Sequence[float]) -> type[Rescheduler]:
     """Return a Rescheduler that asks a rule at every report, and does nothing else about stragglers.
 
-    usual_ms: of each device's work at its full speed; the rule gets it times the slowness that was last measured, by
-    its reports or, left out, by its probes; None of a device that does not answer.
+    usual_ms: time of each device's work at its full speed.  The rule gets it multiplied by the slowness that was last
+    measured: by the device's reports or, if it is left out, by its probes.  It gets None for a device that does not
+    answer.
     """
 
     class Ruled(Rescheduler):
@@ -52,7 +53,7 @@ def ruled_by(rule: Rule, usual_ms: Sequence[float]) -> type[Rescheduler]:
                 usual_ms[rank] * self.slowness[rank] if device.is_alive else None
                 for rank, device in enumerate(self.candidates)
             ]
-            out = left_out(rule(list(times), [list(one) for one in self.history]), len(times))
+            out = left_out(rule(list(times), [list(times_before) for times_before in self.history]), len(times))
             self.history.append(times)
             changed = [
                 rank for rank, device in enumerate(self.candidates) if device.is_alive and device.is_in == (rank in out)
@@ -80,7 +81,7 @@ def left_out(answer: Any, size: int) -> set[int]:
     """Return a rule's answer as devices.  Raises WrongAnswerError unless it lists some of them, and not all."""
     if not isinstance(answer, list | tuple | set):
         raise WrongAnswerError(f"The devices to leave out are a list; the rule returned {answer!r:.80}.")
-    found = {int(number_of(one)) for one in answer}
-    if not found <= set(range(size)) or len(found) == size:
+    devices = {int(number_of(device)) for device in answer}
+    if not devices <= set(range(size)) or len(devices) == size:
         raise WrongAnswerError(f"Some of the devices 0 to {size - 1} can be left out, not all; this is {answer!r:.80}.")
-    return found
+    return devices

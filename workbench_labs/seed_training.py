@@ -146,8 +146,8 @@ def train(training: QueryTraining, walk: Walk, moves_of: MovesOf, *, steps: int)
 
 
 def _walked(walk: Walk, theta: Sequence[float], moves: list[list[float]]) -> list[float]:
-    found: Any = walk(list(theta), moves)
-    values = found.tolist() if hasattr(found, "tolist") else [float(value) for value in found]
+    walked: Any = walk(list(theta), moves)
+    values = walked.tolist() if hasattr(walked, "tolist") else [float(value) for value in walked]
     if len(values) != len(theta):
         raise ConfigError(
             f"A walk from {len(theta)} values was asked for.", f"It has {len(values)}.", "Return as many as theta has."
@@ -160,7 +160,7 @@ def _losses(model: Any, batch: Any, copies: Sequence[Sequence[float]]) -> list[l
     try:
         model.trainables.bind(torch.tensor(copies))
         with torch.inference_mode():
-            found = model.part_losses(batch, len(copies)).tolist()
+            losses = model.part_losses(batch, len(copies)).tolist()
     finally:
         model.trainables.bind(None)
-    return [list(pair) for pair in zip(found[::2], found[1::2], strict=True)]
+    return [list(pair) for pair in zip(losses[::2], losses[1::2], strict=True)]

@@ -44,11 +44,13 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, after: Tensor) -> tuple[Tensor | None, ...]:
         tap, side, down, mix = ctx.saved_tensors
-        found = [
+        gradients = [
             ctx.gradient(b, a, down.tolist(), mix.item(), g)
             for b, a, g in zip(tap.tolist(), side.tolist(), after.tolist(), strict=True)
         ]
-        parts = [torch.stack([torch.tensor(one[name]) for one in found]) for name in ("side", "down", "mix")]
+        parts = [
+            torch.stack([torch.tensor(gradient[name]) for gradient in gradients]) for name in ("side", "down", "mix")
+        ]
         return None, None, None, parts[0], parts[1].sum(dim=0), parts[2].sum(dim=0)
 
 
@@ -123,14 +125,19 @@ def gradients_table(sentences: Sentences, layer: Layer, gradient: Gradient) -> T
             functional.cross_entropy(network(pooled_taps(stack, batch)), batch.labels).backward()
         given = {"backbone": list(stack.parameters()), "side network": list(networks[0].parameters())}
         rows = [
-            (name, len(own), sum(one.grad is not None for one in own), f"{sum(one.numel() for one in own):,}")
-            for name, own in given.items()
+            (
+                name,
+                len(parameters),
+                sum(parameter.grad is not None for parameter in parameters),
+                f"{sum(parameter.numel() for parameter in parameters):,}",
+            )
+            for name, parameters in given.items()
         ]
     finally:
         stack.requires_grad_(False)
         stack.zero_grad(set_to_none=True)
     pairs = zip(*(network.parameters() for network in networks), strict=True)
-    off = max(float((own.grad - other.grad).abs().max() / other.grad.abs().max()) for own, other in pairs)
+    off = max(float((parameter.grad - other.grad).abs().max() / other.grad.abs().max()) for parameter, other in pairs)
     note = f"The largest difference from torch's autograd: {off:.0e} of a gradient's largest entry."
     columns = ("", "tensors", "with a gradient", "numbers")
     return Table(columns, rows, title="After one mini-batch, forward and backward", note=note)
@@ -178,7 +185,7 @@ def stored(taps: Tensor, dtype: str) -> Tensor:
 
 def with_and_without_cache(sentences: Sentences, layer: Layer, gradient: Gradient, *, epochs: int) -> dict[str, Losses]:
     """Return the same training four times: through the backbone in every epoch, and then from caches."""
-    batches, found = sentences.batches(), dict[str, Losses]()
+    batches, trainings = sentences.batches(), dict[str, Losses]()
     with torch.no_grad():
         fresh = [pooled_taps(sentences.stack, batch) for batch in batches]
 
@@ -186,15 +193,15 @@ def with_and_without_cache(sentences: Sentences, layer: Layer, gradient: Gradien
         with torch.no_grad():
             return pooled_taps(sentences.stack, batches[number])
 
-    found["no cache"] = train(made(sentences, layer, gradient), batches, through_backbone, epochs)
+    trainings["no cache"] = train(made(sentences, layer, gradient), batches, through_backbone, epochs)
     for dtype in ("float32", "bfloat16", "int8"):
         kept = [stored(taps, dtype) for taps in fresh]
 
         def from_cache(epoch: int, number: int, kept: list[Tensor] = kept) -> Tensor:
             return kept[number] if epoch else through_backbone(epoch, number)
 
-        found[f"cache, {dtype}"] = train(made(sentences, layer, gradient), batches, from_cache, epochs)
-    return found
+        trainings[f"cache, {dtype}"] = train(made(sentences, layer, gradient), batches, from_cache, epochs)
+    return trainings
 
 
 def losses_table(trainings: Mapping[str, Losses]) -> Table:
@@ -203,11 +210,13 @@ def losses_table(trainings: Mapping[str, Losses]) -> Table:
     rows = [
         (
             name,
-            *(f"{loss:.6f}" for loss in one.losses),
-            "yes" if one.losses == first else f"{max(abs(a - b) for a, b in zip(one.losses, first, strict=True)):.0e}",
-            f"{one.waited_ms[-1]:.1f}",
+            *(f"{loss:.6f}" for loss in training.losses),
+            "yes"
+            if training.losses == first
+            else f"{max(abs(a - b) for a, b in zip(training.losses, first, strict=True)):.0e}",
+            f"{training.waited_ms[-1]:.1f}",
         )
-        for name, one in trainings.items()
+        for name, training in trainings.items()
     ]
     columns = ("", *(f"epoch {number + 1}" for number in range(len(first))), "equal", "wait for activations, ms")
     title = "Loss of each epoch, your side network (measured in this process)"
@@ -272,11 +281,11 @@ def storage_table(trained: Sentences, scored: Sentences, model: str, *, epochs: 
         stack = quantize(load_stack(model), QuantizationConfig(storage=storage))  # type: ignore[arg-type]
         with torch.no_grad():
             taps, unseen = ([pooled_taps(stack, batch) for batch in part] for part in (batches, tests))
-        own = made(trained, None, None)
-        losses = train(own, batches, lambda epoch, number, taps=taps: taps[number], epochs).losses  # type: ignore[misc]
-        network, exact = network or own, taps[0][-1] if exact is None else exact
+        new_network = made(trained, None, None)
+        losses = train(new_network, batches, lambda epoch, number, taps=taps: taps[number], epochs).losses  # type: ignore[misc]
+        network, exact = network or new_network, taps[0][-1] if exact is None else exact
         change = float((taps[0][-1] - exact).norm() / exact.norm())
-        scores = (f"{100 * _right(one, tests, unseen):.1f}" for one in (network, own))
+        scores = (f"{100 * _right(scored_network, tests, unseen):.1f}" for scored_network in (network, new_network))
         rows.append((storage, f"{held_bytes(stack) / 1e6:.1f}", f"{change:.1%}", f"{losses[-1]:.3f}", *scores))
     columns = ("weights in", "held, MB", "last tap changes by", "last loss", "right, %, of float32's", "right, %, own")
     note = (
@@ -289,5 +298,8 @@ def storage_table(trained: Sentences, scored: Sentences, model: str, *, epochs: 
 def _right(network: SideNetwork, batches: Sequence[Batch], taps: Sequence[Tensor]) -> float:
     """Return the share of sentences whose class is right."""
     with torch.no_grad():
-        right = [(network(one).argmax(dim=1) == batch.labels).float() for batch, one in zip(batches, taps, strict=True)]
+        right = [
+            (network(batch_taps).argmax(dim=1) == batch.labels).float()
+            for batch, batch_taps in zip(batches, taps, strict=True)
+        ]
     return float(torch.cat(right).mean())

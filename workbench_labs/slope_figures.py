@@ -16,9 +16,9 @@ from workbench_labs.slope_study import SlopeStudy, plane_error
 
 def descents_figure(estimate: Estimate, queries: Sequence[int], *, passes: int, repeats: int) -> go.Figure:
     """Return the height over the number of forward passes, for each number of queries: medians of some descents."""
-    found = descents(Bowl(), queries, passes=passes, repeats=repeats, estimate=estimate)
+    curves = descents(Bowl(), queries, passes=passes, repeats=repeats, estimate=estimate)
     return lines(
-        found,
+        curves,
         title="The same number of forward passes",
         label="computed",
         x_title="forward passes",
@@ -35,15 +35,15 @@ def error_figure(study: SlopeStudy) -> go.Figure:
 
 def slopes_figure(studies: Mapping[float, SlopeStudy], model: str) -> go.Figure:
     """Return measured over exact slopes.  studies: by epsilon."""
-    found = {f"ε = {epsilon:g}": study.slopes for epsilon, study in studies.items()}
-    queries = len(next(iter(found.values())))
-    return draw_slopes(found, label="measured", subtitle=f"{queries} queries of {model}, one batch")
+    slopes = {f"ε = {epsilon:g}": study.slopes for epsilon, study in studies.items()}
+    queries = len(next(iter(slopes.values())))
+    return draw_slopes(slopes, label="measured", subtitle=f"{queries} queries of {model}, one batch")
 
 
 def epsilon_figure(curves: Mapping[str, Sequence[SlopeStudy]]) -> go.Figure:
     """Return how far slopes are off, over epsilon.  curves: by the dtype in which a model computes."""
     return lines(
-        {name: [(one.epsilon, one.deviation) for one in found] for name, found in curves.items()},
+        {name: [(study.epsilon, study.deviation) for study in studies] for name, studies in curves.items()},
         title="How far slopes are off",
         label="measured",
         x_title="ε",

@@ -38,8 +38,8 @@ def plane_error(dimension: int, queries: Sequence[int], *, repeats: int = 100) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlopeStudy:
-    """Queries of one batch.  slopes: (exact, measured) of each.  length: of the exact gradient.  error: over the number
-    of queries.
+    """Queries of one batch.  slopes: the exact and the measured slope of each.  length: length of the exact gradient.
+    error: the error by the number of queries.
     """
 
     epsilon: float
@@ -86,8 +86,8 @@ def study_slopes(
     while count <= queries:
         groups = [slice(first, first + count) for first in range(0, queries - count + 1, count)]
         errors = [
-            float(products[own, own].sum()) / count**2 - 2 * float(crossed[own].sum()) / count + squared
-            for own in groups
+            float(products[group, group].sum()) / count**2 - 2 * float(crossed[group].sum()) / count + squared
+            for group in groups
         ]
         points.append((count, sum(errors) / len(errors) / max(squared, 1e-30)))
         count *= 2
@@ -117,8 +117,10 @@ def mean_angle(estimate: Estimate, dimension: int, queries: int, *, repeats: int
         gradient = torch.randn(dimension, generator=generator, dtype=torch.float64)
         noise = torch.randn(queries, dimension, generator=generator, dtype=torch.float64)
         losses = [[1 + 0.01 * slope, 1 - 0.01 * slope] for slope in (noise @ gradient).tolist()]
-        found = torch.tensor([float(value) for value in estimate(losses, noise.tolist(), 0.01)], dtype=torch.float64)
-        angles.append(math.degrees(math.acos(float(torch.cosine_similarity(found, gradient, dim=0).clamp(-1, 1)))))
+        estimated = torch.tensor(
+            [float(value) for value in estimate(losses, noise.tolist(), 0.01)], dtype=torch.float64
+        )
+        angles.append(math.degrees(math.acos(float(torch.cosine_similarity(estimated, gradient, dim=0).clamp(-1, 1)))))
     return sum(angles) / len(angles)
 
 

@@ -33,9 +33,9 @@ class PlannerExplorer(Explorer):
         self._origin = problem
         self.form = ClusterForm(problem.cluster, choice=False)
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
-        told = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
+        tooltip = f"Into how many a mini-batch of {problem.batch_size} samples is cut"
         self.micro_batches = described(
-            widgets.SelectionSlider, "Micro-batches", told, options=divisors, value=problem.micro_batches
+            widgets.SelectionSlider, "Micro-batches", tooltip, options=divisors, value=problem.micro_batches
         )
         self.planner = described(widgets.Dropdown, "Planner", "Who makes the plan", options=list(PLANNERS))
         self.answer: Comparison | None = None
@@ -57,24 +57,24 @@ class PlannerExplorer(Explorer):
         return replace(on(self._origin, self.form.cluster), micro_batches=self.micro_batches.value)
 
     def _plan(self, problem: Problem[Profile], planner: str) -> None:
-        [found] = compare(problem, (planner,))
-        self.answer, first = found, self._first
-        self._first = first or found
-        made = found.plan
-        if made is None:
-            return self.refuse("No plan fits.", found.why)
+        [answer] = compare(problem, (planner,))
+        self.answer, first = answer, self._first
+        self._first = first or answer
+        plan = answer.plan
+        if plan is None:
+            return self.refuse("No plan fits.", answer.why)
         change = (
-            f" ({found.samples_per_s / first.samples_per_s - 1:+.0%} against the beginning)"
+            f" ({answer.samples_per_s / first.samples_per_s - 1:+.0%} against the beginning)"
             if first is not None and first.samples_per_s
             else ""
         )
-        where = made.where()
-        words = f"{where}; a step of {made.mini_batch_size} samples takes {found.seconds * 1e3:.0f} ms (simulated)"
-        self.headline.value = BIG_FIRST.format(f"{found.samples_per_s:.3g} samples/s{change}", words)
+        where = plan.where()
+        words = f"{where}; a step of {plan.mini_batch_size} samples takes {answer.seconds * 1e3:.0f} ms (simulated)"
+        self.headline.value = BIG_FIRST.format(f"{answer.samples_per_s:.3g} samples/s{change}", words)
         self.show(
-            lambda: gantt(simulated_step(problem, made)),
-            lambda: placement(made, problem.cluster),
-            lambda: needs(need_parts(problem, made), problem.cluster),
+            lambda: gantt(simulated_step(problem, plan)),
+            lambda: placement(plan, problem.cluster),
+            lambda: needs(need_parts(problem, plan), problem.cluster),
         )
 
 
@@ -105,8 +105,8 @@ class SplitEditor(Explorer):
         devices = problem.cluster.devices
         most = min(len(devices), problem.profile.num_layers)
         self.num_stages = slider("Stages", "How many stages the layers are cut into", 1, 1, most, width="21em")
-        told = "How a group divides the samples of a micro-batch"
-        self.dispatch = described(widgets.Dropdown, "Samples", told, width="21em", options=list(DISPATCH))
+        tooltip = "How a group divides the samples of a micro-batch"
+        self.dispatch = described(widgets.Dropdown, "Samples", tooltip, width="21em", options=list(DISPATCH))
         self.ends = widgets.VBox()
         self.devices = tuple(widgets.ToggleButtons(style={"button_width": "5.5em"}) for _ in devices)
         self.take_plan = button("Planner's plan", "Set everything as the planner has it", "magic", self._take_plan)
@@ -159,8 +159,8 @@ class SplitEditor(Explorer):
         """Cut evenly into `count` stages, with the devices in turn."""
         if self._paused:
             return
-        whole, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
-        layers = proportional_parts(whole, (1,) * count)
+        num_layers, world_size = self.problem.profile.num_layers, self.problem.cluster.world_size
+        layers = proportional_parts(num_layers, (1,) * count)
         with self.setting():
             self._arrange(layers, [range(first, end) for first, end in proportional_ranges(world_size, (1,) * count)])
 
@@ -178,19 +178,19 @@ class SplitEditor(Explorer):
             choice.value = next((stage for stage, group in enumerate(groups) if rank in group), -1)
 
     def _end(self, index: int, value: int) -> widgets.IntSlider:
-        described_as, told = f"Stage {index} ends", f"Stage {index} has the layers before this one"
+        described_as, tooltip = f"Stage {index} ends", f"Stage {index} has the layers before this one"
         most = self.problem.profile.num_layers - 1
-        made = slider(described_as, told, value, 1, most, width="40em")
-        made.observe(lambda change: self._moved(index, change["new"]), names="value")
-        return made
+        control = slider(described_as, tooltip, value, 1, most, width="40em")
+        control.observe(lambda change: self._moved(index, change["new"]), names="value")
+        return control
 
     def _moved(self, index: int, value: int) -> None:
         """Push the other ends along, so that no stage becomes empty."""
         if self._paused:
             return
         with self.setting():
-            sliders, whole = self.ends.children, self.problem.profile.num_layers
-            sliders[index].value = min(max(value, index + 1), whole - (len(sliders) - index))
+            sliders, num_layers = self.ends.children, self.problem.profile.num_layers
+            sliders[index].value = min(max(value, index + 1), num_layers - (len(sliders) - index))
             for other in range(index + 1, len(sliders)):
                 sliders[other].value = max(sliders[other].value, sliders[other - 1].value + 1)
             for other in range(index - 1, -1, -1):

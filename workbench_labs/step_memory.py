@@ -35,8 +35,8 @@ TOKENS = 64
 def measure(model: str, side: Side, queries: int, samples: int) -> tuple[int, float]:
     """Return the peak bytes of a step in this process above the loaded model, and the seconds of another step.
 
-    samples: of a step in all; forward passes divide them among the queries.  The peak is 0 where the system cannot
-    reset it.
+    samples: number of samples of a step; forward passes divide them among the queries.  The peak is 0 where the system
+    cannot reset it.
     """
     check_choice("side", side, get_args(Side))
     batch_size = samples // queries if side == "forward passes" else samples

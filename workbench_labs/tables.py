@@ -20,10 +20,10 @@ from workbench_labs.planning import Comparison
 def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Return each planner's plan and throughput; if a plan does not fit, which device lacks how much memory."""
     rows = [
-        (one.planner, one.plan.partition(), one.plan.grouping(), f"{one.samples_per_s:.3g}")
-        if one.plan is not None
-        else (one.planner, "out of memory", one.why.split(" (weights")[0], "")
-        for one in compared
+        (comparison.planner, comparison.plan.partition(), comparison.plan.grouping(), f"{comparison.samples_per_s:.3g}")
+        if comparison.plan is not None
+        else (comparison.planner, "out of memory", comparison.why.split(" (weights")[0], "")
+        for comparison in compared
     ]
     return Table(
         ("planner", "layers", "device groups", "samples/s"), rows, title="What each planner makes of it (simulated)"
@@ -99,24 +99,24 @@ def inference_table(compared: Sequence[Comparison], problem: SequenceProblem) ->
     is missing.
     """
     names = problem.cluster.names
-    fastest = next((one.seconds for one in compared if one.plan is not None), 0.0)
+    fastest = next((comparison.seconds for comparison in compared if comparison.plan is not None), 0.0)
     rows, refused = [], []
-    for one in compared:
-        if one.plan is None:
-            rows.append((one.planner, "out of memory", "", "", "", "", ""))
-            refused.append(f"{one.planner}: {one.why.split(' (')[0]}.")
+    for comparison in compared:
+        if comparison.plan is None:
+            rows.append((comparison.planner, "out of memory", "", "", "", "", ""))
+            refused.append(f"{comparison.planner}: {comparison.why.split(' (')[0]}.")
             continue
-        schemes, heads, tokens = split_words(one.plan, problem.sequence_length)
-        devices = ", ".join(names[rank] for rank in one.plan.ranks)
+        schemes, heads, tokens = split_words(comparison.plan, problem.sequence_length)
+        devices = ", ".join(names[rank] for rank in comparison.plan.ranks)
         rows.append(
             (
-                one.planner,
+                comparison.planner,
                 schemes,
                 devices,
                 heads,
                 tokens,
-                time_words(one.seconds),
-                f"{one.seconds / fastest:.2f}",
+                time_words(comparison.seconds),
+                f"{comparison.seconds / fastest:.2f}",
             )
         )
     over = f"over {compared[0].planner}" if compared and compared[0].plan is not None else "over the first"

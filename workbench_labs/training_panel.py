@@ -108,8 +108,8 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
         engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
     engine.step_number = training.curve.steps
     with _put_back(theta) as begun:
-        made = _steps_beside(engine, training, steps)
-        trained, kept = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
+        run = _steps_beside(engine, training, steps)
+        trained, in_torch = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
         scores = [(f"after {steps} steps in PyTorch", training.score())]
         with torch.no_grad():
             theta.copy_(trained)
@@ -117,11 +117,11 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
             theta.copy_(begun)
         scores.insert(0, ("before", training.score()))
     return replace(
-        made,
+        run,
         path=exported.path,
         file_bytes=exported.file_bytes,
         export_s=exported.export_s,
-        values=float((trained - kept).abs().max() / kept.abs().max().clamp(min=1e-30)),
+        values=float((trained - in_torch).abs().max() / in_torch.abs().max().clamp(min=1e-30)),
         scores=tuple(scores),
     )
 
@@ -130,17 +130,17 @@ def _steps_beside(engine: EngineTrainer, training: QueryTraining, steps: int) ->
     """Make the same steps in the engine and in PyTorch."""
     settings, estimator = training.settings, Prge(training.model, training.settings.zeroth_order)
     losses, difference, seconds, eager_seconds = [], 0.0, [], []
-    for at in range(training.curve.steps, training.curve.steps + steps):
-        batch = training.batch(at)
+    for step in range(training.curve.steps, training.curve.steps + steps):
+        batch = training.batch(step)
         begin = time.perf_counter()
         ours = engine.step(batch, settings.learning_rate)
         middle = time.perf_counter()
-        result = estimator.step(batch, at)
+        result = estimator.step(batch, step)
         seconds.append(middle - begin)
         eager_seconds.append(time.perf_counter() - middle)
-        losses.append((at + 1, ours.loss))
+        losses.append((step + 1, ours.loss))
         pairs = zip(ours.losses, result.losses.tolist(), strict=True)
-        difference = max([difference, *(abs(one - other) / abs(other) for one, other in pairs)])
+        difference = max([difference, *(abs(loss - other) / abs(other) for loss, other in pairs)])
     return EngineRun(
         losses=tuple(losses), difference=difference, step_s=median(seconds), eager_step_s=median(eager_seconds)
     )
@@ -164,14 +164,14 @@ def _native_messages_dropped() -> Iterator[None]:
     """Keep messages of the runtime's C++ code about the processor out of the notebook at start-up; its errors come as
     exceptions.  Some go to the process's stream, some to Python's, which in a notebook is another one.
     """
-    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    former, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, STDERR)
         with redirect_stderr(StringIO()):
             yield
     finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
+        os.dup2(former, STDERR)
+        os.close(former)
         os.close(nowhere)
 
 
@@ -183,8 +183,8 @@ LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words
 class TrainingPanel(Panel):
     """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the finished training.
 
-    folder: for the logs of steps, one for each setting.  A stopped training resumes from its log, also after a restart
-    of the kernel.
+    folder: where the logs of steps are, one for each setting.  A stopped training resumes from its log, also after a
+    restart of the kernel.
     None: no log.
     """
 
@@ -252,7 +252,7 @@ class TrainingPanel(Panel):
         return self._train(settings, steps)
 
     def _described(self) -> tuple[Trial, int]:
-        require_valid(one for one in (*self.controls.values(), self.steps) if isinstance(one, Field))
+        require_valid(control for control in (*self.controls.values(), self.steps) if isinstance(control, Field))
         settings = self.settings
         _ = settings.zeroth_order  # refuses invalid settings
         return settings, self.steps.value
@@ -308,8 +308,9 @@ def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
 
 def figure_of(training: QueryTraining, engine: Sequence[tuple[int, float]] = ()) -> go.Figure:
     """Return the curve of a training.  engine: losses of an inference engine that continued it."""
-    at, curve = training.settings, training.curve
-    what = f"{at.model}, {at.task}, loss {LOSSES[at.loss]}, q = {at.queries}, E = {at.batch_size}"
+    settings, curve = training.settings, training.curve
+    loss, sizes = LOSSES[settings.loss], f"q = {settings.queries}, E = {settings.batch_size}"
+    what = f"{settings.model}, {settings.task}, loss {loss}, {sizes}"
     return learning(
         curve.losses,
         curve.scores,

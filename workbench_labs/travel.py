@@ -53,7 +53,9 @@ MOST_CANDIDATES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one device got from another.  kind: a key of KINDS.  stage: of the ring.  content: as it arrived."""
+    """What one device got from another.  kind: a key of KINDS.  stage: the ring's stage.  content: the content as it
+    arrived.
+    """
 
     kind: str
     stage: int
@@ -117,7 +119,7 @@ def _watch_rank(context: RankContext, job: RingRankJob) -> list[Message]:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """One round of a ring whose messages were kept.  samples: of each micro-batch, rows of the split."""
+    """One round of a ring whose messages were kept.  samples: rows of the split in each micro-batch."""
 
     model: str
     label: str
@@ -142,24 +144,24 @@ class Watched:
     @cached_property
     def candidates(self) -> list[int]:
         """Return token ids: those of the sentences, others up to MOST_CANDIDATES; none whose embedding is zero."""
-        seen = sorted({int(one) for ids in self.split.ids for one in ids})
+        seen = sorted({int(token) for ids in self.split.ids for token in ids})
         rest = set(self.embeddings.any(dim=1).nonzero().flatten().tolist()) - set(seen)
         others = sorted(rest)
-        return [*seen, *(one for one, _ in zip(others, range(MOST_CANDIDATES - len(seen)), strict=False))]
+        return [*seen, *(token for token, _ in zip(others, range(MOST_CANDIDATES - len(seen)), strict=False))]
 
     @cached_property
     def embeddings(self) -> Tensor:
         """Return the model's word embeddings (words, width), which everybody can download."""
         stack = load_stack(self.model)
-        return max((one for one in stack.embedding.parameters() if one.ndim == 2), key=len).detach()
+        return max((parameter for parameter in stack.embedding.parameters() if parameter.ndim == 2), key=len).detach()
 
     def state(self) -> tuple[Message, list[list[float]], list[int]]:
         """Return a hidden state that travelled behind the first device's blocks, its first sentence's vectors, and the
         sentence's tokens.
         """
-        found = next(one for one in self.messages if (one.kind, one.stage) == ("act", 0))
-        ids = self.tokens(found.micro_batch)[0]
-        return found, found.content[0, : len(ids)].tolist(), ids
+        message = next(message for message in self.messages if (message.kind, message.stage) == ("act", 0))
+        ids = self.tokens(message.micro_batch)[0]
+        return message, message.content[0, : len(ids)].tolist(), ids
 
 
 def watch(
@@ -197,16 +199,16 @@ def watch(
     profile = method.catalogue(prepared, cluster)
     plan = method.plan(prepared, profile, cluster)
     with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        whole = replace(method.rank_job(prepared, profile, cluster, plan), folder=Path(folder))
+        job_of_all = replace(method.rank_job(prepared, profile, cluster, plan), folder=Path(folder))
         engines = default_pool().acquire(cluster, fidelity)
-        found = engines.run(_watch_rank, [whole.on_rank(rank) for rank in range(size)])
+        messages_of = engines.run(_watch_rank, [job_of_all.on_rank(rank) for rank in range(size)])
     return Watched(
         model=model,
         label=f"emulated, {engines.fidelity} links",
         names=cluster.names,
-        messages=tuple(message for messages in found for message in messages),
-        split=whole.split,
-        samples=tuple(tuple(rows) for rows in whole.planned_epoch(0)[0].samples),
+        messages=tuple(message for messages in messages_of for message in messages),
+        split=job_of_all.split,
+        samples=tuple(tuple(rows) for rows in job_of_all.planned_epoch(0)[0].samples),
     )
 
 
@@ -214,12 +216,14 @@ def message_table(watched: Watched) -> Table:
     """Return what travelled, by kind: messages, shape and bytes of one, where the first went."""
     rows = []
     for kind, words in KINDS.items():
-        own = [one for one in watched.messages if one.kind == kind]
-        if own:
-            first = own[0]
+        of_kind = [message for message in watched.messages if message.kind == kind]
+        if of_kind:
+            first = of_kind[0]
             shape = " x ".join(map(str, first.content.shape))
             where = f"{watched.names[first.sender]} to {watched.names[first.receiver]}"
-            rows.append((words, len(own), shape, f"{first.content.numel() * first.content.element_size():,}", where))
+            rows.append(
+                (words, len(of_kind), shape, f"{first.content.numel() * first.content.element_size():,}", where)
+            )
     columns = ("what", "messages", "shape of the first", "bytes", "from, to")
     return Table(columns, rows, title=f"Messages of one round ({watched.label})")
 
@@ -229,8 +233,8 @@ def leak_table(watched: Watched, leak: Callable[[list[float], list[int]], bool])
     rows = []
     for what, secrets in watched.secrets.items():
         planted = [0.5, *map(float, secrets[0]), 0.5]
-        found = sum(_finds(leak, one.numbers, secrets) for one in watched.messages if one.kind != "free")
-        rows.append((what, len(secrets), found, "found" if _finds(leak, planted, secrets[:1]) else "not found"))
+        count = sum(_finds(leak, message.numbers, secrets) for message in watched.messages if message.kind != "free")
+        rows.append((what, len(secrets), count, "found" if _finds(leak, planted, secrets[:1]) else "not found"))
     columns = ("looked for", "how many", "messages with one", "planted by hand")
     return Table(columns, rows, title=f"{len(watched.messages)} messages ({watched.label})")
 
@@ -244,8 +248,8 @@ def reading_table(watched: Watched, invert: Callable[..., Sequence[int]]) -> Tab
     message, states, ids = watched.state()
     candidates, words = watched.candidates, load_tokenizer(watched.model)
     assert isinstance(words, TextTokenizer)
-    read = [candidates[int(at)] for at in invert(states, watched.embeddings[candidates].tolist())]
-    right = sum(own == true for own, true in zip(read, ids, strict=True))
+    read = [candidates[int(place)] for place in invert(states, watched.embeddings[candidates].tolist())]
+    right = sum(token == true for token, true in zip(read, ids, strict=True))
     where = f"{watched.names[message.sender]} to {watched.names[message.receiver]}"
     rows = [("its owner has", words.decode(ids)), ("read from the message", words.decode(read))]
     title = f"{KINDS[message.kind].capitalize()}, {where}: {right} of {len(ids)} tokens ({watched.label})"
@@ -255,8 +259,8 @@ def reading_table(watched: Watched, invert: Callable[..., Sequence[int]]) -> Tab
 def words_read(watched: Watched, invert: Callable[..., Sequence[int]]) -> float:
     """Return the share of a sentence's tokens, in per cent, that a student's function reads from the message."""
     _, states, ids = watched.state()
-    read = [watched.candidates[int(at)] for at in invert(states, watched.embeddings[watched.candidates].tolist())]
-    return round(100 * sum(own == true for own, true in zip(read, ids, strict=True)) / len(ids), 1)
+    read = [watched.candidates[int(place)] for place in invert(states, watched.embeddings[watched.candidates].tolist())]
+    return round(100 * sum(token == true for token, true in zip(read, ids, strict=True)) / len(ids), 1)
 
 
 def readable_by_depth(watched: Watched, invert: Callable[..., Sequence[int]]) -> go.Figure:
@@ -269,8 +273,8 @@ def readable_by_depth(watched: Watched, invert: Callable[..., Sequence[int]]) ->
     true, embeddings = batch.input_ids[there].tolist(), watched.embeddings[candidates].tolist()
     points = []
     for depth, state in enumerate(states[: stack.num_layers + 1]):
-        found = [candidates[int(at)] for at in invert(state[there].tolist(), embeddings)]
-        right = sum(own == one for own, one in zip(found, true, strict=True))
+        read = [candidates[int(place)] for place in invert(state[there].tolist(), embeddings)]
+        right = sum(token == other for token, other in zip(read, true, strict=True))
         points.append((float(depth), 100 * right / len(true)))
     words = {"title": "Tokens read from a hidden state", "label": "executed", "subtitle": watched.model}
     return lines({"nearest embedding": points}, x_title="blocks passed", y_title="tokens read, %", **words)

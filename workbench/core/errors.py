@@ -99,7 +99,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one o
     names), or else the one with the closest spelling, or `otherwise`.
     """
     names = list(known)
-    begun = [one for one in names if len(name) > 2 and one.startswith(name)]
+    begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
     close = begun if 1 <= len(begun) <= 3 else difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
 

@@ -103,7 +103,7 @@ class _Blank:
             for path, module in layer.named_modules()
             for name, parameter in module.named_parameters(recurse=False)
             if parameter.is_meta
-            for stored in [next((one for one in under[f"{paths[id(module)]}.{name}"] if one in tensors), None)]
+            for stored in [next((name for name in under[f"{paths[id(module)]}.{name}"] if name in tensors), None)]
             if stored is not None
         ]
 
@@ -149,7 +149,7 @@ class _ReadOnUse:
 
 
 def _large(parameters: Mapping[str, nn.Parameter | None]) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in parameters.items() if one is not None and one.ndim > 1}
+    return {name: parameter for name, parameter in parameters.items() if parameter is not None and parameter.ndim > 1}
 
 
 def _placeholder(tensor: Tensor) -> Tensor:

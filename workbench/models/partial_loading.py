@@ -129,7 +129,7 @@ def read_stage(
         return weight
 
     for part in dict.fromkeys((*stage.layers.values(), stage)):  # one layer may stand for several
-        inside = {id(one) for layer in stage.layers.values() for one in layer.modules()} if part is stage else ()
+        inside = {id(module) for layer in stage.layers.values() for module in layer.modules()} if part is stage else ()
         for module in part.modules():
             if id(module) in inside:  # `after_layer` may have taken its weights away
                 continue

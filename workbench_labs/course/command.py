@@ -62,11 +62,13 @@ def labs(
     grades = grading.grade(works, secret=secret, say=say)
     files = grading.write_grades(grades, works, to)
     if as_json:
-        print_json([(one.lab, one.student, one.exercise, one.verdict.passed, one.verdict.points) for one in grades])
+        print_json(
+            [(grade.lab, grade.student, grade.exercise, grade.verdict.passed, grade.verdict.points) for grade in grades]
+        )
         return
     points = {
         (work.lab, work.student): sum(
-            one.verdict.points for one in grades if (one.lab, one.student) == (work.lab, work.student)
+            grade.verdict.points for grade in grades if (grade.lab, grade.student) == (work.lab, work.student)
         )
         for work in works
     }

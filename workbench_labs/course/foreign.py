@@ -48,8 +48,8 @@ def forbid_processes() -> None:
         (_RETURN, 0, 0, _ALLOW),
     ]
     code = b"".join(struct.pack("HBBI", *step) for step in program)
-    kept = ctypes.create_string_buffer(code, len(code))
-    described = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(kept)))
+    instructions = ctypes.create_string_buffer(code, len(code))
+    described = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(instructions)))
     library = ctypes.CDLL(None, use_errno=True)
     zero = ctypes.c_ulong(0)
     for words in (
@@ -74,11 +74,11 @@ def main() -> None:
         answers.flush()
 
     forbid_processes()
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     scope: dict[str, object] = {"__name__": "hand_in"}
     try:
-        exec(compile(asked["source"], "hand-in", "exec"), scope)
-        function = scope[asked["name"]]
+        exec(compile(request["source"], "hand-in", "exec"), scope)
+        function = scope[request["name"]]
         answer(result=None)
     except BaseException as error:
         answer(error=f"{type(error).__name__}: {error}")

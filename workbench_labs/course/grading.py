@@ -120,14 +120,14 @@ def grade(works: Sequence[HandIn], *, secret: str = "", say: Callable[[str], Non
 
 def _judged(exercise: Exercise, answer: Answer, work: HandIn, secret: str) -> Verdict:
     """Return the verdict of one answer; code runs isolated, on cases of its own."""
-    own = f"{work.lab}/{work.student}"
+    seed = f"{work.lab}/{work.student}"
     if not (answer.source if exercise.is_code else answer.value is not None):
         return Verdict(None, "Not answered.")
     if not exercise.is_code:
-        return exercise.check(answer.value, own)
+        return exercise.check(answer.value, seed)
     try:
         with foreign_function(answer.source, exercise.name) as function:
-            return exercise.check(function, f"{own}/{secret}" if secret else own)
+            return exercise.check(function, f"{seed}/{secret}" if secret else seed)
     except (RuntimeError, TimeoutError, ValueError, NotImplementedError) as error:
         return Verdict(False, in_short(f"It cannot be loaded: {error}"))
 
@@ -145,11 +145,11 @@ def _alike(name: str, work: HandIn, works: Sequence[HandIn]) -> tuple[str, ...]:
     def shape(other: HandIn) -> list[str]:
         return shape_of(other.answers[name].source) if name in other.answers else []
 
-    own = shape(work)
-    if len(own) < SHORTEST_NODES:
+    nodes = shape(work)
+    if len(nodes) < SHORTEST_NODES:
         return ()
     others = [other for other in works if other.lab == work.lab and other.student != work.student]
-    return tuple(other.student for other in others if SequenceMatcher(None, own, shape(other)).ratio() >= ALIKE)
+    return tuple(other.student for other in others if SequenceMatcher(None, nodes, shape(other)).ratio() >= ALIKE)
 
 
 COLUMNS = ("lab", "student", "exercise", "passed", "points", "most", "attempts", "hints", "alike", "message")
@@ -160,11 +160,19 @@ def csv_of(grades: Iterable[Grade]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    for one in grades:
-        most = exercises_of(one.lab)[one.exercise].points
-        passed = {None: "", True: "yes", False: "no"}[one.verdict.passed]
-        row = [one.lab, one.student, one.exercise, passed, f"{one.verdict.points:g}", most, one.answer.attempts]
-        table.writerow(map(_cell, [*row, one.answer.hints, " ".join(one.alike), one.verdict.message]))
+    for grade in grades:
+        most = exercises_of(grade.lab)[grade.exercise].points
+        passed = {None: "", True: "yes", False: "no"}[grade.verdict.passed]
+        row = [
+            grade.lab,
+            grade.student,
+            grade.exercise,
+            passed,
+            f"{grade.verdict.points:g}",
+            most,
+            grade.answer.attempts,
+        ]
+        table.writerow(map(_cell, [*row, grade.answer.hints, " ".join(grade.alike), grade.verdict.message]))
     return text.getvalue()
 
 
@@ -181,7 +189,7 @@ def write_grades(grades: Sequence[Grade], works: Sequence[HandIn], folder: Path)
     make_folder(folder)
     index, table, data = (folder / name for name in ("index.html", "grades.csv", "grades.json"))
     write_text(table, csv_of(grades))
-    write_text(data, to_json([(one.lab, one.student, one.exercise, one.verdict.points) for one in grades]))
+    write_text(data, to_json([(grade.lab, grade.student, grade.exercise, grade.verdict.points) for grade in grades]))
     sections = [_points(grades), _guesses(works), _explanations(works)]
     write_text(index, page("What was handed in", Markup("\n").join(filter(None, sections))))
     return [index, table, data]
@@ -190,13 +198,13 @@ def write_grades(grades: Sequence[Grade], works: Sequence[HandIn], folder: Path)
 def _points(grades: Sequence[Grade]) -> Markup:
     """Return a table of each lab: a row for each student, a column for each exercise."""
     parts = []
-    for lab in sorted({one.lab for one in grades}):
+    for lab in sorted({grade.lab for grade in grades}):
         exercises = exercises_of(lab)
         rows = []
-        for student in sorted({one.student for one in grades if one.lab == lab}):
-            own = {one.exercise: one for one in grades if (one.lab, one.student) == (lab, student)}
-            cells = Markup("").join(map(_graded, (own[name] for name in exercises)))
-            points = sum(one.verdict.points for one in own.values())
+        for student in sorted({grade.student for grade in grades if grade.lab == lab}):
+            graded = {grade.exercise: grade for grade in grades if (grade.lab, grade.student) == (lab, student)}
+            cells = Markup("").join(map(_graded, (graded[name] for name in exercises)))
+            points = sum(grade.verdict.points for grade in graded.values())
             rows.append(Markup("<tr><th scope='row'>{}</th>{}<td>{:g}</td></tr>").format(student, cells, points))
         heads = Markup("").join(
             Markup("<th scope='col'>{} ({})</th>").format(name, exercise.points) for name, exercise in exercises.items()
@@ -254,9 +262,9 @@ def _explanations(works: Sequence[HandIn]) -> Markup:
 
 def pairs_alike(grades: Sequence[Grade]) -> list[tuple[str, str, str]]:
     """Return (exercise, student, other student) of functions that are nearly the same."""
-    found = [
+    pairs = [
         (first.exercise, first.student, other.student)
         for first, other in combinations(grades, 2)
         if first.exercise == other.exercise and other.student in first.alike
     ]
-    return sorted(found)
+    return sorted(pairs)

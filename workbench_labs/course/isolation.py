@@ -113,7 +113,7 @@ def _limit() -> None:
 
 
 def _ask(process: subprocess.Popen[bytes], question: dict[str, Any], seconds: float, deadline_s: float) -> Any:
-    """Send one question; return its answer.  seconds: of all calls together, which end at deadline_s."""
+    """Send one question; return its answer.  seconds: time limit of all calls together, which end at deadline_s."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(json.dumps(question).encode() + b"\n")

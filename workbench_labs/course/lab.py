@@ -126,8 +126,8 @@ class Lab:
             )
         self.exercises = exercises_of(lab)
         self._path = Path(folder or output_folder(f"lab-{lab}")) / f"{lab}-{student}.json"
-        kept = HandIn.read(self._path) if self._path.exists() else HandIn(lab=lab, student=student)
-        self.work = kept
+        work = HandIn.read(self._path) if self._path.exists() else HandIn(lab=lab, student=student)
+        self.work = work
         self._seed = f"{lab}/{student}"
 
     def task(self, name: str) -> Markdown:
@@ -285,8 +285,8 @@ def _plain(answer: Any) -> Plain:
     """Return an answer as a JSON file keeps it: numbers of any library as numbers, lists of them as lists."""
     value = answer.tolist() if hasattr(answer, "tolist") else answer
     if isinstance(value, list | tuple):
-        numbers = [_plain(one) for one in value[:100]]
-        are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+        numbers = [_plain(entry) for entry in value[:100]]
+        are_numbers = all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
         return numbers if are_numbers and len(value) <= 100 else _text(repr(value)[:200])  # type: ignore[return-value]
     if isinstance(value, bool | str) or value is None:
         return _text(value) if isinstance(value, str) else value

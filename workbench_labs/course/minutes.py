@@ -20,8 +20,8 @@ _WORK = re.compile(r"^\| Time \| about (\d+) minutes", re.MULTILINE)
 class Measured:
     """The seconds that all cells of a lab took, with their solutions, at the real size.
 
-    cores: of the machine.  load: mean of its load average meanwhile, the lab's own processes included.  date: such as
-    2026-11-28.  commit: of the labs.
+    cores: the machine's number of cores.  load: mean of its load average meanwhile, the lab's own processes included.
+    date: such as 2026-11-28.  commit: the labs' commit.
     """
 
     cells_s: float

@@ -123,7 +123,7 @@ def is_right(exercises: Iterable[Exercise], name: str, answer: Any) -> bool:
 
     A lab that goes on with a student's function takes one of its own until then.
     """
-    [exercise] = [one for one in exercises if one.name == name]
+    [exercise] = [candidate for candidate in exercises if candidate.name == name]
     return bool(exercise.check(answer, "is it right").passed)
 
 

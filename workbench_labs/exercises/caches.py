@@ -58,7 +58,7 @@ def judge_quantize(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
                     f"yours {number_of(constants[place // size]):g}."
                 )
             code = number_of(codes[place])
-            off = [abs(weight - one * largest / LEVELS) for one in range(-LEVELS, LEVELS + 1)]
+            off = [abs(weight - code * largest / LEVELS) for code in range(-LEVELS, LEVELS + 1)]
             if code != int(code) or abs(code) > LEVELS or abs(weight - code * largest / LEVELS) > min(off) + 1e-9:
                 best = off.index(min(off)) - LEVELS
                 raise WrongAnswerError(
@@ -91,21 +91,21 @@ def _record(draws: Random) -> Record:
 
 def _damaged(record: Record, how: str, draws: Random) -> Record | None:
     """Return what a cache holds of a record after some damage; None: nothing."""
-    found = copy.deepcopy(record)
+    copied = copy.deepcopy(record)
     if how == "missing":
         return None
     if how == "cut off":
-        return found[:-1]
+        return copied[:-1]
     if how == "a number missing":
-        found[-1].pop()
+        copied[-1].pop()
     if how == "a tap too many":
-        found.append(list(found[-1]))
+        copied.append(list(copied[-1]))
     if how in ("one number changed", "not a number", "rounded"):
-        row = draws.choice(found)
+        row = draws.choice(copied)
         sign = draws.choice([-1, 1])
         change = {"one number changed": 2.5 * TOLERANCE, "not a number": math.nan, "rounded": 0.5 * TOLERANCE}[how]
         row[draws.randrange(len(row))] += sign * change
-    return found
+    return copied
 
 
 KEPT = ("equal", "rounded")
@@ -120,18 +120,20 @@ def judge_stale_records(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
         done = {name: draws.choice(KEPT + DAMAGES) for name in fresh}
         done[draws.choice(sorted(fresh))] = DAMAGES[case % len(DAMAGES)]
         cached = {name: kept for name in fresh if (kept := _damaged(fresh[name], done[name], draws)) is not None}
-        found = answer(fresh, cached, TOLERANCE)
-        found = sorted(found, key=str) if isinstance(found, set | frozenset) else require_list(found, "The result")
+        answered = answer(fresh, cached, TOLERANCE)
+        answered = (
+            sorted(answered, key=str) if isinstance(answered, set | frozenset) else require_list(answered, "The result")
+        )
         stale = {name for name, what in done.items() if what not in KEPT}
-        wrong = stale.symmetric_difference(found) if all(isinstance(one, str) for one in found) else {"?"}
-        if wrong or len(found) != len(stale):
+        wrong = stale.symmetric_difference(answered) if all(isinstance(name, str) for name in answered) else {"?"}
+        if wrong or len(answered) != len(stale):
             rows = [
-                (name, done[name], fresh[name], cached.get(name, ""), "yes" if name in found else "no")
+                (name, done[name], fresh[name], cached.get(name, ""), "yes" if name in answered else "no")
                 for name in sorted(fresh)
             ]
             columns = ("sentence", "what was done", "fresh", "cached", "stale for you")
             raise WrongAnswerError(
-                f"Stale are {', '.join(sorted(stale))}; your function returned {found!r:.80}.",
+                f"Stale are {', '.join(sorted(stale))}; your function returned {answered!r:.80}.",
                 comparison(f"tolerance = {TOLERANCE}", columns, rows),
             )
     return f"It finds all damaged records, and no others, in {CASES} random caches."

@@ -54,13 +54,13 @@ def judge_deviation(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
     draws, none = Random(numbers["seed"]), 0
     for _ in range(CASES):
         cells = _cells(draws)
-        right, found = _median_and_largest(cells), answer(cells)
+        right, answered = _median_and_largest(cells), answer(cells)
         table = comparison("The case", ("kind", "paper", "ours"), [tuple(map(str, cell)) for cell in cells])
-        if is_none(found, [right] if right else [], "The predicted cells with two numbers", table):
+        if is_none(answered, [right] if right else [], "The predicted cells with two numbers", table):
             none += 1
         elif right:
             said = f"The cells are {cells}."
-            require_close(found, right, "[median, largest]", said, given={"deviation": ("median", "largest")})
+            require_close(answered, right, "[median, largest]", said, given={"deviation": ("median", "largest")})
     return f"It is right in {CASES} random tables; in {none} of them nothing is predicted."
 
 
@@ -71,8 +71,8 @@ def _median_and_largest(cells: Sequence[Cell]) -> list[float] | None:
         for kind, paper, ours in cells
         if kind == "predicted" and isinstance(paper, int | float) and isinstance(ours, int | float) and paper
     ]
-    found = [float(abs(100 * (ours - paper) / paper)) for paper, ours in pairs]
-    return [median(found), max(found)] if found else None
+    deviations = [float(abs(100 * (ours - paper) / paper)) for paper, ours in pairs]
+    return [median(deviations), max(deviations)] if deviations else None
 
 
 def _cells(draws: Random) -> list[Cell]:
@@ -91,18 +91,18 @@ def judge_holds(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         factor = draws.choice([1.0, 1.5, 2.0])
         pairs = [_pair(draws, factor) for _ in range(draws.randint(1, 4))]
         count = [
-            Fraction(theirs) - Fraction(factor) * Fraction(own)
-            for own, theirs, own_kind, their_kind in pairs
-            if own is not None and theirs is not None and (own_kind, their_kind) != ("fitted", "fitted")
+            Fraction(theirs) - Fraction(factor) * Fraction(ours)
+            for ours, theirs, own_kind, their_kind in pairs
+            if ours is not None and theirs is not None and (own_kind, their_kind) != ("fitted", "fitted")
         ]
         expected = None if not count else min(count) >= 0
         seen[expected] += 1
-        found = answer(factor, pairs)
-        is_same = found is None if expected is None else found is not None and bool(found) == expected
-        if not is_same or (found is not None and type(found).__name__ not in ("bool", "bool_")):
+        answered = answer(factor, pairs)
+        is_same = answered is None if expected is None else answered is not None and bool(answered) == expected
+        if not is_same or (answered is not None and type(answered).__name__ not in ("bool", "bool_")):
             rows = [tuple(map(str, pair)) for pair in pairs]
             raise WrongAnswerError(
-                f"At least {factor:g} times as fast in every setting: {expected}; yours says {found!r:.40}.",
+                f"At least {factor:g} times as fast in every setting: {expected}; yours says {answered!r:.40}.",
                 comparison("The case", ("its seconds", "the other's", "kind", "the other's kind"), rows),
             )
     return f"It is right for {CASES} claims: {seen[True]} hold, {seen[False]} do not, {seen[None]} cannot be judged."

@@ -35,7 +35,7 @@ def every_cut(num_layers: int, num_devices: int) -> Iterator[tuple[int, ...]]:
 
 def stage_seconds(counts: Sequence[int], layer_s: Seconds) -> list[float]:
     """Return each device's seconds for its layers."""
-    return [sum(own[start:stop]) for own, (start, stop) in zip(layer_s, spans_of(counts), strict=True)]
+    return [sum(device_s[start:stop]) for device_s, (start, stop) in zip(layer_s, spans_of(counts), strict=True)]
 
 
 def stage_bytes(counts: Sequence[int], layer_bytes: Sequence[int]) -> list[int]:
@@ -52,7 +52,7 @@ def pipeline(counts: Sequence[int], layer_s: Seconds, num_micro_batches: int) ->
     """Return a mini-batch in 1F1B with free links (simulated)."""
     seconds = stage_seconds(counts, layer_s)
     schedule = schedule_of(named(one_f_one_b_order), len(counts), num_micro_batches)
-    return simulated(schedule, {"F": seconds, "B": [BACKWARD * own for own in seconds]})
+    return simulated(schedule, {"F": seconds, "B": [BACKWARD * stage_s for stage_s in seconds]})
 
 
 def cut_of(answer: Any, num_layers: int, num_devices: int) -> tuple[int, ...]:
@@ -81,8 +81,8 @@ def judge_cut(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
 def require_fastest(counts: tuple[int, ...], possible: Iterable[tuple[int, ...]], layer_s: Seconds) -> None:
     """Raise WrongAnswerError if another cut has a faster slowest stage."""
     rows = [
-        (device, " ".join(f"{seconds:g}" for seconds in layer_s[device]), counts[device], f"{own:g}")
-        for device, own in enumerate(stage_seconds(counts, layer_s))
+        (device, " ".join(f"{seconds:g}" for seconds in layer_s[device]), counts[device], f"{stage_s:g}")
+        for device, stage_s in enumerate(stage_seconds(counts, layer_s))
     ]
     case = comparison("The case", ("device", "seconds of each layer", "your layers", "its stage (s)"), rows)
     said = f"With your cut {list(counts)} the slowest stage"
@@ -101,15 +101,15 @@ def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         budgets = [max(1, round(share * draws.uniform(0.6, 1.8))) for _ in range(size)]
 
         def fits(cut: Sequence[int], sizes: Sequence[int] = layer_bytes, most: Sequence[int] = budgets) -> bool:
-            return all(own <= budget for own, budget in zip(stage_bytes(cut, sizes), most, strict=True))
+            return all(nbytes <= budget for nbytes, budget in zip(stage_bytes(cut, sizes), most, strict=True))
 
         possible = [cut for cut in every_cut(layers, size) if fits(cut)]
-        found = answer(layer_s, layer_bytes, budgets)
+        answered = answer(layer_s, layer_bytes, budgets)
         case = f"Layers of {layer_bytes} MB on devices with {budgets} MB"
-        if is_none(found, possible, case):
+        if is_none(answered, possible, case):
             refused += 1
             continue
-        counts = cut_of(found, layers, size)
+        counts = cut_of(answered, layers, size)
         if not fits(counts):
             raise WrongAnswerError(f"{case}: your cut {list(counts)} needs {stage_bytes(counts, layer_bytes)} MB.")
         require_fastest(counts, possible, layer_s)

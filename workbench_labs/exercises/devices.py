@@ -87,12 +87,12 @@ def judge_fit_link(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     for _ in range(CASES):
         link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * 125_000)
         messages = noisy_messages(draws, *link)
-        found = [number_of(one) for one in require_list(_plain(answer(messages)), "A link", 2)]
-        if any(abs(own - true) > WITHIN * true for own, true in zip(found, link, strict=True)):
+        answered = [number_of(value) for value in require_list(_plain(answer(messages)), "A link", 2)]
+        if any(abs(value - true) > WITHIN * true for value, true in zip(answered, link, strict=True)):
             raise WrongAnswerError(
                 f"Messages of a link with {1e3 * link[0]:.2f} ms and {link[1]:,.0f} bytes/s: "
-                f"yours has {1e3 * found[0]:.2f} ms and {found[1]:,.0f} bytes/s.",
-                _link_table(messages, link, found),
+                f"yours has {1e3 * answered[0]:.2f} ms and {answered[1]:,.0f} bytes/s.",
+                _link_table(messages, link, answered),
             )
     return f"Latency and bandwidth are within {WITHIN:.0%} on {CASES} random links, disturbed messages among them."
 
@@ -101,8 +101,10 @@ def _link_table(messages: Sequence[Sequence[float]], link: Sequence[float], foun
     rows = []
     for nbytes in SIZES:
         taken = sorted(1e3 * seconds for size, seconds in messages if size == nbytes)
-        lines = (1e3 * (one[0] + nbytes / one[1]) if one[1] else 0.0 for one in (link, found))
-        rows.append((f"{nbytes:,}", " ".join(f"{one:.3g}" for one in taken), *(f"{one:.3g}" for one in lines)))
+        lines = (1e3 * (line[0] + nbytes / line[1]) if line[1] else 0.0 for line in (link, found))
+        rows.append(
+            (f"{nbytes:,}", " ".join(f"{taken_ms:.3g}" for taken_ms in taken), *(f"{line_ms:.3g}" for line_ms in lines))
+        )
     return comparison("Milliseconds", ("bytes", "measured", "of the link", "of yours"), rows)
 
 
@@ -130,16 +132,18 @@ def judge_seconds_of(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
 
         def seconds(why: str, *, device: Numbers = device, expected: float, **given: float) -> float:
             operation = _amounts(**given)
-            found = number_of(answer(operation, device))
-            if abs(found - expected) > CLOSE * max(expected, 1e-9):
+            answered_s = number_of(answer(operation, device))
+            if abs(answered_s - expected) > CLOSE * max(expected, 1e-9):
                 rows = [(name, f"{amount:.4g}") for name, amount in {**operation, **device}.items()]
                 raise WrongAnswerError(
-                    f"{why}: {expected:.4g} s; yours takes {found:.4g} s.", comparison("The case", ("", ""), rows)
+                    f"{why}: {expected:.4g} s; yours takes {answered_s:.4g} s.", comparison("The case", ("", ""), rows)
                 )
-            return found
+            return answered_s
 
         seconds("Nothing to do takes no time", expected=0.0)
-        one = seconds("Arithmetic alone takes flops / rate", flops=flops, expected=flops / device["flops_per_s"])
+        arithmetic_s = seconds(
+            "Arithmetic alone takes flops / rate", flops=flops, expected=flops / device["flops_per_s"]
+        )
         other = seconds(
             "Memory alone takes bytes / rate", memory=memory, expected=memory / device["memory_bytes_per_s"]
         )
@@ -147,7 +151,7 @@ def judge_seconds_of(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
             "Arithmetic and memory work at the same time, so the longer one counts",
             flops=flops,
             memory=memory,
-            expected=max(one, other),
+            expected=max(arithmetic_s, other),
         )
         alone = seconds(
             "A message takes latency + bytes / bandwidth",
@@ -377,10 +381,10 @@ def _plain_seconds(operation: Numbers, device: Numbers) -> float:
 def usable_cluster(text: str | None) -> str:
     """Return a student's text, or the given one as long as it describes no two devices that can be emulated."""
     try:
-        found = described(text or "").devices
+        described_devices = described(text or "").devices
     except WorkbenchError:
         return GIVEN
-    return text if text and len(found) > 1 and all(_shares(found)) else GIVEN
+    return text if text and len(described_devices) > 1 and all(_shares(described_devices)) else GIVEN
 
 
 _OWN: dict[str, Callable[..., Any]] = {
@@ -402,17 +406,18 @@ def twelve(
 ) -> Verdict:
     """Predict twelve things that nobody has measured yet, measure them on a device, and compare.
 
-    device: what the student knows of it.  most_s: of each.  seed: None draws others each time.
+    device: what the student knows of it.  most_s: the most seconds that one of them may take.  seed: None draws others
+    each time.
     """
     probes = fresh_probes(Random(seed), cluster, rank, host, most_s)
     began = time.perf_counter()
     model = usable("seconds_of", seconds_of)
     predicted = [number_of(model(probe.amounts, dict(device))) for probe in probes]
     measured = measure(cluster, rank, probes, host, fidelity)
-    off = [own / true - 1 for own, true in zip(predicted, measured, strict=True)]
+    off = [value / true - 1 for value, true in zip(predicted, measured, strict=True)]
     rows = [
-        (str(probe), f"{1e3 * own:.1f}", f"{1e3 * true:.1f}", f"{by:+.1%}")
-        for probe, own, true, by in zip(probes, predicted, measured, off, strict=True)
+        (str(probe), f"{1e3 * value:.1f}", f"{1e3 * true:.1f}", f"{by:+.1%}")
+        for probe, value, true, by in zip(probes, predicted, measured, off, strict=True)
     ]
     right = sum(abs(by) <= WITHIN for by in off)
     name = cluster.devices[rank].name

@@ -46,8 +46,8 @@ def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
     expected = [
         min(max(sum(first[:cut]), sum(second[cut:stop])) for cut in range(1, stop)) for stop in range(2, len(first) + 1)
     ]
-    found = numbers_of(answer, "The row", len(expected))
-    wrong = [place + 2 for place, (own, best) in enumerate(zip(found, expected, strict=True)) if own != best]
+    row = numbers_of(answer, "The row", len(expected))
+    wrong = [place + 2 for place, (value, best) in enumerate(zip(row, expected, strict=True)) if value != best]
     if wrong:
         raise WrongAnswerError(
             f"best[2][n] is not right for n = {', '.join(map(str, wrong))}. Try every place to cut these layers."

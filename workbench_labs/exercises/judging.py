@@ -56,14 +56,14 @@ def require_close(
     said: the case.  right: the heading of the expected numbers.  given: the columns before them, by heading; None: the
     places from 0.
     """
-    found = numbers_of(answer, what, len(expected))
-    for place, (own, true) in enumerate(zip(found, expected, strict=True)):
-        if not math.isclose(own, true, rel_tol=CLOSE, abs_tol=absolute):
+    answered = numbers_of(answer, what, len(expected))
+    for place, (value, true) in enumerate(zip(answered, expected, strict=True)):
+        if not math.isclose(value, true, rel_tol=CLOSE, abs_tol=absolute):
             given = {"entry": range(len(expected))} if given is None else given
-            both = ([f"{number:.6g}" for number in numbers] for numbers in (found, expected))
+            both = ([f"{number:.6g}" for number in numbers] for numbers in (answered, expected))
             table = comparison(what, (*given, "yours", right), zip(*given.values(), *both, strict=True))
-            raise WrongAnswerError(f"{said} Entry {place} is {true:.6g}, yours is {own:.6g}.", table)
-    return found
+            raise WrongAnswerError(f"{said} Entry {place} is {true:.6g}, yours is {value:.6g}.", table)
+    return answered
 
 
 def require_best(

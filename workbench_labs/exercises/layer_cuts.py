@@ -100,13 +100,13 @@ def judge_mlp_term(answer: Term, numbers: Mapping[str, Any]) -> str:
     for _ in range(CASES):
         tokens, hidden, columns = draws.randint(2, 5), draws.randint(2, 5), draws.randint(3, 9)
         start = draws.randint(0, columns - 2)
-        own = slice(start, draws.randint(start + 1, columns))
+        own_columns = slice(start, draws.randint(start + 1, columns))
         x, w1, w2 = _matrix(draws, tokens, hidden), _matrix(draws, hidden, columns), _matrix(draws, columns, hidden)
-        expected = torch.relu(x @ w1) @ _only(w2, own, 0, 0.0)
-        given = (_only(w1, own, 1, math.nan), _only(w2, own, 0, math.nan))
-        found = answer(x.tolist(), *(one.tolist() for one in given), own.start, own.stop)
-        case = f"{tokens} tokens, W1 of {hidden} x {columns}, columns {own.start} to {own.stop - 1}"
-        _require_term(found, expected, case)
+        expected = torch.relu(x @ w1) @ _only(w2, own_columns, 0, 0.0)
+        given = (_only(w1, own_columns, 1, math.nan), _only(w2, own_columns, 0, math.nan))
+        term = answer(x.tolist(), *(weights.tolist() for weights in given), own_columns.start, own_columns.stop)
+        case = f"{tokens} tokens, W1 of {hidden} x {columns}, columns {own_columns.start} to {own_columns.stop - 1}"
+        _require_term(term, expected, case)
     return f"It is the device's term in {CASES} random networks, and uses only the device's own weights."
 
 
@@ -118,15 +118,15 @@ def judge_heads_term(answer: Term, numbers: Mapping[str, Any]) -> str:
         hidden = heads * size
         first = draws.randint(0, heads - 1)
         last = draws.randint(first + 1, heads)
-        own = slice(first * size, last * size)
+        own_rows = slice(first * size, last * size)
         x = _matrix(draws, tokens, hidden)
         *inner, w_o = [2 * _matrix(draws, hidden, hidden) for _ in range(4)]
-        q, k, v = ((x @ one).view(tokens, heads, size).transpose(0, 1) for one in inner)
+        q, k, v = ((x @ weights).view(tokens, heads, size).transpose(0, 1) for weights in inner)
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(tokens, hidden)
-        given = [*(_only(one, own, 1, math.nan) for one in inner), _only(w_o, own, 0, math.nan)]
-        found = answer(x.tolist(), *(one.tolist() for one in given), size, first, last)
+        given = [*(_only(weights, own_rows, 1, math.nan) for weights in inner), _only(w_o, own_rows, 0, math.nan)]
+        term = answer(x.tolist(), *(weights.tolist() for weights in given), size, first, last)
         case = f"{tokens} tokens, {heads} heads of {size}, heads {first} to {last - 1}"
-        _require_term(found, mixed @ _only(w_o, own, 0, 0.0), case)
+        _require_term(term, mixed @ _only(w_o, own_rows, 0, 0.0), case)
     return f"It is the term of the device's heads in {CASES} random attentions, and uses only its own weights."
 
 
@@ -134,19 +134,19 @@ def rounds_of(answer: Callable[[int], Any], size: int) -> list[list[list[int]]]:
     """Return a student's ring all-gather after it was replayed.  Raises WrongAnswerError at the first message that
     cannot be, and if somebody lacks a share in the end.
     """
-    rounds = [require_list(one, "A round", size) for one in require_list(answer(size), "The ring", size - 1)]
+    rounds = [require_list(messages, "A round", size) for messages in require_list(answer(size), "The ring", size - 1)]
     holds = [{device} for device in range(size)]
     played: list[list[list[int]]] = []
     for number, messages in enumerate(rounds):
         said: list[list[int]] = []
         for message in messages:
-            triple = [number_of(one) for one in require_list(message, "A message", 3)]
-            if any(one != int(one) or not 0 <= one < size for one in triple):
+            triple = [number_of(value) for value in require_list(message, "A message", 3)]
+            if any(value != int(value) or not 0 <= value < size for value in triple):
                 raise WrongAnswerError(f"A message is [source, destination, share], each from 0 to {size - 1}.")
-            said.append([int(one) for one in triple])
+            said.append([int(value) for value in triple])
         why = _fault(said, holds)
         if why:
-            rows = [(device, ", ".join(map(str, sorted(own)))) for device, own in enumerate(holds)]
+            rows = [(device, ", ".join(map(str, sorted(shares)))) for device, shares in enumerate(holds)]
             title = f"{size} devices, before round {number}"
             raise WrongAnswerError(
                 f"{size} devices, round {number}: {why}", comparison(title, ("device", "has the shares"), rows)
@@ -249,7 +249,9 @@ def _hidden(numbers: Mapping[str, Any], tiles: int) -> float:
     """Return the share of the messages' time that is hidden with so many tiles, on the executed ring's links."""
     shared = gathering_of(plain_ring, plain_order, product_s=numbers["product_ms"] / 1e3, tiles=tiles)
     cluster = slow_cluster("laptop-equal", numbers["megabits"])
-    together, alone = (in_virtual_time(one.schedule(), one.on(cluster).costs) for one in (shared, shared.alone))
+    together, alone = (
+        in_virtual_time(gathering.schedule(), gathering.on(cluster).costs) for gathering in (shared, shared.alone)
+    )
     return gathering.hidden_share(together, alone)
 
 
@@ -419,13 +421,13 @@ def runs_table(runs: Mapping[str, GatherRun]) -> Table:
     rows = [
         (
             name,
-            f"{found.largest_error:.0e}",
-            f"{found.sent_bytes:,}",
-            f"{found.expected_bytes:,}",
-            *(f"{1e3 * one.makespan_s:.0f}" for one in (found.simulated, found.executed)),
-            *(f"{share:.0%}" for share in (found.hidden_simulated, found.hidden_executed)),
+            f"{run.largest_error:.0e}",
+            f"{run.sent_bytes:,}",
+            f"{run.expected_bytes:,}",
+            *(f"{1e3 * timeline.makespan_s:.0f}" for timeline in (run.simulated, run.executed)),
+            *(f"{share:.0%}" for share in (run.hidden_simulated, run.hidden_executed)),
         )
-        for name, found in runs.items()
+        for name, run in runs.items()
     ]
     columns = (
         "ring",

@@ -21,20 +21,23 @@ def judge_leak(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     for number in range(CASES):
         secret = [draws.randint(0, 300) for _ in range(draws.randint(3, 8))]
         message = [draws.gauss(0.0, 1.0) for _ in range(draws.randint(20, 60))]
-        at = draws.choice([0, len(message), draws.randrange(len(message))])
+        place = draws.choice([0, len(message), draws.randrange(len(message))])
         planted, what = {
-            0: ([float(one) for one in secret], "the ids in order"),
-            1: ([float(one) for one in secret[:-1]] + [301.0], "all ids but the last"),
-            2: ([float(one) + 0.4 for one in secret], "numbers near the ids"),
+            0: ([float(word_id) for word_id in secret], "the ids in order"),
+            1: ([float(word_id) for word_id in secret[:-1]] + [301.0], "all ids but the last"),
+            2: ([float(word_id) + 0.4 for word_id in secret], "numbers near the ids"),
             3: (list(map(float, (*secret[:1], *secret))), "the first id twice, then the others"),
-            4: ([float(one) for one in (*secret[1:], secret[0] + 1, secret[0])], "all ids in another order"),
+            4: (
+                [float(word_id) for word_id in (*secret[1:], secret[0] + 1, secret[0])],
+                "all ids in another order",
+            ),
         }[number % 5]
-        message[at:at] = planted
-        expected, found = number % 5 in (0, 3), answer(message, secret)
-        if found not in (True, False) or bool(found) != expected:
+        message[place:place] = planted
+        expected, answered = number % 5 in (0, 3), answer(message, secret)
+        if answered not in (True, False) or bool(answered) != expected:
             raise WrongAnswerError(
-                f"A message of {len(message)} numbers holds {what}, from place {at} on: the answer is {expected}, "
-                f"yours {found!r:.80}.",
+                f"A message of {len(message)} numbers holds {what}, from place {place} on: the answer is {expected}, "
+                f"yours {answered!r:.80}.",
                 comparison("The ids", ("looked for",), [(" ".join(map(str, secret)),)]),
             )
     return f"It finds ids that stand one after the other, and only these, in {CASES} messages."
@@ -63,5 +66,5 @@ def _blurred(embedding: Sequence[float], draws: Random) -> list[float]:
 
 def nearest(states: Sequence[Sequence[float]], embeddings: Sequence[Sequence[float]]) -> list[int]:
     """Return the place of the embedding whose direction is nearest to each state's."""
-    towards = [torch.nn.functional.normalize(torch.tensor(one), dim=1) for one in (states, embeddings)]
+    towards = [torch.nn.functional.normalize(torch.tensor(rows), dim=1) for rows in (states, embeddings)]
     return (towards[0] @ towards[1].T).argmax(dim=1).tolist()

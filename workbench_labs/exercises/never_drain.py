@@ -59,7 +59,7 @@ def operations_of(num_stages: int, stage: int, count: int) -> tuple[list[str], l
 
     From the workbench's asynchronous schedule of `count` mini-batches.
     """
-    spans = [one for one in stashed(num_stages, count).spans if one.rank == stage and one.op.kind in "FB"]
+    spans = [span for span in stashed(num_stages, count).spans if span.rank == stage and span.op.kind in "FB"]
     texts, versions = list[str](), list[int]()
     for span in spans:
         texts.append(f"{span.op.kind}{span.op.microbatch}")
@@ -91,8 +91,8 @@ def judge_descend(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str
         operations, _ = operations_of(stages, stage, count)
         expected = delayed_weights(start, inputs, targets, rate, stages - stage - 1)
         case = f"Stage {stage} of {stages}, {count} mini-batches, rate {rate}: its order is {' '.join(operations)}."
-        found = answer(operations, start, inputs, targets, rate)
-        require_close(found, expected, "The weights", case, right="gradients of old weights")
+        weights = answer(operations, start, inputs, targets, rate)
+        require_close(weights, expected, "The weights", case, right="gradients of old weights")
     return f"The weights are those of descent with old gradients, to {CLOSE:g}, in {CASES} trainings."
 
 
@@ -152,11 +152,11 @@ def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
             return all(need <= budget for need, budget in zip(stage_mb(cut, sizes, each), most, strict=True))
 
         possible = [cut for cut in every_cut(layers, size) if fits(cut)]
-        found = answer(layer_s, link_s, layer_mb, activation_mb, budgets)
-        if is_none(found, possible, f"Budgets of {budgets} MB"):
+        cut_given = answer(layer_s, link_s, layer_mb, activation_mb, budgets)
+        if is_none(cut_given, possible, f"Budgets of {budgets} MB"):
             refused += 1
             continue
-        counts = cut_of(found, layers, size)
+        counts = cut_of(cut_given, layers, size)
         rows = [
             (place, counts[place], f"{need:g}", budgets[place])
             for place, need in enumerate(stage_mb(counts, layer_mb, activation_mb))
@@ -184,7 +184,7 @@ def judge_order(answer: Any, numbers: Mapping[str, Any]) -> str:
     devices, layers = costs.cluster.devices, costs.profile.num_layers
     size = len(devices)
     given = require_list(answer, "Order and layers", 2 * size)
-    order = tuple(whole_number(one, 0, size - 1, "A device") for one in given[:size])
+    order = tuple(whole_number(device, 0, size - 1, "A device") for device in given[:size])
     counts = cut_of(given[size:], layers, size)
     if len(set(order)) < size:
         raise WrongAnswerError(f"The order {list(order)} names a device twice.")
@@ -213,7 +213,7 @@ def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         profile = HeadProfile(seconds=tuple(map(tuple, times)))
         counts = counts_of(answer(times), "The division", len(times), total=profile.num_heads)
         rows = [
-            (place, count, f"{row[count - 1] if count else 0:g}", " ".join(f"{one:.1f}" for one in row))
+            (place, count, f"{row[count - 1] if count else 0:g}", " ".join(f"{value:.1f}" for value in row))
             for place, (count, row) in enumerate(zip(counts, times, strict=True))
         ]
         columns = ("processor", "your heads", "its time (ms)", "time of 1, 2, ... heads (ms)")
@@ -256,8 +256,8 @@ def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
             "sum of seconds": [f"{sum(capacity):.2f}" for capacity in capacities],
             "charge": [f"{battery:.2f}" for battery in batteries],
         }
-        found, said = answer(capacities, batteries, left, 1e-3), f"With p = {left} and eta = 0.001:"
-        require_close(found, expected, "DC", said, given=given, right="Eq. 4")
+        answered, said = answer(capacities, batteries, left, 1e-3), f"With p = {left} and eta = 0.001:"
+        require_close(answered, expected, "DC", said, given=given, right="Eq. 4")
     return f"It is Eq. 4, in {CASES} cases."
 
 
@@ -412,7 +412,7 @@ def usable_descend(descend: Callable[..., Any]) -> tuple[Callable[..., Any], str
 
 
 def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
-    delay = sum(one.startswith("F") for one in operations[: operations.index("B0")]) - 1
+    delay = sum(operation.startswith("F") for operation in operations[: operations.index("B0")]) - 1
     return delayed_weights(weights, inputs, targets, rate, delay)
 
 

@@ -100,9 +100,9 @@ def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
     draws = Random(numbers["seed"])
     for _ in range(CASES):
         lists, seconds, expected = _random_case(draws)
-        found = require_list(answer(lists, seconds["F"], seconds["B"]), "The result", len(lists))
+        answered = require_list(answer(lists, seconds["F"], seconds["B"]), "The result", len(lists))
         for stage, operations in enumerate(lists):
-            times = require_list(found[stage], f"The result of stage {stage}", len(operations))
+            times = require_list(answered[stage], f"The result of stage {stage}", len(operations))
             spans = [span for span in expected.spans if span.rank == stage and span.op.kind in "FB"]
             for operation, given, span in zip(operations, times, spans, strict=True):
                 begin, end = map(number_of, require_list(given, f"The time of {operation}", 2))
@@ -113,7 +113,7 @@ def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
                     ]
                     columns = ("operation", "your start (s)", "your end (s)", "start (s)", "end (s)")
                     costs = "; ".join(
-                        f"{kind}: {', '.join(map('{:g}'.format, own))} s" for kind, own in seconds.items()
+                        f"{kind}: {', '.join(map('{:g}'.format, stage_s))} s" for kind, stage_s in seconds.items()
                     )
                     raise WrongAnswerError(
                         f"{len(lists)} stages, {len(operations) // 2} micro-batches ({costs}): {operation} of stage "
@@ -146,11 +146,12 @@ def _judge_order(answer: OrderOf, numbers: Mapping[str, Any], *, most_contexts: 
                     [(stage, " ".join(answer(stages, stage, count))) for stage in range(stages)],
                 ),
             )
-        for stage, kept in enumerate(live_counts(schedule, timeline.spans, "ctx")):
+        for stage, contexts in enumerate(live_counts(schedule, timeline.spans, "ctx")):
             least = most_contexts(stages, stage, count)
-            if kept > least:
+            if contexts > least:
                 raise WrongAnswerError(
-                    f"{case}: stage {stage} keeps the activations of {kept} micro-batches at once; {least} are enough.",
+                    f"{case}: stage {stage} keeps the activations of {contexts} micro-batches at once; {least} are "
+                    "enough.",
                     comparison(f"Stage {stage}", ("operations",), [(" ".join(answer(stages, stage, count)),)]),
                 )
     return f"It is as short as (M + p - 1)(F + B) in {CASES} random pipelines, and keeps no activations too long."
@@ -316,8 +317,8 @@ def both_table(expected: Timeline, executed: Timeline) -> Table:
     """Return when each device ends and how long it computes, simulated next to executed."""
     rows = []
     for rank, name in enumerate(expected.device_names):
-        ends = [max(span.end_s for span in one.spans if span.rank == rank) for one in (expected, executed)]
-        busy = [one.busy_s(rank) for one in (expected, executed)]
+        ends = [max(span.end_s for span in timeline.spans if span.rank == rank) for timeline in (expected, executed)]
+        busy = [timeline.busy_s(rank) for timeline in (expected, executed)]
         rows.append((name, *(f"{1e3 * seconds:.0f}" for seconds in (*ends, *busy))))
     columns = ("device", "end, simulated", "end, executed", "computes, simulated", "computes, executed")
     late = executed.makespan_s / expected.makespan_s - 1

@@ -79,7 +79,7 @@ class Case:
         )
         cluster = Cluster(name="a case", devices=devices)
         schedule = schedule_of(named(order), len(used), self.micro_batches)
-        backward_s = [BACKWARD * own for own in seconds]
+        backward_s = [BACKWARD * stage_s for stage_s in seconds]
         return simulate(program_on(cluster, schedule, seconds, backward_s, message_s=0.0), memory=False)
 
 
@@ -134,8 +134,8 @@ def judge_planner(answer: Planner, numbers: Mapping[str, Any]) -> str:
 
 def _worst_table(ratio: float, case: Case, counts: Sequence[int], best: Sequence[int]) -> Table:
     rows = [
-        (rank, " ".join(f"{1e3 * seconds:g}" for seconds in case.layer_s[rank]), case.budgets[rank], own, other)
-        for rank, (own, other) in enumerate(zip(counts, best, strict=True))
+        (rank, " ".join(f"{1e3 * seconds:g}" for seconds in case.layer_s[rank]), case.budgets[rank], count, other)
+        for rank, (count, other) in enumerate(zip(counts, best, strict=True))
     ]
     title = (
         f"The worst case: a message takes {1e3 * case.send_s:g} ms, {case.micro_batches} micro-batches, layers of "

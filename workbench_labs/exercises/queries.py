@@ -67,23 +67,23 @@ def judge_choose(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     for _ in range(CASES):
         product, sizes, budget_mb, limit_s = _budget_case(draws)
         fitting = [
-            one
-            for one in every_choice(product)
-            if need_mb(one, sizes) <= budget_mb and step_seconds(one, sizes) <= limit_s
+            possible
+            for possible in every_choice(product)
+            if need_mb(possible, sizes) <= budget_mb and step_seconds(possible, sizes) <= limit_s
         ]
-        found = answer(product, sizes, budget_mb, limit_s)
+        answered = answer(product, sizes, budget_mb, limit_s)
         case, table = f"q x E = {product}, {budget_mb:g} MB, {limit_s:g} s", _sizes_table(sizes)
-        if is_none(found, fitting, case, table):
+        if is_none(answered, fitting, case, table):
             none += 1
             continue
-        own = _choice_of(found, product)
-        if own not in fitting:
-            said = f"{need_mb(own, sizes):g} MB and takes {step_seconds(own, sizes):g} s"
-            raise WrongAnswerError(f"{case}: yours, {list(own)}, needs {said}.", table)
-        if own[0] < max(one[0] for one in fitting):
-            raise WrongAnswerError(f"{case}: yours has q = {own[0]}; more queries are possible.", table)
-        alike = [one for one in fitting if one[0] == own[0]]
-        require_best(own, alike, partial(step_seconds, sizes=sizes), f"{case}: with {list(own)} a step", table)
+        choice = _choice_of(answered, product)
+        if choice not in fitting:
+            said = f"{need_mb(choice, sizes):g} MB and takes {step_seconds(choice, sizes):g} s"
+            raise WrongAnswerError(f"{case}: yours, {list(choice)}, needs {said}.", table)
+        if choice[0] < max(possible[0] for possible in fitting):
+            raise WrongAnswerError(f"{case}: yours has q = {choice[0]}; more queries are possible.", table)
+        alike = [possible for possible in fitting if possible[0] == choice[0]]
+        require_best(choice, alike, partial(step_seconds, sizes=sizes), f"{case}: with {list(choice)} a step", table)
     return f"It is the best of all choices in {CASES} random cases; in {none} of them it says that none fits."
 
 

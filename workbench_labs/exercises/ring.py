@@ -46,11 +46,11 @@ def judge_terminator(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         depth, spans = draws.randint(1, sum(blocks)), _spans(blocks)
         timeline = ring_timeline(tuple(blocks), depth, count=1)
         expected = min(span.rank for span in timeline.spans if span.op.kind == "B")
-        found = whole_number(answer(spans, depth), 0, len(blocks) - 1, "A place on this ring")
-        if found != expected:
+        answered = whole_number(answer(spans, depth), 0, len(blocks) - 1, "A place on this ring")
+        if answered != expected:
             trained = sum(blocks) - depth + 1
             rows = [
-                (place, f"{first} to {last}", max(0, last - max(first, trained) + 1), "yours" * (place == found))
+                (place, f"{first} to {last}", max(0, last - max(first, trained) + 1), "yours" * (place == answered))
                 for place, (first, last) in enumerate(spans)
             ]
             raise WrongAnswerError(
@@ -71,17 +71,17 @@ def judge_next_initiator(answer: Callable[..., Any], numbers: Mapping[str, Any])
             rates[a][b] = rates[b][a] = rate
         expected, order, left = _initiators(rates), [0], list(range(1, size))
         while left:
-            found = whole_number(answer(order[-1], left, rates), 0, size - 1, "A device of this ring")
-            if found not in left:
-                raise WrongAnswerError(f"The devices {left} are left; your function chose {found}.")
-            if found != expected[len(order)]:
+            answered = whole_number(answer(order[-1], left, rates), 0, size - 1, "A device of this ring")
+            if answered not in left:
+                raise WrongAnswerError(f"The devices {left} are left; your function chose {answered}.")
+            if answered != expected[len(order)]:
                 rows = [(device, rates[order[-1]][device]) for device in left]
                 raise WrongAnswerError(
-                    f"After device {order[-1]} comes device {expected[len(order)]}, your function chose {found}.",
+                    f"After device {order[-1]} comes device {expected[len(order)]}, your function chose {answered}.",
                     comparison(f"From device {order[-1]}", ("device that is left", "rate (Mbit/s)"), rows),
                 )
-            order.append(found)
-            left.remove(found)
+            order.append(answered)
+            left.remove(answered)
     return f"The head travels as the workbench's does, around {CASES} random rings."
 
 
@@ -103,8 +103,8 @@ def judge_memory(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         depth = draws.randint(1, sum(blocks))
         expected = [nbytes / MB for nbytes in ring_memory_bytes(blocks, depth, block_mb * MB, context_mb * MB)]
         said = f"Blocks of {block_mb} MB with contexts of {context_mb} MB, {depth} adapters trained."
-        found, given = answer(blocks, depth, block_mb, context_mb), {"place": range(len(blocks)), "blocks": blocks}
-        require_close(found, expected, "Megabytes", said, given=given, right="simulated peak", absolute=0.1)
+        answered, given = answer(blocks, depth, block_mb, context_mb), {"place": range(len(blocks)), "blocks": blocks}
+        require_close(answered, expected, "Megabytes", said, given=given, right="simulated peak", absolute=0.1)
     return f"It is the simulator's peak on every device, in {MEMORY_CASES} random rings."
 
 
@@ -270,7 +270,9 @@ def usable_reader(invert: Callable[..., Sequence[int]]) -> Callable[..., Sequenc
 def usable_detector(leak: Callable[..., bool]) -> Callable[..., bool]:
     """Return a student's function, or one of ours as long as the student's is not right."""
     if not is_right(EXERCISES, "leak", leak):
-        return lambda numbers, ids: any(numbers[at : at + len(ids)] == ids for at in range(len(numbers) - len(ids) + 1))
+        return lambda numbers, ids: any(
+            numbers[place : place + len(ids)] == ids for place in range(len(numbers) - len(ids) + 1)
+        )
     return leak
 
 

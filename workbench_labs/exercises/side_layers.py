@@ -48,7 +48,7 @@ def judge_side_layer(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
     draws = Random(numbers["seed"])
     for _ in range(CASES):
         case = _layer_case(draws)
-        expected = side_output(*(torch.tensor(one, dtype=torch.float64) for one in case))
+        expected = side_output(*(torch.tensor(values, dtype=torch.float64) for values in case))
         require_close(answer(*case), expected.tolist(), "The side layer's output", _described(*case))
     return f"It equals torch's in {CASES} random cases."
 
@@ -59,22 +59,22 @@ def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
     for _ in range(CASES):
         case = _layer_case(draws)
         after = [round(draws.uniform(-2, 2), 2) for _ in case[1]]
-        tap, side, down, mix = (torch.tensor(one, dtype=torch.float64).requires_grad_() for one in case)
+        tap, side, down, mix = (torch.tensor(values, dtype=torch.float64).requires_grad_() for values in case)
         side_output(tap, side, down, mix).backward(torch.tensor(after, dtype=torch.float64))
-        found = answer(*case, after)
-        if not isinstance(found, Mapping) or set(found) != {"side", "down", "mix"}:
-            names = sorted(found) if isinstance(found, Mapping) else f"{found!r:.80}"
+        gradients = answer(*case, after)
+        if not isinstance(gradients, Mapping) or set(gradients) != {"side", "down", "mix"}:
+            names = sorted(gradients) if isinstance(gradients, Mapping) else f"{gradients!r:.80}"
             raise WrongAnswerError(
                 f"A dict with 'side', 'down' and 'mix' is asked for, and no gradient of the tap: that one would have "
                 f"to go on through the backbone. This is {names}."
             )
-        told = f"{_described(*case)}, gradient of the output = {after}."
+        case_words = f"{_described(*case)}, gradient of the output = {after}."
         assert side.grad is not None and down.grad is not None and mix.grad is not None
-        require_close([found["mix"]], [mix.grad.item()], "The gradient of mix", told)
-        require_close(found["side"], side.grad.tolist(), "The gradient of side", told)
-        rows = require_list(found["down"], "The gradient of down", len(case[2]))
-        for row, (own, wanted) in enumerate(zip(rows, down.grad.tolist(), strict=True)):
-            require_close(own, wanted, f"The gradient of down, row {row}", told)
+        require_close([gradients["mix"]], [mix.grad.item()], "The gradient of mix", case_words)
+        require_close(gradients["side"], side.grad.tolist(), "The gradient of side", case_words)
+        rows = require_list(gradients["down"], "The gradient of down", len(case[2]))
+        for row, (given, wanted) in enumerate(zip(rows, down.grad.tolist(), strict=True)):
+            require_close(given, wanted, f"The gradient of down, row {row}", case_words)
     return f"It equals autograd's in {CASES} random cases, and nothing goes back to the tap."
 
 
@@ -167,16 +167,16 @@ def _torch_layer(*given: Any) -> Any:
 def _torch_gradient(*given: Any) -> Any:
     tap, *trained, after = map(torch.tensor, given)
     with torch.enable_grad():  # a backward pass has switched it off
-        for one in trained:
-            one.requires_grad_()
+        for tensor in trained:
+            tensor.requires_grad_()
         side_output(tap, *trained).backward(after)
-    return dict(zip(("side", "down", "mix"), (one.grad.tolist() for one in trained), strict=True))
+    return dict(zip(("side", "down", "mix"), (tensor.grad.tolist() for tensor in trained), strict=True))
 
 
 def _torch_stale(fresh: Mapping[str, Record], cached: Mapping[str, Record], tolerance: float) -> list[str]:
     def is_kept(name: str) -> bool:
-        one, other = torch.tensor(fresh[name]), torch.tensor(cached.get(name, []))
-        return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=tolerance)
+        taps, other = torch.tensor(fresh[name]), torch.tensor(cached.get(name, []))
+        return taps.shape == other.shape and torch.allclose(taps, other, rtol=0, atol=tolerance)
 
     return [name for name in fresh if not is_kept(name)]
 

@@ -64,7 +64,7 @@ def judge_estimate(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
         dimension, queries, epsilon = draws.randint(1, 6), draws.randint(1, 5), draws.choice([0.5, 0.1, 0.01])
         gradient, noise, losses = _plane(draws, dimension, queries, epsilon)
         slopes = [_dot(gradient, z) for z in noise]
-        expected = [fmean(slope * z[at] for slope, z in zip(slopes, noise, strict=True)) for at in range(dimension)]
+        expected = [fmean(slope * z[axis] for slope, z in zip(slopes, noise, strict=True)) for axis in range(dimension)]
         said = f"q = {queries}, d = {dimension}, epsilon = {epsilon:g}: the slopes along the noise are " + ", ".join(
             f"{slope:.4g}" for slope in slopes
         )
@@ -73,8 +73,8 @@ def judge_estimate(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     errors = []
     for _ in range(ESTIMATES):
         gradient, noise, losses = _plane(draws, dimension, queries, 0.1)
-        found = numbers_of(answer(losses, noise, 0.1), "The estimate", dimension)
-        squared = sum((one - other) ** 2 for one, other in zip(found, gradient, strict=True))
+        estimate = numbers_of(answer(losses, noise, 0.1), "The estimate", dimension)
+        squared = sum((value - other) ** 2 for value, other in zip(estimate, gradient, strict=True))
         errors.append(squared / _dot(gradient, gradient))
     law, measured = (dimension + 1) / queries, fmean(errors)
     if abs(measured / law - 1) > WITHIN:
@@ -124,7 +124,10 @@ def judge_walk(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         _require_close(once, expected, "theta", f"{said}: theta should move by scale times noise, each time.")
         again = walked(walked(theta, moves[:cut]), moves[cut:])
         if again != once or walked(theta, moves) != once:
-            rows = [(at, f"{one!r}", f"{other!r}") for at, (one, other) in enumerate(zip(once, again, strict=True))]
+            rows = [
+                (place, f"{value!r}", f"{other!r}")
+                for place, (value, other) in enumerate(zip(once, again, strict=True))
+            ]
             raise WrongAnswerError(
                 f"{said}: in one go and in two ({cut} and {len(moves) - cut}) theta must be equal to the last bit.",
                 comparison("theta", ("entry", "in one go", "in two"), rows),
@@ -138,18 +141,18 @@ def _require_normal(answer: Callable[..., Any], seeds: Sequence[int]) -> None:
     def drawn(seed: int) -> list[float]:
         return numbers_of(answer([0.0] * DRAWN, [[seed, 1.0]]), "theta", DRAWN)
 
-    found = [drawn(seed) for seed in seeds]
-    if drawn(seeds[0]) != found[0]:
+    noises = [drawn(seed) for seed in seeds]
+    if drawn(seeds[0]) != noises[0]:
         raise WrongAnswerError(f"The noise of seed {seeds[0]} is another one the second time: nobody could replay it.")
     rows = []
-    for seed, z in zip(seeds, found, strict=True):
+    for seed, z in zip(seeds, noises, strict=True):
         moments = fmean(z), fmean(value**2 for value in z), fmean(value**4 for value in z)
         rows.append((seed, *(f"{moment:.2f}" for moment in moments)))
         if abs(moments[0]) > 0.12 or abs(moments[1] - 1) > 0.2 or abs(moments[2] - 3) > 1:
             table = comparison("Means over 2,000 values", ("seed", "z (0)", "z^2 (1)", "z^4 (3)"), rows)
             raise WrongAnswerError("The noise is standard normal: mean 0, variance 1, fourth moment 3.", table)
-    pairs = [(found[0], found[1]), (found[2], found[3]), (found[0][1:], found[0][:-1])]
-    if any(abs(_dot(one, other)) > 0.15 * DRAWN for one, other in pairs):
+    pairs = [(noises[0], noises[1]), (noises[2], noises[3]), (noises[0][1:], noises[0][:-1])]
+    if any(abs(_dot(first, other)) > 0.15 * DRAWN for first, other in pairs):
         raise WrongAnswerError("Values of one noise, and noises of two seeds, are independent; yours are not.")
 
 
@@ -165,7 +168,7 @@ def judge_moves(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
         moves = [numbers_of(move, "A move", 2) for move in given]
         if [seed for seed, _ in moves] != seeds:
             raise WrongAnswerError(
-                f"The moves have the seeds {seeds}, in their order; yours have {[int(one) for one, _ in moves]}."
+                f"The moves have the seeds {seeds}, in their order; yours have {[int(seed) for seed, _ in moves]}."
             )
         expected = [-rate * _dot(gradient, z) / queries for z in noise]
         said = f"q = {queries}, learning rate {rate:g}: theta goes against the mean of slope times noise."
@@ -191,12 +194,12 @@ def judge_epsilon(answer: Any, numbers: Mapping[str, Any]) -> str:
     epsilon = number_of(answer)
     if epsilon <= 0:
         raise WrongAnswerError("Epsilon is above 0.")
-    grid = [10 ** (at / 500) for at in range(-3000, 1001)]
+    grid = [10 ** (power / 500) for power in range(-3000, 1001)]
     best = min(grid, key=lambda one: slope_error(one, numbers))
-    own, least = slope_error(epsilon, numbers), slope_error(best, numbers)
-    if own > 1.02 * least:
-        raise WrongAnswerError(f"With {epsilon:g} the error is {own:.3g}. A smaller error is possible.")
-    return f"With {epsilon:.3g} the error is {own:.3g}; on a fine grid the least one is {least:.3g}."
+    error, least = slope_error(epsilon, numbers), slope_error(best, numbers)
+    if error > 1.02 * least:
+        raise WrongAnswerError(f"With {epsilon:g} the error is {error:.3g}. A smaller error is possible.")
+    return f"With {epsilon:.3g} the error is {error:.3g}; on a fine grid the least one is {least:.3g}."
 
 
 def _slope(draws: Random) -> dict[str, Any]:
@@ -325,8 +328,8 @@ scalars, of 32 bits each. How many bytes are that?""",
 
 def best_on_bowl(estimate: Callable[..., Any], queries: Sequence[int], *, passes: int) -> int:
     """Return which number of queries ends lowest on the bowl with the same number of passes: medians of 25 descents."""
-    found = descents(Bowl(), queries, passes=passes, repeats=25, estimate=estimate)
-    return min(queries, key=lambda count: found[f"q = {count}"][-1][1])
+    curves = descents(Bowl(), queries, passes=passes, repeats=25, estimate=estimate)
+    return min(queries, key=lambda count: curves[f"q = {count}"][-1][1])
 
 
 def _walk(theta: Sequence[float], moves: Moves) -> list[float]:

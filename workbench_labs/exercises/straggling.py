@@ -52,7 +52,7 @@ class World(Service):
 
     def without_s(self, rank: int) -> float:
         """Return the seconds of a request if a device is left out."""
-        return self.times(self.planner(tuple(one for one in range(self.size) if one != rank)), {}).seconds
+        return self.times(self.planner(tuple(device for device in range(self.size) if device != rank)), {}).seconds
 
     def serve(
         self, faults: Sequence[Fault], *, decided_by: type[Rescheduler], reaction: str = "exclude", seed: int = 0
@@ -82,7 +82,7 @@ def scripts(draws: Random) -> dict[str, tuple[Fault, ...]]:
         "long": (slow(rank, begin, begin + 0.6, draws.uniform(4.5, 6.0)),),
         "mild": (slow(draws.randrange(2), draws.uniform(0.1, 0.15), 2.0, draws.uniform(1.2, 1.3)),),
         "short": tuple(
-            slow(draws.randrange(2), at / 11, at / 11 + 0.032, draws.uniform(5.0, 6.0)) for at in range(1, 11)
+            slow(draws.randrange(2), turn / 11, turn / 11 + 0.032, draws.uniform(5.0, 6.0)) for turn in range(1, 11)
         ),
     }
 
@@ -95,13 +95,13 @@ def goodput(report: ServingReport) -> float:
 @cache
 def undecided(seed: int) -> tuple[tuple[str, tuple[Fault, ...], int, float], ...]:
     """Return for each of a seed's scripts its name, its faults, the noise's seed, and the goodput that is possible."""
-    draws, found = Random(seed), []
+    draws, cases = Random(seed), []
     for name, faults in scripts(draws).items():
         noise = draws.getrandbits(16)
         never = world().serve(faults, decided_by=Rescheduler, reaction="none", seed=noise)
         ours = world().serve(faults, decided_by=Rescheduler, seed=noise)
-        found.append((name, faults, noise, max(goodput(never), goodput(ours))))
-    return tuple(found)
+        cases.append((name, faults, noise, max(goodput(never), goodput(ours))))
+    return tuple(cases)
 
 
 def judge_rule(answer: Rule, numbers: Mapping[str, Any]) -> str:
@@ -110,16 +110,20 @@ def judge_rule(answer: Rule, numbers: Mapping[str, Any]) -> str:
     usual_ms = [draws.uniform(5.0, 40.0) for _ in range(world().size)]
     for name, faults, noise, possible in undecided(numbers["seed"]):
         report = world().serve(faults, decided_by=ruled_by(answer, usual_ms), seed=noise)
-        own = goodput(report)
+        reached = goodput(report)
         counts = (len(report.events_of("excluded")), len(report.events_of("readmitted")))
-        rows.append((name, f"{own:.2f}", f"{possible:.2f}", *counts))
-        if own < ENOUGH * possible:
+        rows.append((name, f"{reached:.2f}", f"{possible:.2f}", *counts))
+        if reached < ENOUGH * possible:
             columns = ("script", "yours", "possible", "left out", "taken back")
             raise WrongAnswerError(
-                f"With the script '{name}' the goodput is {own:.2f}; {possible:.2f} are possible.",
+                f"With the script '{name}' the goodput is {reached:.2f}; {possible:.2f} are possible.",
                 comparison("Goodput (simulated)", columns, rows),
             )
-    return "Goodput " + ", ".join(f"{own} of {possible} ({name})" for name, own, possible, *_ in rows) + " (simulated)."
+    return (
+        "Goodput "
+        + ", ".join(f"{reached} of {possible} ({name})" for name, reached, possible, *_ in rows)
+        + " (simulated)."
+    )
 
 
 def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
@@ -130,12 +134,14 @@ def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
         expected = [[draws.uniform(1, 5) for _ in range(blocks)] for _ in range(size)]
         factors, error = [draws.choice([1, 1, 2, 4]) for _ in range(size)], draws.uniform(0.5, 2)
         measured = [
-            [seconds * factor * error * draws.uniform(0.9, 1.1) for seconds in own]
-            for own, factor in zip(expected, factors, strict=True)
+            [seconds * factor * error * draws.uniform(0.9, 1.1) for seconds in device_s]
+            for device_s, factor in zip(expected, factors, strict=True)
         ]
-        by_rank = [{rank: dict(enumerate(own)) for rank, own in enumerate(one)} for one in (measured, expected)]
+        by_rank = [
+            {rank: dict(enumerate(device_s)) for rank, device_s in enumerate(table)} for table in (measured, expected)
+        ]
         true = list(compare(*by_rank).values())
-        cells = [[" ".join(f"{each:.2f}" for each in own) for own in one] for one in (measured, expected)]
+        cells = [[" ".join(f"{each:.2f}" for each in device_s) for device_s in table] for table in (measured, expected)]
         given = {"device": range(size), "seconds by block, measured": cells[0], "expected": cells[1]}
         said = f"{size} devices, {blocks} blocks."
         require_close(answer(measured, expected), true, "The slowness", said, given=given)
@@ -267,7 +273,7 @@ def _three_in_a_row(times_ms: list[float | None], history: list[list[float | Non
     lately = [*history, times_ms][-3:]
 
     def is_slow(device: int) -> bool:
-        usual = median(one[device] or 0.0 for one in [*history, times_ms][:3])
-        return len(lately) == 3 and all((one[device] or 0.0) > 1.8 * usual for one in lately)
+        usual = median(round_ms[device] or 0.0 for round_ms in [*history, times_ms][:3])
+        return len(lately) == 3 and all((round_ms[device] or 0.0) > 1.8 * usual for round_ms in lately)
 
     return [device for device in range(len(times_ms)) if is_slow(device)]

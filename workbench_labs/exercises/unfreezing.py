@@ -54,13 +54,13 @@ def learning(draws: Random) -> list[tuple[float, list[float]]]:
 
     The gains begin at the top.
     """
-    found = []
+    trainings = []
     for pace in (4.0, 16.0, 64.0):
         for share in (0.5, 0.7):
             for _ in range(2):
                 gains = [share**place for place in range(BLOCKS)]
-                found.append((pace * draws.uniform(0.8, 1.25), [gain / sum(gains) for gain in gains]))
-    return found
+                trainings.append((pace * draws.uniform(0.8, 1.25), [gain / sum(gains) for gain in gains]))
+    return trainings
 
 
 def policy_time(policy: Policy, pace: float, gains: Sequence[float]) -> tuple[float, list[int], list[float]]:
@@ -100,17 +100,19 @@ def all_at_once(step: int, losses: Sequence[float], depth: int) -> int:
 def judge_unfreeze(answer: Policy, numbers: Mapping[str, Any]) -> str:
     """Is the policy faster than any fixed interval, on average over trainings whose pace it is not told?"""
     trainings = learning(Random(numbers["seed"]))
-    fixed = {f"every {rounds}": [policy_time(every(rounds), *one)[0] for one in trainings] for rounds in INTERVALS}
-    fixed["all"] = [policy_time(all_at_once, *one)[0] for one in trainings]
+    fixed = {
+        f"every {rounds}": [policy_time(every(rounds), *training)[0] for training in trainings] for rounds in INTERVALS
+    }
+    fixed["all"] = [policy_time(all_at_once, *training)[0] for training in trainings]
     least = [min(times) for times in zip(*fixed.values(), strict=True)]
 
     def over_best(times: Sequence[float]) -> float:
-        return fmean(own / best for own, best in zip(times, least, strict=True))
+        return fmean(time_s / best for time_s, best in zip(times, least, strict=True))
 
     scores = {name: over_best(times) for name, times in fixed.items()}
     best = min(scores, key=lambda name: scores[name])
-    own = [policy_time(answer, *one)[0] for one in trainings]
-    score = over_best(own)
+    times_s = [policy_time(answer, *training)[0] for training in trainings]
+    score = over_best(times_s)
     said = (
         f"On average it takes {score:.2f} times the time of the best interval for each training; the single interval \
 that suits all best ({best}) {scores[best]:.2f} times."
@@ -118,7 +120,7 @@ that suits all best ({best}) {scores[best]:.2f} times."
     if score > scores[best] * (1 - SAVED):
         rows = [
             (f"{pace:.1f}", f"{mine:.0f}", f"{times:.0f}", f"{lowest:.0f}")
-            for (pace, _), mine, times, lowest in zip(trainings, own, fixed[best], least, strict=True)
+            for (pace, _), mine, times, lowest in zip(trainings, times_s, fixed[best], least, strict=True)
         ]
         columns = ("pace (rounds)", "yours", best, "the best interval for this one")
         raise WrongAnswerError(
@@ -143,7 +145,7 @@ def run_policy(
     depths = policy_time(policy, *learning(Random(0))[0])[1][:rounds]
     size = cluster.world_size
     profile, _ = equal_blocks(BLOCKS, size)
-    profile = replace(profile, layers=tuple(tuple(one.scaled(layer_s) for one in own) for own in profile.layers))
+    profile = replace(profile, layers=tuple(tuple(layer.scaled(layer_s) for layer in row) for row in profile.layers))
     iterations = [Iteration(0, BLOCKS - depth, load_constants().micro_batches) for depth in depths]
     plan = ring_plan(proportional_parts(BLOCKS, (1,) * size))
     program = round_program(profile, cluster, plan, iterations, hidden=HIDDEN)

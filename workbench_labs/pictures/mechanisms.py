@@ -55,11 +55,11 @@ def backpropagation() -> str:
     ]
     top, base, bar = 216, 294, 68
     parts.append(heading(MARGIN, top, "Memory over time", "grows in the forward pass, shrinks in the backward pass"))
-    for at, kept in enumerate((1, 2, 3, 4, 4, 3, 2, 1)):
-        left = x + at * (bar + 6)
-        colour = FORWARD if at < 4 else BACKWARD
-        parts.append(svg.box(left, base - kept * 14, bar, kept * 14, colour, rx=2))
-        parts.append(words(left + bar / 2, base + 17, f"layer {kept}", size=12, colour=svg.MUTED))
+    for column, layer in enumerate((1, 2, 3, 4, 4, 3, 2, 1)):
+        left = x + column * (bar + 6)
+        colour = FORWARD if column < 4 else BACKWARD
+        parts.append(svg.box(left, base - layer * 14, bar, layer * 14, colour, rx=2))
+        parts.append(words(left + bar / 2, base + 17, f"layer {layer}", size=12, colour=svg.MUTED))
     entries = ((ARROW, FORWARD, "forward pass"), (ARROW, BACKWARD, "backward pass"), (BOX, TRAINED, "trained layer"))
     return card(
         "Backpropagation",
@@ -131,7 +131,7 @@ def zeroth_order() -> str:
         words(left + 8, 72, "loss", anchor="start", size=12, colour=svg.MUTED),
         svg.path(line, FORWARD, stroke_width=2.5),
     ]
-    ends = [(left + wide * at, loss(at)) for at in (0.46, 0.86)]
+    ends = [(left + wide * share, loss(share)) for share in (0.46, 0.86)]
     for (x, y), name, under in zip(ends, ("L_−", "L_+"), ("w − ε z", "w + ε z"), strict=True):
         parts += [
             svg.path([(x, y), (x, base)], svg.MUTED, stroke_width=1.25, stroke_dasharray="3 4"),
@@ -181,7 +181,7 @@ def zeroth_order() -> str:
 def layer_cut() -> str:
     """Draw one layer on three unequal devices: tensor parallel inside the blocks, sequence parallel between them."""
     x, y, wide, bar, gap, pitch, tall = 112.0, 84.0, 84.0, 34.0, 10.0, 70.0, 56.0
-    own = (range(0, 3), range(3, 5), range(5, 6))
+    rows_of = (range(0, 3), range(3, 5), range(5, 6))
     steps = (
         ("norm", "own tokens", True),
         ("attention", "own heads", False),
@@ -191,17 +191,24 @@ def layer_cut() -> str:
     )
     parts = [words(x - 16, y + rank * pitch + 33, f"device {rank + 1}", anchor="end") for rank in range(3)]
     height = 2 * pitch + tall
-    for at, (name, what, rows) in enumerate(steps):
-        left = x + at * (wide + bar + 2 * gap)
+    for number, (name, what, rows) in enumerate(steps):
+        left = x + number * (wide + bar + 2 * gap)
         centre = left + wide / 2
         parts += [words(centre, 44, name, font_weight="bold"), words(centre, 62, what, size=12, colour=svg.MUTED)]
         for rank in range(3):
             parts.append(
                 matrix(
-                    left + 4, y + rank * pitch, wide - 8, tall, 6, own[rank], ACTIVATION if rows else FORWARD, rows=rows
+                    left + 4,
+                    y + rank * pitch,
+                    wide - 8,
+                    tall,
+                    6,
+                    rows_of[rank],
+                    ACTIVATION if rows else FORWARD,
+                    rows=rows,
                 )
             )
-        if at < len(steps) - 1:
+        if number < len(steps) - 1:
             edge = left + wide + gap
             called = "all-gather" if rows else "reduce-scatter"
             turned = f"translate({edge + bar / 2 + 4.5:g} {y + height / 2:g}) rotate(-90)"

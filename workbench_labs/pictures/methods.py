@@ -82,14 +82,14 @@ def p_rge() -> str:
     """Draw P-RGE (MobiZO): a step's queries over the devices; only seeds and numbers travel."""
     parts = []
     queries = ((1, 2), (3,), (4,))
-    for number, own in enumerate(queries):
+    for number, device_queries in enumerate(queries):
         x = 28 + number * 256
         parts += [
-            frame(x, 28, 232, 176, f"device {number + 1}", f"{len(own)} of 4 queries"),
+            frame(x, 28, 232, 176, f"device {number + 1}", f"{len(device_queries)} of 4 queries"),
             block(x + 14, 62, 142, 32, "frozen model", FROZEN),
             block(x + 162, 62, 56, 32, "w", TRAINED),
         ]
-        for row, query in enumerate(own):
+        for row, query in enumerate(device_queries):
             y = 106 + row * 46
             parts += [
                 block(x + 14, y, 68, 36, f"w + ε z_{query}", FORWARD, size=12),
@@ -132,15 +132,15 @@ def galaxy_plus() -> str:
     for number, (heads, note) in enumerate(((6, "fast"), (4, "medium"), (2, "slow"))):
         y = 48 + number * 74
         parts.append(frame(28, y, 226, 64, f"device {number + 1}", note))
-        parts += [svg.box(40 + at * 27, y + 32, 21, 20, FORWARD, rx=3) for at in range(heads)]
+        parts += [svg.box(40 + head * 27, y + 32, 21, 20, FORWARD, rx=3) for head in range(heads)]
     parts.append(words(141, 292, "12 attention heads of every layer", size=12, colour=svg.MUTED))
     timelines = [
         timeline_of(build_published("ring_allgather_gemm", {"ranks": 3, "overlapped": overlapped}), SEND=0.8)
         for overlapped in (0, 1)
     ]
-    whole_s = max(one.makespan_s for one in timelines)
+    whole_s = max(timeline.makespan_s for timeline in timelines)
     top = 34.0
-    for one, name, rest in zip(
+    for timeline, name, rest in zip(
         timelines,
         ("Exchange, then multiply", "Multiply tile by tile"),
         ("", "the next tile is on its way meanwhile"),
@@ -149,7 +149,16 @@ def galaxy_plus() -> str:
         parts.append(heading(292, top, name, rest))
         parts.append(
             lanes(
-                one, 372, top + 14, 400, names=devices(3), whole_s=whole_s, height=22, gap=6, network=True, label=_tile
+                timeline,
+                372,
+                top + 14,
+                400,
+                names=devices(3),
+                whole_s=whole_s,
+                height=22,
+                gap=6,
+                network=True,
+                label=_tile,
             )
         )
         top += 148

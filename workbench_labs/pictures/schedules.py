@@ -87,12 +87,12 @@ def weight_stashing() -> str:
         heading(MARGIN, 34, "A pipeline that never drains", "a device updates its weights after every backward pass"),
         lanes(timeline, x, y, width, names=devices(3), label=_versioned, height=36),
     ]
-    kept = [_lifetime(timeline, version) for version in range(4)]
+    lifetimes = [_lifetime(timeline, version) for version in range(4)]
     y += 168
     parts.append(
         heading(MARGIN, y, "Versions of the weights on device 1", "kept until the last backward pass needs them")
     )
-    for number, (begin_s, end_s, used_s) in enumerate(kept):
+    for number, (begin_s, end_s, used_s) in enumerate(lifetimes):
         top = y + 16 + number * 24
         parts.append(words(x - 12, top + 13, f"w_{number}", anchor="end"))
         parts.append(svg.box(x + begin_s * scale, top, (end_s - begin_s) * scale, 18, TRAINED, rx=3))
@@ -117,12 +117,12 @@ def _versioned(op: Op) -> str:
 
 def _lifetime(timeline: Timeline, version: int) -> tuple[float, float, float]:
     """Return when a version of the first device's weights is made, when it is replaced, and when it is last used."""
-    own = [span for span in timeline.spans if span.rank == 0]
+    spans = [span for span in timeline.spans if span.rank == 0]
 
     def made(number: int) -> float:
-        return max((span.end_s for span in own if any(_is(value, number) for value in span.op.writes)), default=0.0)
+        return max((span.end_s for span in spans if any(_is(value, number) for value in span.op.writes)), default=0.0)
 
-    used = [span.end_s for span in own if span.op.kind == "B" and any(_is(value, version) for value in span.op.reads)]
+    used = [span.end_s for span in spans if span.op.kind == "B" and any(_is(value, version) for value in span.op.reads)]
     replaced_s = made(version + 1)
     return made(version), replaced_s, max([replaced_s, *used])
 
@@ -160,9 +160,9 @@ def all_reduce() -> str:
         left = x + number * step_width
         for rank in range(ranks):
             for part in range(ranks):
-                at = (left + part * (side + gap), y + rank * pitch - 3)
+                corner = (left + part * (side + gap), y + rank * pitch - 3)
                 terms, is_new = state[rank][part], (rank, part) in arrived
-                parts.append(_cell(*at, side, colours[part], terms, ranks, is_new=is_new))
+                parts.append(_cell(*corner, side, colours[part], terms, ranks, is_new=is_new))
     bottom = y + ranks * pitch
     return card(
         "All-reduce on a ring",
@@ -210,7 +210,7 @@ def _ring_states(ranks: int) -> list[tuple[list[list[int]], set[tuple[int, int]]
     for schedule, adds in ((adding, True), (copying, False)):
         sends = [[op for op in ops if op.kind == SEND] for ops in schedule.ops]
         for step in range(ranks - 1):
-            arrived = {(op.ranks[1], op.part): op.ranks[0] for op in (own[step] for own in sends)}
+            arrived = {(op.ranks[1], op.part): op.ranks[0] for op in (rank_sends[step] for rank_sends in sends)}
             before = [row[:] for row in state]
             for (rank, part), source in arrived.items():
                 state[rank][part] = before[source][part] + (1 if adds else 0)

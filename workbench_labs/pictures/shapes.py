@@ -40,14 +40,14 @@ def _sheet() -> str:
     light, dark = (
         "".join(f"--workbench-{name}:{colour};" for name, colour in colours.items()) for colours in (LIGHT, DARK)
     )
-    own = ".picture{" + light + "font-family:Helvetica,Arial,sans-serif}"
-    return own + style.DARK_PAGE(".picture{" + dark + "}")
+    light_rule = ".picture{" + light + "font-family:Helvetica,Arial,sans-serif}"
+    return light_rule + style.DARK_PAGE(".picture{" + dark + "}")
 
 
 def card(title: str, description: str, *parts: str, height: float) -> str:
     """Return a whole picture on a ground of its own, readable on a light and on a dark page.
 
-    title, description: for whoever does not see it.
+    title, description: words for those who cannot see it.
     """
     ground = svg.box(0.5, 0.5, WIDTH - 1, height - 1, "var(--workbench-ground)", rx=10, stroke="var(--workbench-track)")
     words = svg.tag("title", svg.escape(title), id="title") + svg.tag("desc", svg.escape(description), id="desc")
@@ -80,15 +80,15 @@ def words(
     """Return a line of text, centred at x unless `anchor` says otherwise.  In it `_x` and `_{xy}` are lowered, `^x` is
     raised.
     """
-    shown, down, at = "", 0.0, 0
-    for found in _SCRIPT.finditer(line):
-        shown += _run(line[at : found.start()], 0.0, -down)
-        down = size * (0.25 if found[1] == "_" else -0.4)
-        shown += _run(found[2].strip("{}"), size * 0.72, down)
-        at = found.end()
-    shown += _run(line[at:], 0.0, -down)
-    own = {"font_size": None if size == SIZE else size, "fill": colour or None, "text_anchor": anchor or None}
-    return svg.tag("text", shown, x=float(x), y=float(y), **own, **more)
+    shown, down, place = "", 0.0, 0
+    for script in _SCRIPT.finditer(line):
+        shown += _run(line[place : script.start()], 0.0, -down)
+        down = size * (0.25 if script[1] == "_" else -0.4)
+        shown += _run(script[2].strip("{}"), size * 0.72, down)
+        place = script.end()
+    shown += _run(line[place:], 0.0, -down)
+    attributes = {"font_size": None if size == SIZE else size, "fill": colour or None, "text_anchor": anchor or None}
+    return svg.tag("text", shown, x=float(x), y=float(y), **attributes, **more)
 
 
 def _run(part: str, size: float, down: float) -> str:
@@ -107,7 +107,9 @@ def _lines(x: float, middle: float, lines: str, colour: str, size: float = SIZE)
     """Return centred lines, separated by line breaks, around a height."""
     shown = lines.split("\n") if lines else []
     top = middle - (len(shown) - 1) * size * 0.62 + size * 0.35
-    return "".join(words(x, top + at * size * 1.24, line, size=size, colour=colour) for at, line in enumerate(shown))
+    return "".join(
+        words(x, top + number * size * 1.24, line, size=size, colour=colour) for number, line in enumerate(shown)
+    )
 
 
 def heading(x: float, y: float, line: str, rest: str = "") -> str:
@@ -152,10 +154,10 @@ def matrix(x: float, y: float, width: float, height: float, count: int, own: ran
     """Return a matrix in `count` strips, rows or else columns, of which `own` are filled."""
     step = (height if rows else width) / count
     strips = (
-        svg.box(x, y + at * step, width, step - 1.5, fill if at in own else svg.TRACK, rx=1)
+        svg.box(x, y + number * step, width, step - 1.5, fill if number in own else svg.TRACK, rx=1)
         if rows
-        else svg.box(x + at * step, y, step - 1.5, height, fill if at in own else svg.TRACK, rx=1)
-        for at in range(count)
+        else svg.box(x + number * step, y, step - 1.5, height, fill if number in own else svg.TRACK, rx=1)
+        for number in range(count)
     )
     return "".join(strips)
 
@@ -194,8 +196,8 @@ def lanes(
 ) -> str:
     """Return the lanes of a timeline: what each device computes, and, with `network`, what it sends below that.
 
-    names: of the lanes, left of x.  label: of an operation, may have two lines.  whole_s: the seconds that `width`
-    stands for; 0: the timeline's.
+    names: names of the lanes, left of x.  label: returns an operation's text, which may have two lines.  whole_s: the
+    seconds that `width` stands for; 0: the timeline's.
     """
     scale = width / (whole_s or timeline.makespan_s)
     pitch = height + gap + (7 if network else 0)

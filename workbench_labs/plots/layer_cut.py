@@ -56,10 +56,12 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
             "Draw a hybrid plan.",
         )
     size = plan.num_positions
-    whole = (length,) * size
-    tokens = plan.tokens(length) if plan.shares else whole
+    all_tokens = (length,) * size
+    tokens = plan.tokens(length) if plan.shares else all_tokens
     gather = Arrow("AllGather", _gathered(plan, tokens, shape.hidden_bytes))
-    scatter = Arrow("ReduceScatter", tuple((length - own) * shape.hidden_bytes if size > 1 else 0 for own in tokens))
+    scatter = Arrow(
+        "ReduceScatter", tuple((length - count) * shape.hidden_bytes if size > 1 else 0 for count in tokens)
+    )
     reduced = Arrow("AllReduce", (2 * (size - 1) * length * shape.hidden_bytes // size,) * size)
     before, after = ([gather], scatter) if plan.paradigm == "hybrid" else ([], reduced)
     by_token = plan.paradigm == "sequence"
@@ -86,7 +88,7 @@ def layer_parts(plan: InferencePlan, shape: StackShape, *, length: int, scheme: 
             ]
         parts.append(_connection(plan, tokens, length))
     if by_token or (plan.paradigm == "hybrid" and scheme == 2):
-        everywhere = tuple(shape.columns if own else 0 for own in tokens)
+        everywhere = tuple(shape.columns if count else 0 for count in tokens)
         parts += [
             Matrix("W<sub>up</sub>", "copies", everywhere, "all columns", wide, HEIGHT),
             Matrix("W<sub>down</sub>", "copies", everywhere, "all columns", 1.0, wide),
@@ -130,11 +132,11 @@ def layer_cut(
 ) -> go.Figure:
     """Return one layer as matrices coloured by device; below, each device's bytes in memory and sent.
 
-    names: of the cluster's devices, by rank.  length: tokens of the sequence.  scheme: 1 or 2 (hybrid plans only).
+    names: the cluster's devices by rank.  length: tokens of the sequence.  scheme: 1 or 2 (hybrid plans only).
     """
     parts = layer_parts(plan, shape, length=length, scheme=scheme)
     who = [names[rank] for rank in plan.ranks]
-    held = held_bytes(plan, shape, scheme=scheme)
+    parts_bytes = held_bytes(plan, shape, scheme=scheme)
     sent = sent_bytes(plan, shape, length=length, scheme=scheme)
     figure = make_subplots(
         rows=2,
@@ -148,13 +150,17 @@ def layer_cut(
     for annotation in figure.layout.annotations:
         annotation.font = {"size": 12.5, "color": style.BLACK}
     _draw(figure, parts, who)
-    columns = ([one["attention"] for one in held], [one["feed-forward"] for one in held], list(sent))
+    columns = (
+        [nbytes["attention"] for nbytes in parts_bytes],
+        [nbytes["feed-forward"] for nbytes in parts_bytes],
+        list(sent),
+    )
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
-    total = sum(sum(one.values()) for one in held)
-    whole = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
+    total = sum(sum(nbytes.values()) for nbytes in parts_bytes)
+    copy_bytes = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
     moved, weights = style.size_words(sum(sent)), style.size_words(total)
-    copies = f", {total / whole:.2g} times one copy" if whole else ""
+    copies = f", {total / copy_bytes:.2g} times one copy" if copy_bytes else ""
     paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
     return style.finish(
         figure,
@@ -177,9 +183,9 @@ def _gathered(plan: InferencePlan, tokens: Sequence[int], token_bytes: int) -> t
         return (0,)
     after = [length - tokens[(position + 1) % size] for position in range(size)]
     if not plan.both_ways:
-        return tuple(token_bytes * one for one in after)
+        return tuple(token_bytes * count for count in after)
     before = [length - tokens[position - 1] for position in range(size)]
-    return tuple(token_bytes * (one + other) // 2 for one, other in zip(after, before, strict=True))
+    return tuple(token_bytes * (count + other) // 2 for count, other in zip(after, before, strict=True))
 
 
 def _connection(plan: InferencePlan, tokens: tuple[int, ...], length: int) -> Matrix:
@@ -209,18 +215,26 @@ def _boxes(matrix: Matrix, left: float, who: Sequence[str]) -> list[_Box]:
         shift = SHIFT * min(1.0, 4 / size)
         for position in [position for position in range(size) if matrix.counts[position]]:
             hover = f"{who[position]}: {matrix.name}, {matrix.what}"
-            at = left + shift * position + matrix.width / 2
+            centre = left + shift * position + matrix.width / 2
             boxes.append(
-                _Box(at, matrix.width, bottom + shift * (position - (size - 1) / 2), matrix.height, position, "", hover)
+                _Box(
+                    centre,
+                    matrix.width,
+                    bottom + shift * (position - (size - 1) / 2),
+                    matrix.height,
+                    position,
+                    "",
+                    hover,
+                )
             )
         return boxes
-    whole, done = sum(matrix.counts), 0
+    total, done = sum(matrix.counts), 0
     for position, count in enumerate(matrix.counts):
         if count == 0:
             continue
         along = matrix.width if matrix.cut == "columns" else matrix.height
-        start, extent = done / whole * along, count / whole * along
-        hover = f"{who[position]}: {matrix.name}, {count} of {whole} {matrix.what}"
+        start, extent = done / total * along, count / total * along
+        hover = f"{who[position]}: {matrix.name}, {count} of {total} {matrix.what}"
         # The space for a number of 11 px, in widths of the hidden state.
         text = str(count) if extent > (0.07 * len(str(count)) + 0.04 if matrix.cut == "columns" else 0.2) else ""
         if matrix.cut == "columns":

@@ -47,8 +47,8 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
     parts = {"computation alone": style.BLUE, "communication alone": style.GREEN, "overlapped": style.PURPLE}
     timed = {cell.name: (cell.computation_s, cell.communication_s, cell.together_s) for cell in cells}
     bars = {
-        part: {name: spreads[at].scaled(unit.factor) for name, spreads in timed.items()}
-        for at, part in enumerate(parts)
+        part: {name: spreads[number].scaled(unit.factor) for name, spreads in timed.items()}
+        for number, part in enumerate(parts)
     }
     within = sum(cell.ratio <= ALLOWED for cell in cells)
     said = f"in the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"

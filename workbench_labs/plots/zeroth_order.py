@@ -69,8 +69,8 @@ def bowl(
         figure.add_scatter(
             name=name,
             mode="markers",
-            x=[at[0] for at in some],
-            y=[at[1] for at in some],
+            x=[point[0] for point in some],
+            y=[point[1] for point in some],
             marker=marker,
             cliponaxis=False,
             hoverinfo="skip",
@@ -163,11 +163,11 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
         "label": label,
         "subtitle": "dotted: the error is as long as the gradient",
     }
-    points = {one.name: one.points for one in found}
+    points = {error.name: error.points for error in found}
     figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **said)
-    for one, trace in zip(found, figure.data, strict=True):
+    for error, trace in zip(found, figure.data, strict=True):
         trace.update(legendgroup=trace.name, mode="markers")
-        expected = [(one.dimension + 1) / queries for queries in trace.x]
+        expected = [(error.dimension + 1) / queries for queries in trace.x]
         look: dict[str, Any] = {
             "line": {"color": trace.line.color, "width": 1.5},
             "legendgroup": trace.name,
@@ -244,7 +244,7 @@ def learning(
 
 def running_mean(values: Sequence[float], size: int = MEAN_OF) -> list[float]:
     """Return the mean of each value and up to size - 1 before it."""
-    return [sum(values[max(0, at + 1 - size) : at + 1]) / min(size, at + 1) for at in range(len(values))]
+    return [sum(values[max(0, end + 1 - size) : end + 1]) / min(size, end + 1) for end in range(len(values))]
 
 
 def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
@@ -263,8 +263,8 @@ def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
 
 
 class Pass(NamedTuple):
-    """One forward pass.  parts: P copies in one batch.  flops: of all of them.  weight_bytes: read once for all of
-    them.
+    """One forward pass.  parts: P, the copies in one batch.  flops: their FLOPs together.  weight_bytes: bytes of
+    weights, which are read once for all copies.
     """
 
     parts: int
@@ -294,14 +294,17 @@ def roofline(
 ) -> go.Figure:
     """Return the machine's roof and the rates that passes reach under it, with the number of parts next to each.
 
-    flops_per_s: of arithmetic; bytes_per_s: of reading weights.  found: passes by name, at least one.
+    flops_per_s: the rate of arithmetic.  bytes_per_s: the rate at which weights are read.  found: passes by name, at
+    least one.
     """
     ridge = flops_per_s / bytes_per_s
-    passes = [one for several in found.values() for one in several]
-    low = min([ridge, *(one.intensity for one in passes)]) / 2.5
-    high = max([ridge, *(one.intensity for one in passes)]) * 2.5
+    passes = [single for several in found.values() for single in several]
+    low = min([ridge, *(single.intensity for single in passes)]) / 2.5
+    high = max([ridge, *(single.intensity for single in passes)]) * 2.5
     rate, unit = (1e-12, "TFLOP/s") if flops_per_s >= 2e12 else (1e-9, "GFLOP/s")
-    series = {name: [(one.intensity, one.flops_per_s * rate) for one in several] for name, several in found.items()}
+    series = {
+        name: [(single.intensity, single.flops_per_s * rate) for single in several] for name, several in found.items()
+    }
     said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
     words = {
         "title": title,
@@ -313,11 +316,14 @@ def roofline(
     figure = lines(series, **words)
     for trace, several in zip(figure.data, found.values(), strict=True):
         trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
-        trace.text = [f"{one.parts}" for one in several]
+        trace.text = [f"{single.parts}" for single in several]
         trace.hovertemplate = [
-            f"{trace.name}: {one.parts} parts, {one.seconds * 1e3:.3g} ms<extra></extra>" for one in several
+            f"{trace.name}: {single.parts} parts, {single.seconds * 1e3:.3g} ms<extra></extra>" for single in several
         ]
-    x, y = zip(*((at, min(flops_per_s, at * bytes_per_s) * rate) for at in (low, ridge, high)), strict=True)
+    x, y = zip(
+        *((intensity, min(flops_per_s, intensity * bytes_per_s) * rate) for intensity in (low, ridge, high)),
+        strict=True,
+    )
     figure.add_scatter(
         name="the roof", mode="lines", x=x, y=y, line={"color": style.BLACK, "width": 3}, hoverinfo="skip"
     )
@@ -326,8 +332,8 @@ def roofline(
         (f"bound by reading weights: {_short(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
         (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
-    for said, at, anchor in sides:
-        place = {"x": at, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
+    for said, position, anchor in sides:
+        place = {"x": position, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
         figure.add_annotation(text=said, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
     figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
     figure.update_yaxes(type="log", exponentformat="none", dtick="D2")

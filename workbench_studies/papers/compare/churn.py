@@ -255,9 +255,9 @@ def points(told: Callable[[str], None], kept: Path | None, seeds: Sequence[int])
                 point = Point(
                     way=way,
                     stay_s=stay_s,
-                    goodputs=tuple(one.rate / alone for one in runs),
+                    goodputs=tuple(run.rate / alone for run in runs),
                     free=tuple(free(way, stay_s, seed, kept) for seed in seeds),
-                    lost=sum(one.lost_s for one in runs) / (len(runs) * end_s),
+                    lost=sum(run.lost_s for run in runs) / (len(runs) * end_s),
                 )
                 told(f"{way}, mean stay {stay_s} s: {point.goodput:.2f}, {point.of_free:.2f} of free changes")
                 yield point

@@ -135,11 +135,11 @@ def figure(table: Table, lesson: Table) -> go.Figure:
     lessons_of = {row[0]: dict(zip(LESSON_COLUMNS, row, strict=True)) for row in lesson.rows}
     shown = [lessons_of[way] for way in LESSON_WAYS]
     bars = go.Bar(
-        x=[one["goodput"] for one in shown],
+        x=[row["goodput"] for row in shown],
         y=list(LESSON_WAYS),
         orientation="h",
         marker={"color": [CYCLE[list(WAYS).index(way)] for way in LESSON_WAYS]},
-        text=[f"{one['goodput']:.0%}, {one['lids in use at first']:.0f} in use" for one in shown],
+        text=[f"{row['goodput']:.0%}, {row['lids in use at first']:.0f} in use" for row in shown],
         textposition="outside",
         cliponaxis=False,
         showlegend=False,
