@@ -51,12 +51,16 @@ def test_every_method_that_trains_is_compared(advice: Advice) -> None:
 def test_the_best_is_first_and_what_is_grey_is_worse_in_everything(advice: Advice) -> None:
     figures = [(choice.seconds or 0.0, choice.joules or 0.0, choice.memory_bytes) for choice in advice.choices]
     assert [seconds for seconds, *_ in figures] == sorted(seconds for seconds, *_ in figures)
-    for choice, own in zip(advice.choices, figures, strict=True):
-        better = [other for other in figures if all(a <= b for a, b in zip(other, own, strict=True)) and other != own]
+    for choice, figure in zip(advice.choices, figures, strict=True):
+        better = [
+            other for other in figures if all(a <= b for a, b in zip(other, figure, strict=True)) and other != figure
+        ]
         if choice.is_dominated:  # within the tolerance
-            assert any(all(a <= 1.03 * b for a, b in zip(other, own, strict=True)) for other in figures if other != own)
+            assert any(
+                all(a <= 1.03 * b for a, b in zip(other, figure, strict=True)) for other in figures if other != figure
+            )
         else:
-            assert all(max(b / a for a, b in zip(other, own, strict=True)) <= 1.03 for other in better)
+            assert all(max(b / a for a, b in zip(other, figure, strict=True)) <= 1.03 for other in better)
     assert any(choice.is_dominated for choice in advice.choices) and not advice.choices[0].is_dominated
 
 
@@ -99,11 +103,11 @@ def test_data_that_stay_and_requests_have_their_own_methods() -> None:
 def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_without(tmp_path: Any) -> None:
     """Compared with the fastest plan without one.  How many guesses are right, nobody says."""
     cluster = slow_links(1e-5)  # devices so slow that it pays to divide a tiny model
-    slow = (replace(one, flops_per_s=1e8, memory_bytes_per_s=1e7) for one in cluster.devices)
+    slow = (replace(device, flops_per_s=1e8, memory_bytes_per_s=1e7) for device in cluster.devices)
     cluster, job = replace(cluster, devices=tuple(slow)), replace(JOB, model="tiny-llama-4")
     drafts = advise(job, cluster, computed=True, serves=True, draft="tiny-llama-2").drafts
     assert drafts is not None and len(drafts.devices) > 1 and drafts.best is drafts.offers[0]
-    assert {one.name for one in drafts.offers} == {"tiny-llama-2", "layers:1", "layers:2", "int4"}
+    assert {offer.name for offer in drafts.offers} == {"tiny-llama-2", "layers:1", "layers:2", "int4"}
     assert drafts.offers[-1].break_even is None
     for one in drafts.offers:
         assert one.guesser in {device.name for device in cluster.devices}
@@ -139,7 +143,7 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     shown = CliRunner().invoke(app, words).output
     assert "Drafts, simulated; without one" in shown and "pays from" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    assert {one["draft"] for one in found["drafts"]} == {"layers:1", "layers:2", "int4"}
+    assert {draft["draft"] for draft in found["drafts"]} == {"layers:1", "layers:2", "int4"}
 
 
 def test_the_expected_gain_of_a_draft_is_that_of_the_counted_guesses() -> None:

@@ -17,7 +17,7 @@ LOOPBACK = ["127.0.0.1"]
 
 
 def seen(name: str) -> Candidate | None:
-    return next((one for one in discover(1.5, interfaces=LOOPBACK) if one.name == name), None)
+    return next((candidate for candidate in discover(1.5, interfaces=LOOPBACK) if candidate.name == name), None)
 
 
 def is_taken(name: str) -> str:

@@ -87,14 +87,14 @@ def documented(path: Path) -> Iterator[tuple[int, str, set[str]]]:
                 and isinstance(child.value.value, str)
             ):
                 arguments = (
-                    {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+                    {node.arg for node in ast.walk(node) if isinstance(node, ast.arg)}
                     if not isinstance(node, ast.Module)
                     else set()
                 )
                 fields = {
-                    one.target.id
-                    for one in ast.walk(node)
-                    if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+                    node.target.id
+                    for node in ast.walk(node)
+                    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
                 }
                 yield child.lineno, child.value.value, arguments | fields
 

@@ -45,7 +45,13 @@ RASPBERRY_PI = LINUX | {"platform_machine": "aarch64"}
 def applying(lines: Iterable[str], **environment: str) -> dict[str, Requirement]:
     """Return the requirements that apply to a machine, by name; by default this one."""
     requirements = map(Requirement, lines)
-    return by_name([str(one) for one in requirements if one.marker is None or one.marker.evaluate(environment)])
+    return by_name(
+        [
+            str(requirement)
+            for requirement in requirements
+            if requirement.marker is None or requirement.marker.evaluate(environment)
+        ]
+    )
 
 
 DIRECT = applying(DECLARED)
@@ -238,7 +244,9 @@ for name in workbench.cli.torchrun.CALLS._events:
 
 def test_a_device_takes_part_without_any_extra() -> None:
     needed = {*closure(applying(PROJECT["dependencies"]).values()), canonicalize_name(PROJECT["name"])}
-    modules = {name: {canonicalize_name(one) for one in owners} for name, owners in packages_distributions().items()}
+    modules = {
+        name: {canonicalize_name(owner) for owner in owners} for name, owners in packages_distributions().items()
+    }
     hidden = {name for name, owners in modules.items() if not owners & needed}
     assert {"datasets", "ipyparallel", "jupyterlab", "pandas", "plotly"} <= hidden and "torch" not in hidden
     subprocess.run([sys.executable, "-c", HIDING, " ".join(hidden)], check=True, capture_output=True, text=True)

@@ -159,7 +159,7 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
 
     on_one, on_both = (Report.read(tmp_path / f"{name}_report.json") for name in ("whole", "shared"))
     assert [step.loss for step in on_both.steps] == pytest.approx([step.loss for step in on_one.steps], rel=1e-5)
-    timeline = next(one for name, one in on_both.timelines.items() if name.endswith("measured"))
+    timeline = next(timeline for name, timeline in on_both.timelines.items() if name.endswith("measured"))
     assert {span.op.stream for span in timeline.spans if span.op.kind == "ATTN"} == {"compute", "compute1"}
 
     prepared = prepare(job)

@@ -24,7 +24,7 @@ def from_tensorboard() -> tuple[Values, dict[str, str]]:
     [folder] = (tracking.cache_folder() / "tensorboard").iterdir()
     read = EventAccumulator(str(folder))
     read.Reload()
-    values = {name: [(one.step, one.value) for one in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    values = {name: [(scalar.step, scalar.value) for scalar in read.Scalars(name)] for name in read.Tags()["scalars"]}
     texts = {name: read.Tensors(name)[0].tensor_proto.string_val[0].decode() for name in read.Tags()["tensors"]}
     return values, {name.removesuffix("/text_summary"): text for name, text in texts.items()}
 
@@ -77,9 +77,11 @@ def test_a_tracker_gets_predicted_and_measured_numbers(
     sent = run_with(tracker, report)
     values, texts = read()
     steps = range(1, 7)
-    assert sorted(values["loss"]) == [(n, pytest.approx(one.loss)) for n, one in zip(steps, report.steps, strict=True)]
+    assert sorted(values["loss"]) == [
+        (n, pytest.approx(step.loss)) for n, step in zip(steps, report.steps, strict=True)
+    ]
     for kind in ("predicted", "measured"):
-        expected = [(n, pytest.approx(getattr(one, f"{kind}_s"))) for n, one in zip(steps, report.steps, strict=True)]
+        expected = [(n, pytest.approx(getattr(step, f"{kind}_s"))) for n, step in zip(steps, report.steps, strict=True)]
         assert sorted(values[f"step_s/{kind}"]) == expected
         assert values[f"peak_memory_bytes/{kind}/slow"] == [(6, 90_000_000)]
     assert [value for _, value in sorted(values["memory_bytes/slow"])] == [1000, 1000, 2000, 2000, 3000, 3000]

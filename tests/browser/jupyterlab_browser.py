@@ -319,9 +319,9 @@ class Notebook:
         """Press the button with this label by its key, as somebody without a mouse would."""
         [button] = wait_until(
             lambda: [
-                one
-                for one in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
-                if one.text.strip() == label
+                element
+                for element in self.driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
+                if element.text.strip() == label
             ],
             f"the button '{label}'",
         )

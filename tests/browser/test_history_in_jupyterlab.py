@@ -42,7 +42,7 @@ def keep_runs(folder: Path) -> None:
     for number, name in enumerate(("narrow", "wide", "busy")):
         job = replace(made.job, options={"reduction": 4 * (number + 1)}, epochs=3)
         losses = tuple(replace(step, loss=step.loss * (1 - 0.1 * number)) for step in steps)
-        epochs = tuple(replace(one, metrics={"accuracy": 0.7 + 0.04 * number}) for one in made.epochs)
+        epochs = tuple(replace(epoch, metrics={"accuracy": 0.7 + 0.04 * number}) for epoch in made.epochs)
         run = replace(made, job=job, steps=losses, epochs=epochs, valid=name != "busy")
         begin_folder(folder / name, "digest", job)
         run.write(folder / name / "report.json")
@@ -52,7 +52,7 @@ def choose(notebook: Notebook, run: str) -> None:
     def pressed() -> bool:
         boxes = notebook.driver.find_elements(By.CSS_SELECTOR, ".widget-checkbox label")
         try:
-            [box] = [one for one in boxes if run in one.text] or [None]
+            [box] = [box for box in boxes if run in box.text] or [None]
             if box is not None:
                 notebook.js("arguments[0].scrollIntoView({block: 'center'})", box)
                 box.find_element(By.CSS_SELECTOR, "input").click()

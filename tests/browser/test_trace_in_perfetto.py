@@ -68,7 +68,7 @@ def perfetto(text: str) -> Iterator[str]:
 def test_perfetto_shows_the_devices_and_drops_nothing(tmp_path: Path) -> None:
     text = trace_text(made_up_report.report())
     events = json.loads(text)["traceEvents"]
-    rows = [one["args"]["name"] for one in events if one["name"] == "process_name"]
+    rows = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert any("predicted" in row for row in rows) and any("measured" in row for row in rows)
     with perfetto(text) as address, browser(tmp_path) as driver:
         driver.get(address)
@@ -81,4 +81,4 @@ def test_perfetto_shows_the_devices_and_drops_nothing(tmp_path: Path) -> None:
         assert ask("select name from stats where value > 0 and severity != 'info'") == []
         counted = {"slice": "X", "flow": "s", "counter": "C"}
         for table, phase in counted.items():
-            assert ask(f"select count(*) from {table}") == [[str(sum(one["ph"] == phase for one in events))]]
+            assert ask(f"select count(*) from {table}") == [[str(sum(event["ph"] == phase for event in events))]]

@@ -23,13 +23,13 @@ def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
 TEXTS = {
-    name: [command.help or "", *(getattr(one, "help", None) or "" for one in command.params)]
+    name: [command.help or "", *(getattr(param, "help", None) or "" for param in command.params)]
     for name, command in COMMANDS.items()
 }
 
 
 def options(name: str) -> set[str]:
-    return {word for one in COMMANDS[name].params for word in (*one.opts, *one.secondary_opts)} | {
+    return {word for param in COMMANDS[name].params for word in (*param.opts, *param.secondary_opts)} | {
         "--help",
         "--version",
     }

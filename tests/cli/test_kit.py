@@ -118,7 +118,10 @@ def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None
         described.replace('address = "alpha"', f'address = "alpha"\nkey = "{hosts.folder}/locked"')
     )
     kit("check", "--trust", code=2)
-    found = {one["device"]: (one["problem"], one["todo"]) for one in json.loads(kit("check", "--json", code=2))}
+    found = {
+        finding["device"]: (finding["problem"], finding["todo"])
+        for finding in json.loads(kit("check", "--json", code=2))
+    }
     assert "has a passphrase, and no ssh-agent holds it" in found["alpha"][0] and "ssh-add" in found["alpha"][1]
     assert found["beta"] == (
         "There is no key file '~/.ssh/id_nowhere'.",
@@ -237,7 +240,7 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         measure,
         "survey_sustained",
-        lambda cluster, seconds: asked.append(seconds) or {one.name: tuple(hot) for one in cluster.devices},
+        lambda cluster, seconds: asked.append(seconds) or {device.name: tuple(hot) for device in cluster.devices},
     )
     rates[0] = replace(rates[0], installed_bytes=9 * 10**8, swap_bytes=10**8)
     shown = " ".join(kit("measure", "--sustained", "2").split())
@@ -254,12 +257,14 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     measured = load_cluster("kit.toml")
     assert measured.link(1, 0) == slow
     slow, fast = fast, slow
-    assert [(one.flops_per_s, one.storage_bytes_per_s, one.memory_bytes_per_s) for one in measured.devices] == [
-        (7e9, 4e7, 2e9)
-    ] * 2
+    assert [
+        (device.flops_per_s, device.storage_bytes_per_s, device.memory_bytes_per_s) for device in measured.devices
+    ] == [(7e9, 4e7, 2e9)] * 2
     assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
     reset = {"sustained": (), "flops_per_s": 0.5, "storage_bytes_per_s": 0.5, "memory_bytes_per_s": 0.5}
-    assert [replace(one, **reset) for one in measured.devices] == [replace(one, **reset) for one in (first, second)]
+    assert [replace(device, **reset) for device in measured.devices] == [
+        replace(device, **reset) for device in (first, second)
+    ]
 
 
 def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +273,7 @@ def test_a_kit_from_a_file_of_addresses_and_a_subnet(tmp_path: Path, monkeypatch
         monkeypatch.setattr(discovery, "SSH_PORT", server.getsockname()[1])
         (tmp_path / "boards.txt").write_text("# the class's\nann@pi0.local  # the first\n\nbob@127.0.0.0/29\n")
         kit("init", "boards.txt", "pi@10.0.0.4")
-    assert [one.address for one in load_cluster("kit.toml").devices] == [
+    assert [device.address for device in load_cluster("kit.toml").devices] == [
         "ann@pi0.local",
         "bob@127.0.0.2",
         "pi@10.0.0.4",
@@ -338,12 +343,12 @@ def test_a_device_gets_the_locks_versions_for_its_own_python_and_processor(monke
         for machine in ("x86_64", "aarch64")
         for python in ("3.11.2", "3.13.5")
     }
-    assert {machine: one["torch"] for (machine, _), one in pins.items()} == {
+    assert {machine: pin["torch"] for (machine, _), pin in pins.items()} == {
         "x86_64": "2.13.0",
         "aarch64": TORCH_FOR_ARMV8_0,
     }
-    assert {key for key, one in pins.items() if "setuptools" in one} >= {("x86_64", "3.13.5"), ("aarch64", "3.13.5")}
-    assert all({"jinja2", "markupsafe", "numpy"} & set(one) == {"jinja2", "markupsafe"} for one in pins.values())
+    assert {key for key, pin in pins.items() if "setuptools" in pin} >= {("x86_64", "3.13.5"), ("aarch64", "3.13.5")}
+    assert all({"jinja2", "markupsafe", "numpy"} & set(pin) == {"jinja2", "markupsafe"} for pin in pins.values())
 
     installed = ssh_setup.distribution
     older = SimpleNamespace(version="1.9.9", requires=[])

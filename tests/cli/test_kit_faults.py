@@ -163,7 +163,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         patched.setattr(ssh_login, "agent_command", command)
         patched.setenv("WORKBENCH_CACHE", str(folder / "cache"))
         return {
-            one["device"]: one for one in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))
+            finding["device"]: finding
+            for finding in json.loads(kit("check", "--json", "--file", str(folder / "kit.toml"), code=2))
         }
 
 

@@ -281,7 +281,7 @@ def test_what_is_no_cluster_file_is_answered_at_once(tmp_path, name):
     ],
 )
 def test_processors_that_are_no_processors(processors, found, tmp_path):
-    tables = "".join(f"[[device.processor]]\n{one}\n" for one in processors)
+    tables = "".join(f"[[device.processor]]\n{processor}\n" for processor in processors)
     (tmp_path / "mine.toml").write_text(f"[[device]]\nname = 'a'\ngflops = 5\nmemory_mb = 100\n{tables}")
     with pytest.raises(ConfigError) as caught:
         load_cluster(tmp_path / "mine.toml")

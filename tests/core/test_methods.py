@@ -31,7 +31,9 @@ def test_ours_are_registered() -> None:
 def test_a_declaration_holds_together(method: str) -> None:
     declared = declaration_of(method)
     assert load_method(method).name == method
-    assert declared.defaults == {one.name: getattr(declared.options(), one.name) for one in fields(declared.options)}
+    assert declared.defaults == {
+        field.name: getattr(declared.options(), field.name) for field in fields(declared.options)
+    }
     assert all(hasattr(Job(), name) or name in declared.defaults for name in declared.form)
     assert all(callable(attribute(name)) for name in declared.calls)
     assert all(CALLS.named(name).function is attribute(name) for name in declared.calls)

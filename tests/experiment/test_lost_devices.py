@@ -106,7 +106,7 @@ def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> No
     assert f"{device} is lost, in step" in told(report)
     same_losses(report, unbroken)
     foreseen = [
-        one for one in report.recoveries if not one.what.startswith("return")
+        recovery for recovery in report.recoveries if not recovery.what.startswith("return")
     ]  # in the simulation it may be back after the last step
     assert foreseen and all(recovery.predicted_s is not None for recovery in foreseen)
     assert all(step.predicted_s and step.measured_s for step in report.steps)  # also those before the loss

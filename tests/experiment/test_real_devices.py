@@ -420,10 +420,16 @@ def test_devices_and_links_are_measured(place: Place) -> None:
     assert all(host.gemm_flops_per_s > 1e8 and host.cores >= 1 for host in hosts)
     assert all(host.memory_bytes > 1e8 and host.swap_bytes >= 0 for host in hosts)
     for samples in place.real.run(measure_rank_sustained, [0.2] * 2):
-        assert len(samples) == 120 and samples[0].busy_s == 0 and all(one.flops_per_s > 1e6 for one in samples)
-        assert sorted(one.busy_s for one in samples) == [one.busy_s for one in samples] and samples[-1].busy_s > 0.19
+        assert len(samples) == 120 and samples[0].busy_s == 0 and all(sample.flops_per_s > 1e6 for sample in samples)
+        assert (
+            sorted(sample.busy_s for sample in samples) == [sample.busy_s for sample in samples]
+            and samples[-1].busy_s > 0.19
+        )
     links = place.real.run(measure_rank_links, [((1, 1 << 16), 1)] * 2)
-    assert [(samples[0].source, samples[0].destination) for own in links for samples in own] == [(0, 1), (1, 0)]
+    assert [(samples[0].source, samples[0].destination) for link_samples in links for samples in link_samples] == [
+        (0, 1),
+        (1, 0),
+    ]
     assert place.real.health(0) and place.real.notes
 
 

@@ -155,7 +155,7 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
         trained.job(form).method,
     )
     answers = call("predict", folder, *SENTENCES)
-    assert [one["answer"] for one in answers] == [answer.answer for answer in model.predict(SENTENCES)]
+    assert [answer["answer"] for answer in answers] == [answer.answer for answer in model.predict(SENTENCES)]
     for one in answers:
         assert tuple(one["probabilities"]) == CLASSES and sum(one["probabilities"].values()) == pytest.approx(1)
         assert one["answer"] == max(one["probabilities"], key=one["probabilities"].get)
@@ -163,7 +163,7 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
     (tmp_path / "some.csv").write_text("\n".join(["id,review", *(f"7,{text}" for text in SENTENCES)]) + "\n")
     for name in ("some.txt", "some.csv"):
         assert [one["answer"] for one in call("predict", folder, "--file", str(tmp_path / name))] == [
-            one["answer"] for one in answers
+            answer["answer"] for answer in answers
         ]
     again = call("evaluate", folder)
     assert again["metrics"] == pytest.approx(model.about.metrics) and again["samples"] == 20

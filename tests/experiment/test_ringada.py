@@ -42,7 +42,10 @@ def test_simulated(job: Job) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 6 and all(step.predicted_s for step in report.steps)
     model = TechniqueStage(load_stack(job.model).stage(0, 6), prepare(job).config)
-    counted = sum(one.numel() for one in model.trained().values()), sum(one.numel() for one in model.parameters())
+    counted = (
+        sum(parameter.numel() for parameter in model.trained().values()),
+        sum(parameter.numel() for parameter in model.parameters()),
+    )
     trained, weights = (
         report.bytes[TRAINED_WEIGHTS],
         report.bytes[ALL_WEIGHTS],
@@ -177,7 +180,7 @@ def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(
     plan = moving((2, 4), (3, (4, 2)), (4, (2, 4)))
     cached = replace(job, options=job.options | {"cache": True}, snapshot_every=2, snapshot_to="neighbour")
     report = run(cached, tmp_path, chosen_plan=plan)
-    assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
+    assert [loss[:2] for loss in losses(report)] == [loss[:2] for loss in losses(whole)]
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(whole)], rel=1e-5)
     assert "From step 4 on: layers 0-3 on alpha (8 samples); layers 4-5 on beta" in " ".join(report.notes)
     assert report.phases_s["moving the cache"] > 0 and report.phases_s["moving the state"] > 0
@@ -244,7 +247,7 @@ def test_the_other_goes_on_without_the_lost_device_s_data(
     report = run(replace(job, faults=f"kill:{lost}@step3", snapshot_to=to), tmp_path)
     said = " ".join(report.notes)
     assert f"{lost} is lost" in said and f"28 training samples of {lost}" in said
-    assert [one[:2] for one in losses(report)] == [one[:2] for one in losses(whole)]
+    assert [loss[:2] for loss in losses(report)] == [loss[:2] for loss in losses(whole)]
     assert losses(report)[:2] == losses(whole)[:2]
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))
 

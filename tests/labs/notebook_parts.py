@@ -33,7 +33,7 @@ def needed(cells: Sequence[dict[str, Any]], chosen: set[int]) -> set[int]:
         number = max(left)
         taken.add(number)
         for name in _names(cells[number], ast.Load):
-            defining = [one for one in range(number) if name in _names(cells[one], ast.Store)]
+            defining = [index for index in range(number) if name in _names(cells[index], ast.Store)]
             wanted |= set(defining[-1:])
     return taken
 
@@ -59,5 +59,5 @@ def _names(cell: dict[str, Any], context: type[ast.expr_context]) -> set[str]:
     found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
     if context is ast.Store:
         found |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-        found |= {one.asname or one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+        found |= {name.asname or name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
     return found

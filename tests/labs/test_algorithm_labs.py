@@ -40,14 +40,17 @@ def split() -> TokenizedSplit:
 
 def test_only_techniques_inside_the_backbone_keep_its_activations(split: TokenizedSplit) -> None:
     costs = {
-        one.technique: one for one in measure_techniques(MODEL, next(evaluation_batches(split, 16)), CONFIG, repeats=1)
+        cost.technique: cost
+        for cost in measure_techniques(MODEL, next(evaluation_batches(split, 16)), CONFIG, repeats=1)
     }
-    assert costs["full"].trained > sum(one.numel() for one in load_stack(MODEL).parameters())  # and a head
+    assert costs["full"].trained > sum(parameter.numel() for parameter in load_stack(MODEL).parameters())  # and a head
     assert costs["lora"].saved_bytes > 2 * costs["parallel_adapters"].saved_bytes
-    assert costs["parallel_adapters"].trained == sum(one.numel() for one in ParallelAdapter(CONFIG).parameters())
-    assert all(one.forward_s > 0 and one.backward_s > 0 for one in costs.values())
+    assert costs["parallel_adapters"].trained == sum(
+        parameter.numel() for parameter in ParallelAdapter(CONFIG).parameters()
+    )
+    assert all(cost.forward_s > 0 and cost.backward_s > 0 for cost in costs.values())
     figure = cost_figure(list(costs.values()))
-    assert list(figure.data[0].y) == [one.label for one in costs.values()]
+    assert list(figure.data[0].y) == [cost.label for cost in costs.values()]
     assert figure.data[1].x[0] == pytest.approx(1e3 * costs["full"].backward_s)
 
 

@@ -25,7 +25,7 @@ def test_on_a_bowl_every_slope_is_exact_and_their_mean_tends_to_the_gradient() -
     for one in many[:20]:
         assert one.slope == pytest.approx(sum(z * g for z, g in zip(one.direction, gradient, strict=True)), abs=1e-5)
     assert math.dist(mean_of(many), gradient) < 0.1 * math.hypot(*gradient)
-    assert [one.direction for one in probe(bowl, at, queries=2, epsilon=0.1, seed=3, step=0)] == [
+    assert [query.direction for query in probe(bowl, at, queries=2, epsilon=0.1, seed=3, step=0)] == [
         one.direction for one in many[:2]
     ]
     with pytest.raises(ConfigError, match="0 queries"):
@@ -41,7 +41,7 @@ def test_few_bits_drown_a_small_epsilon_and_ripples_are_averaged_by_a_large_one(
         and coarse.loss(4.0, 0.0) == 3.0
         and Bowl().loss(2**-2.5, 0.0) == pytest.approx(1 + 2**-8)
     )
-    assert all(one.slope == 0 for one in probe(coarse, (0.4, 0.2), queries=20, epsilon=1e-4, seed=0, step=0))
+    assert all(query.slope == 0 for query in probe(coarse, (0.4, 0.2), queries=20, epsilon=1e-4, seed=0, step=0))
     rippled, smooth, at = Bowl(ripple=0.1), Bowl(), (2.0, 1.0)
 
     def missed(epsilon: float) -> float:

@@ -27,7 +27,7 @@ from workbench_labs.planning import on_this_computer
 def test_a_partition_by_hand_against_equation_3() -> None:
     lab = PartitionLab("BERT-Base", load_cluster("pac-env-b"), batch_size=16, tokens=128)
     assert lab.partition.cuts == (0, 3, 6, 9, 12) and "Out of memory: nano-h lacks 1.4 GB" in lab.headline.value
-    buttons = {one.description: one for one in lab.children[0].children if hasattr(one, "click")}
+    buttons = {child.description: child for child in lab.children[0].children if hasattr(child, "click")}
     buttons["Eq. 3"].click()
     lab.wait()
     assert lab.partition.cuts == (0, 1, 2, 8, 12) and "(+0% against Eq. 3 in this order)" in lab.headline.value
@@ -91,7 +91,9 @@ def test_recoveries_of_several_runs() -> None:
 
 def test_a_kits_devices_are_emulated_with_its_links() -> None:
     pair = load_cluster("pair")
-    kit = replace(pair, devices=tuple(replace(one, address=f"pi@{one.name}", host_share=None) for one in pair.devices))
+    kit = replace(
+        pair, devices=tuple(replace(device, address=f"pi@{device.name}", host_share=None) for device in pair.devices)
+    )
     emulated = on_this_computer(kit)
     assert kit.is_real and not emulated.is_real and emulated.link(0, 1) == kit.link(0, 1)
     assert on_this_computer(pair) == pair

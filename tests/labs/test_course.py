@@ -80,7 +80,7 @@ def test_names_may_come_in_any_collection() -> None:
 
 SEEDS = {"cluster": 10, "beat": 10, "least_time": 20, "break_even": 10, "tiles": 0}
 """Of exercises whose judge simulates; of all others 200.  The next test judges three seeds of each."""
-VALUES = [(lab, one.name) for lab in EXERCISES for one in exercises_of(lab).values() if not one.is_code]
+VALUES = [(lab, exercise.name) for lab in EXERCISES for exercise in exercises_of(lab).values() if not exercise.is_code]
 
 
 @pytest.mark.parametrize(("lab", "name"), VALUES)

@@ -113,7 +113,7 @@ def test_what_is_right_in_the_notebook_is_right_for_the_teacher(lab: str, tmp_pa
         words = ["labs", "submit", str(tmp_path / f"{lab}-anna.json"), "--to", str(place.parent)]
         assert CliRunner().invoke(app, words).exit_code == code
     grades = grading.grade([grading.read_hand_in(place)], secret="s")
-    assert {one.exercise: one.verdict.passed for one in grades} == dict.fromkeys(work.exercises, True)
+    assert {grade.exercise: grade.verdict.passed for grade in grades} == dict.fromkeys(work.exercises, True)
 
 
 @needs_isolation

@@ -68,8 +68,8 @@ def test_every_planner_gives_a_plan_that_fits_or_says_who_lacks_what(planner: st
 
 def test_refined_is_never_slower_than_algorithm_1_and_ignoring_heterogeneity_costs(problem: Problem) -> None:
     rate = {
-        one.planner: one.samples_per_s
-        for one in compare(problem, ("Algorithm 1", "simulated and refined", "as if all were equal"))
+        comparison.planner: comparison.samples_per_s
+        for comparison in compare(problem, ("Algorithm 1", "simulated and refined", "as if all were equal"))
     }
     assert rate["simulated and refined"] >= rate["Algorithm 1"] > rate["as if all were equal"]
 

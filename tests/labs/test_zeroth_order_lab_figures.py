@@ -75,8 +75,8 @@ def test_the_roof_is_memory_left_of_the_ridge_and_arithmetic_right_of_it() -> No
     assert roof.x[1] == 4.0 and list(roof.y[1:]) == [40.0, 40.0] and roof.y[0] == pytest.approx(10 * roof.x[0])
     points = trace(figure, "passes")
     assert list(points.x) == [8.0] and list(points.y) == [16.0] and list(points.text) == ["4"]
-    assert any("10 GB/s" in one.text for one in figure.layout.annotations)
-    assert any("40 GFLOP/s" in one.text for one in figure.layout.annotations)
+    assert any("10 GB/s" in annotation.text for annotation in figure.layout.annotations)
+    assert any("40 GFLOP/s" in annotation.text for annotation in figure.layout.annotations)
 
 
 def test_learning_has_losses_their_mean_scores_baselines_and_the_engine() -> None:

@@ -118,7 +118,7 @@ def test_passes_are_counted_and_timed_by_parts(training: QueryTraining) -> None:
 
 def test_the_roofline_explorer_follows_its_controls() -> None:
     explorer = RooflineExplorer(model="SmolLM2-135M")
-    assert [(one.execution, one.passes, one.parts) for one in explorer.costs] == [
+    assert [(cost.execution, cost.passes, cost.parts) for cost in explorer.costs] == [
         ("sequential", 8, 1),
         ("outer", 2, 4),
         ("inner", 4, 2),

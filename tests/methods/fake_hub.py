@@ -34,7 +34,7 @@ class FakeHub:
         _, _, _, owner, name, action, _ = path.split("/")
         if action == "preupload":
             paths = [file["path"] for file in json.loads(body)["files"]]
-            return {"files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]}
+            return {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]}
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 self.files[f"{owner}/{name}"][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
@@ -46,7 +46,7 @@ class FakeHub:
         if files is None:
             return None
         if rest[0] == "revision":
-            listed: Any = {"id": f"{owner}/{name}", "sha": COMMIT, "siblings": [{"rfilename": one} for one in files]}
+            listed: Any = {"id": f"{owner}/{name}", "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
         elif rest[0] == "tree":
             sizes = {one: len(content) for one, content in files.items()}
             listed = [{"type": "file", "path": one, "size": size, "oid": "0"} for one, size in sizes.items()]

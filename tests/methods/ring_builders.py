@@ -95,7 +95,8 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     """Return each mini-batch's loss and the final weights of one process that does one mini-batch after the other."""
     trained, logits_of = _whole(job)
     groups = [
-        {"params": [one], "weight_decay": job.job.weight_decay if one.ndim >= 2 else 0.0} for one in trained.values()
+        {"params": [parameter], "weight_decay": job.job.weight_decay if parameter.ndim >= 2 else 0.0}
+        for parameter in trained.values()
     ]
     optimizer, policy, losses, step = torch.optim.AdamW(groups, lr=1.0), job.policy, [], 0
     brought: list[float] = []
@@ -112,7 +113,9 @@ def train_plainly(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
                     if _layer_of(name) < first:
                         parameter.grad = None
                 of_adapters = [
-                    one.grad for name, one in trained.items() if _layer_of(name) < 99 and one.grad is not None
+                    parameter.grad
+                    for name, parameter in trained.items()
+                    if _layer_of(name) < 99 and parameter.grad is not None
                 ]
                 squared.append(sum(float(gradient.square().sum()) for gradient in of_adapters))
                 for group in optimizer.param_groups:
@@ -133,7 +136,9 @@ def begun(planned: Round) -> list[tuple[int, Iteration]]:
     """Return a round's mini-batches, each with its first micro-batch."""
     assert isinstance(planned.shape, RoundShape)
     iterations = planned.shape.iterations
-    return list(zip(accumulate((one.num_micro_batches for one in iterations), initial=0), iterations, strict=False))
+    return list(
+        zip(accumulate((iteration.num_micro_batches for iteration in iterations), initial=0), iterations, strict=False)
+    )
 
 
 def _whole(job: RingRankJob) -> tuple[dict[str, torch.nn.Parameter], Callable[[Batch, int], torch.Tensor]]:
@@ -169,16 +174,18 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
     copies = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config) for _ in job.cluster.devices]
     optimizers = []
     for model in copies:
-        decays = [(one, job.job.weight_decay if one.ndim >= 2 else 0.0) for one in model.trained().values()]
+        decays = [
+            (parameter, job.job.weight_decay if parameter.ndim >= 2 else 0.0) for parameter in model.trained().values()
+        ]
         optimizers.append(
             torch.optim.AdamW([{"params": [one], "weight_decay": decay} for one, decay in decays], lr=1.0)
         )
     for number in range(job.num_rounds):
         epoch, planned = number // job.rounds_per_epoch, job.round(number)
-        for at, (start, one) in enumerate(begun(planned)):
-            model, optimizer = copies[one.initiator], optimizers[one.initiator]
+        for at, (start, tensor) in enumerate(begun(planned)):
+            model, optimizer = copies[tensor.initiator], optimizers[tensor.initiator]
             batch = collate(
-                job.split, [row for part in planned.samples[start : start + one.num_micro_batches] for row in part]
+                job.split, [row for part in planned.samples[start : start + tensor.num_micro_batches] for row in part]
             )
             logits = model.logits(
                 model(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, epoch
@@ -196,12 +203,12 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
                 moments = [optimizer.state[one] for optimizer, one in zip(optimizers, own, strict=True)]
                 for tensors in (
                     [one.data for one in own],
-                    *([one[name] for one in moments] for name in ("exp_avg", "exp_avg_sq")),
+                    *([moment[name] for moment in moments] for name in ("exp_avg", "exp_avg_sq")),
                 ):
                     mean = torch.stack(tensors).mean(dim=0)
-                    for one in tensors:
-                        one.copy_(mean)
-    return losses, {name: one.detach() for name, one in copies[0].trained().items()}
+                    for tensor in tensors:
+                        tensor.copy_(mean)
+    return losses, {name: parameter.detach() for name, parameter in copies[0].trained().items()}
 
 
 def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor], list[dict[Value, Any]]]:
@@ -219,7 +226,7 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             number = epoch * job.rounds_per_epoch + step
             if number in dict(job.plan.assignments):
                 job = replace(job, start_epoch=epoch, start_step=step)
-                trained = {name: one for phase in phases for name, one in phase.optimizer.named_tensors().items()}
+                trained = {name: tensor for phase in phases for name, tensor in phase.optimizer.named_tensors().items()}
                 phases = [_phase(job.on_rank(rank), rank) for rank in range(job.cluster.world_size)]
                 for phase in phases if number else ():
                     for name, view in phase.optimizer.named_tensors().items():

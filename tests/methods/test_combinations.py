@@ -148,14 +148,14 @@ def compare(
     """Run the steps on all ranks.  AdamW's first moment after one step is a tenth of the gradient."""
     of_loss, of_gradient = tolerances
     scale = max(gradient.abs().max().item() for gradient in reference.gradients.values())
-    for step, (program, own) in enumerate(zip(programs, tables, strict=True)):
-        values = run_program(program, {rank: one.table() for rank, one in own.items()})  # type: ignore[attr-defined]
+    for step, (program, rank_table) in enumerate(zip(programs, tables, strict=True)):
+        values = run_program(program, {rank: one.table() for rank, one in rank_table.items()})  # type: ignore[attr-defined]
         parts = [content.item() for held in values for value, content in held.items() if value.name == "loss"]
         assert sum(parts) == pytest.approx(reference.losses[step], rel=10 * of_loss if step else of_loss), (
             f"{what}, step {step + 1}"
         )
         moments: dict[str, torch.Tensor] = {}
-        for one in own.values() if step == 0 else ():
+        for one in rank_table.values() if step == 0 else ():
             for name, tensor in one.optimizer.named_tensors().items():
                 assert torch.equal(moments.setdefault(name, tensor), tensor), f"{what}: ranks differ in {name}"
         found = {
@@ -339,13 +339,13 @@ def test_recomputed_activations_change_nothing(
         programs, tables = programs_and_tables(replace(rank_job, plan=plan_of(stages)), storage)
         torch.manual_seed(0)
         losses, moments = list[float](), dict[str, torch.Tensor]()
-        for program, own in zip(programs, tables, strict=True):
+        for program, rank_table in zip(programs, tables, strict=True):
             check(program.schedule)
-            values = run_program(program, {rank: one.table() for rank, one in own.items()})  # type: ignore[attr-defined]
+            values = run_program(program, {rank: one.table() for rank, one in rank_table.items()})  # type: ignore[attr-defined]
             losses += [one.item() for held in values for value, one in held.items() if value.name == "loss"]
             moments = moments or {
                 f"{rank} {key}": tensor.clone()
-                for rank, one in own.items()
+                for rank, one in rank_table.items()
                 for key, tensor in one.optimizer.named_tensors().items()
                 if key.startswith("exp_avg/")
             }

@@ -107,7 +107,7 @@ def test_windows_may_be_shorter_than_the_pipeline(job: Job) -> None:
 
 def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
     """Return the cluster whose first device has such processors."""
-    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
+    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * gflop) for number, gflop in enumerate(gflops))
     return replace(cluster, devices=(replace(cluster.devices[0], processors=processors), *cluster.devices[1:]))
 
 
@@ -276,7 +276,7 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(job: Job) -> None:
     )  # steps take so long that gamma is back before the end
     said = " ".join(report.notes)
     assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said
-    found = {one.what: one for one in report.recoveries}
+    found = {recovery.what: recovery for recovery in report.recoveries}
     assert found["leave beta"].repeated == 0 and found["kill gamma"].repeated <= 1 and len(report.steps) == 80
     assert all(step.predicted_s for step in report.steps)
     paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", said)
@@ -338,7 +338,7 @@ def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
         "taken at any price, because .* Device 'beta' has 6.0 MB; .* layer 0 on alpha .* layers 2-5 on gamma", said
     )
     assert re.search("beta has 100% of its memory.* Another partition is not taken", said)
-    assert [one.what for one in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
+    assert [recovery.what for recovery in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
     said = " ".join(too_much.notes)
     assert re.search(r"The devices continue as they are\. .*'beta'.* are missing", said), said[-900:]
     assert not too_much.recoveries

@@ -102,9 +102,9 @@ def test_devices_train_as_one_process(
     expected, weights = train_plainly(stack, config)
     job = rank_job(model, technique, plan, tmp_path)
     if recomputing:
-        job = replace(job, plan=plan_of(tuple(replace(one, activations="recompute") for one in job.plan.stages)))
+        job = replace(job, plan=plan_of(tuple(replace(stage, activations="recompute") for stage in job.plan.stages)))
     devices = (
-        replace(one, framework="jax" if rank in jax else "torch") for rank, one in enumerate(job.cluster.devices)
+        replace(device, framework="jax" if rank in jax else "torch") for rank, device in enumerate(job.cluster.devices)
     )
     job = replace(job, cluster=replace(job.cluster, devices=tuple(devices)))
     losses = losses_of(engines.run(train_rank, [job] * 4))

@@ -221,12 +221,17 @@ def test_which_stages_share_parameters() -> None:
     facts = model_facts("tiny-t5")
     stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=1),)) for at in range(6))
     plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
-    found = {one.name: one.stages for one in shared_parameters(facts, "full", plan)}
+    found = {
+        shared_parameter.name: shared_parameter.stages for shared_parameter in shared_parameters(facts, "full", plan)
+    }
     assert found == {"words": (0, 3), "position bias": (0, 1, 2), "decoder position bias": (3, 4, 5)}
     stack = load_stack("tiny-t5")
-    for one in shared_parameters(facts, "full", plan):
-        for number in one.stages:
-            assert stack.stage(number, number + 1).shared_parameters()[one.name].numel() == one.numel
+    for shared_parameter in shared_parameters(facts, "full", plan):
+        for number in shared_parameter.stages:
+            assert (
+                stack.stage(number, number + 1).shared_parameters()[shared_parameter.name].numel()
+                == shared_parameter.numel
+            )
     assert shared_parameters(facts, "lora", plan) == ()
     assert shared_parameters(model_facts("tiny-bert"), "full", plan) == ()
 

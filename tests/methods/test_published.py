@@ -21,15 +21,17 @@ WITH_PAPER = ("pac_plus", "p_rge", "ringada", "galaxy_plus")
 def test_each_published_value_is_allowed_differs_from_the_default_and_says_where_it_stands(method: str) -> None:
     settings = declaration_of(method).options
     options, of_job = published_settings(settings)
-    defaults = {one.name: one.default for one in fields(settings)}
-    for name, one in options.items():
-        assert getattr(read_options(method, settings, {name: one.value}), name) == one.value != defaults[name]
-    for name, one in of_job.items():
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name, option in options.items():
+        assert getattr(read_options(method, settings, {name: option.value}), name) == option.value != defaults[name]
+    for name, option in of_job.items():
         assert (
-            getattr(replace(Job(), **{name: one.value, **({"micro_batches": 1} if name == "batch_size" else {})}), name)
-            == one.value
+            getattr(
+                replace(Job(), **{name: option.value, **({"micro_batches": 1} if name == "batch_size" else {})}), name
+            )
+            == option.value
         )
-        assert getattr(Job(), name) != one.value
+        assert getattr(Job(), name) != option.value
     assert all(one.where for one in (*options.values(), *of_job.values()))
 
 

@@ -82,8 +82,8 @@ def asynchronous_job(
 def stage_of_parameter(job: FineTuningRankJob) -> dict[str, int]:
     """Return the stage that trains each parameter."""
     stack, found = load_stack(job.job.model), {}
-    for number, own in enumerate(job.plan.stages):
-        part = TechniqueStage(copy.deepcopy(stack.stage(own.start, own.stop)), job.config)
+    for number, stage in enumerate(job.plan.stages):
+        part = TechniqueStage(copy.deepcopy(stack.stage(stage.start, stage.stop)), job.config)
         found |= dict.fromkeys(part.trained(), number)
     return found
 
@@ -115,24 +115,24 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     for epoch, window in planned:
         if window.shape.continues is None:
             history = [
-                {name: one.detach().clone() for name, one in weights.items()}
+                {name: weight.detach().clone() for name, weight in weights.items()}
             ]  # after 0, 1, 2, ... mini-batches since the drain
         for samples in (sum(window.samples[at : at + parts], ()) for at in range(0, len(window.samples), parts)):
             number = len(history) - 1
             batch = collate(job.split, samples)
-            for name, one in weights.items():
+            for name, weight in weights.items():
                 delay = delay_of(job.versions, stages - owner[name] - 1, stages)
-                one.data.copy_(history[max(0, number - delay)][name])
+                weight.data.copy_(history[max(0, number - delay)][name])
             _, last_hidden = model(batch.input_ids, batch.attention_mask)
             logits = model.logits(last_hidden, batch.attention_mask, batch.sample_ids, epoch)
             loss = task_loss(logits, batch.labels, model.config.kind)
             loss.backward()
-            for name, one in weights.items():
-                one.data.copy_(history[-1][name])
+            for name, weight in weights.items():
+                weight.data.copy_(history[-1][name])
             set_learning_rate(optimizer, learning_rate_at(len(losses), num_batches, job.job.learning_rate, 0.06))
             optimizer.step()
             optimizer.zero_grad()
-            history.append({name: one.detach().clone() for name, one in weights.items()})
+            history.append({name: weight.detach().clone() for name, weight in weights.items()})
             losses.append(loss.item())
     return losses, model.trained()
 
@@ -182,7 +182,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions
     )
     if recomputing:
-        stages = tuple(replace(own, activations="recompute") for own in job.plan.stages)
+        stages = tuple(replace(stage, activations="recompute") for stage in job.plan.stages)
         job = replace(job, plan=replace(job.plan, stages=stages))
     if jax:
         job = replace(job, split=replace(job.split, ids=tuple(sample[:3] for sample in job.split.ids)))
@@ -191,11 +191,11 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     expected, weights = with_delays(job, rule)
     (phase,), losses, trained, optimizers = job.phases(), [], {}, {}
     num_batches = -(-SAMPLES // BATCH)
-    for own in job.plan.stages:
-        part = TechniqueStage(copy.deepcopy(load_stack(model).stage(own.start, own.stop)), job.config)
+    for stage in job.plan.stages:
+        part = TechniqueStage(copy.deepcopy(load_stack(model).stage(stage.start, stage.stop)), job.config)
         inner = make_optimizer(job, part, num_batches)
         inner = inner if rule == "adamw" else by_sgd(inner)
-        optimizers[own.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
+        optimizers[stage.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
         trained |= part.trained()
     computes = {
         rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
@@ -220,8 +220,8 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             assert all(set(own) <= set(values) for values, own in zip(schedule.inputs, carried, strict=True))
             values = run_schedule(schedule, tables, held, program.costs.spec)
             carried = [
-                {given_as: own[output] for output, given_as in pairs}
-                for own, pairs in zip(values, schedule.carried, strict=True)
+                {given_as: rank_values[output] for output, given_as in pairs}
+                for rank_values, pairs in zip(values, schedule.carried, strict=True)
             ]
             found = {
                 value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"
@@ -256,8 +256,8 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
     job = asynchronous_job("tiny-bert", "full", EVEN, tmp_path, 0)
     (phase,), held = job.phases(), {}
     planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
-    for rank, own in enumerate(job.plan.stages):
-        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(own.start, own.stop)), job.config)
+    for rank, stage in enumerate(job.plan.stages):
+        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(stage.start, stage.stop)), job.config)
         share = share_of(rank, job.plan, planned, job.split)
         optimizer = make_optimizer(job, part, 8)
         each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)

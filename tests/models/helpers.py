@@ -45,7 +45,12 @@ def small_config(stack, **changes) -> ParallelAdapterConfig:
 def check_embeddings(facts, stack) -> None:
     """Compare a model's facts with its weights before each stack; shared weights count with the first."""
     first, second = (
-        {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
+        {
+            id(parameter): parameter.numel()
+            for module in modules
+            if module is not None
+            for parameter in module.parameters()
+        }
         for modules in ((stack.embedding, stack.position_bias), (stack.decoder_embedding, stack.decoder_position_bias))
     )
     own = sum(count for key, count in second.items() if key not in first)

@@ -25,7 +25,7 @@ FLOAT = QuantizationConfig(storage="float32")
 def in_memory(stack) -> list[int]:
     """Return the layers whose matrices take memory."""
     tensors = [[one for one in (*layer.parameters(), *layer.buffers()) if one.ndim > 1] for layer in stack.layers]
-    return [index for index, own in enumerate(tensors) if all(one.is_contiguous() for one in own)]
+    return [index for index, tensor in enumerate(tensors) if all(one.is_contiguous() for one in tensor)]
 
 
 @pytest.mark.parametrize("storage", ["float32", "nf4"])

@@ -93,13 +93,13 @@ def instance(
         tuple(
             costs(
                 speed,
-                hidden=one.hidden_size,
-                unit_width=one.hidden_size // one.num_units,
+                hidden=stack.hidden_size,
+                unit_width=stack.hidden_size // stack.num_units,
                 per_op_s=each(per_op_s, rank),
                 conn=each(conn, rank),
-                cross=one.has_cross_attention,
+                cross=stack.has_cross_attention,
             )
-            for one in stacks
+            for stack in stacks
         )
         for rank, speed in enumerate(speeds)
     )

@@ -290,8 +290,10 @@ def test_on_slow_air_fewer_devices_have_a_stage_and_the_simulated_pace_is_near_t
             chosen = plan_asynchronous(costs, searches=True, method="test", simulated_s=priced)
             orders = [order for count in range(1, 4) for order in itertools.permutations(range(3), count)]
             plans = [
-                asynchronous_plan(costs, Partition(pace_s=pace_of(costs, *one), order=one[0], cuts=one[1]), method="")
-                for one in all_pipelines(5, orders)
+                asynchronous_plan(
+                    costs, Partition(pace_s=pace_of(costs, *pipeline), order=pipeline[0], cuts=pipeline[1]), method=""
+                )
+                for pipeline in all_pipelines(5, orders)
             ]
             gaps.append(priced(chosen) / min(map(priced, plans)) - 1)
             counts[slower] += len(chosen.stages)

@@ -103,7 +103,7 @@ def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
 
 
 def made_up_devices(*gflops: float) -> tuple[Device, ...]:
-    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * one) for number, one in enumerate(gflops))
+    processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * gflop) for number, gflop in enumerate(gflops))
     return (Device(name="d", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8), processors=processors),)
 
 

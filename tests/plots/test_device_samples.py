@@ -34,6 +34,6 @@ def test_many_labels_and_numbers_become_a_few_parts_that_add_up() -> None:
         figure = device_samples(shares, labels, ["a", "b", "c", "d"])
         parts = bars(figure)
         assert len(parts) <= 6 and [sum(part[rank] for part in parts.values()) for rank in range(4)] == [
-            len(own) for own in shares
+            len(share) for share in shares
         ]
     assert list(parts)[-1] == "others"

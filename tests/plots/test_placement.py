@@ -36,17 +36,20 @@ def test_needs_are_laid_against_the_budgets(activations: int, said: str) -> None
     figure = needs(
         {0: {"weights": 10**8, "activations": 10**7}, 2: {"weights": 10**8, "activations": activations}}, CLUSTER
     )
-    bars = [one for one in figure.data if one.type == "bar"]
-    assert [sum(one.x[row] for one in bars) for row in (0, 1)] == pytest.approx(
+    bars = [trace for trace in figure.data if trace.type == "bar"]
+    assert [sum(bar.x[row] for bar in bars) for row in (0, 1)] == pytest.approx(
         [110, (10**8 + activations) / 1e6]
     )  # MB
     assert said in figure.layout.title.subtitle.text
-    assert ("budget, exceeded" in {one.name for one in figure.data}) == (activations == 10**9)
+    assert ("budget, exceeded" in {trace.name for trace in figure.data}) == (activations == 10**9)
 
 
 def test_stacked_bars_keep_order_and_values() -> None:
     figure = stacked_bars(
         ["a", "b"], {"forward": [1.0, 2.0], "backward": [3.0, 0.0]}, title="T", label="measured", x_title="ms"
     )
-    assert [list(one.x) for one in figure.data] == [[1.0, 2.0], [3.0, 0.0]] and list(figure.data[1].text) == ["3", ""]
+    assert [list(trace.x) for trace in figure.data] == [[1.0, 2.0], [3.0, 0.0]] and list(figure.data[1].text) == [
+        "3",
+        "",
+    ]
     assert "measured" in figure.layout.title.text

@@ -24,7 +24,11 @@ METADATA = {"process_name": str, "thread_name": str, "process_sort_index": int, 
 def faults(trace: dict[str, Any]) -> list[str]:
     """What contradicts the Trace Event Format, or would not be shown."""
     found, slices, arrows = [], defaultdict(list), defaultdict(list)
-    named = {(one["pid"], one["tid"]) for one in trace["traceEvents"] if one["name"] in ("process_name", "thread_name")}
+    named = {
+        (event["pid"], event["tid"])
+        for event in trace["traceEvents"]
+        if event["name"] in ("process_name", "thread_name")
+    }
     for event in trace["traceEvents"]:
         place, phase, ts = (event["pid"], event["tid"]), event["ph"], event["ts"]
         if not all(isinstance(number, int) for number in place) or ts < 0:
@@ -55,7 +59,7 @@ def faults(trace: dict[str, Any]) -> list[str]:
 
 
 def names(events: Events, kind: str = "process_name") -> dict[tuple[int, int], str]:
-    return {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == kind}
+    return {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == kind}
 
 
 def overlapping() -> Timeline:
@@ -79,7 +83,7 @@ def overlapping() -> Timeline:
 
 def both(report: Report) -> Report:
     measured = made_up_report.timeline("emulated", "paced")
-    later = replace(measured, spans=tuple(one._replace(end_s=one.end_s + 1) for one in measured.spans[-1:]))
+    later = replace(measured, spans=tuple(span._replace(end_s=span.end_s + 1) for span in measured.spans[-1:]))
     return replace(
         report,
         timelines={"first epoch, predicted": made_up_report.timeline(), "first epoch, measured": measured}
@@ -103,14 +107,16 @@ def test_a_trace_of_predicted_and_measured_steps(tmp_path: Path, valid: bool) ->
     ]
     rows = names(events, "thread_name")
     assert list(rows.values()) == ["step", *["compute", "to slow", "compute", "from fast"] * 2]
-    [(step, _), (cached, _)] = [(one["ts"], one["name"]) for one in events if one["ph"] == "X" and one["pid"] == 1]
+    [(step, _), (cached, _)] = [
+        (event["ts"], event["name"]) for event in events if event["ph"] == "X" and event["pid"] == 1
+    ]
     assert step == 0 and cached == pytest.approx(10.5e6)  # the next step begins after the longer one and a pause
-    begins = {one["pid"]: one["ts"] for one in reversed(events) if one["name"] == "0F0 forward"}
+    begins = {event["pid"]: event["ts"] for event in reversed(events) if event["name"] == "0F0 forward"}
     assert begins == {2: 0, 4: 0}  # both kinds of one step begin together
-    assert [one["ts"] / 1e6 for one in events if one["ph"] in "sf"] == [2, 2, 2, 2]
-    assert {one["pid"] for one in events if one["ph"] == "C"} == {2, 3, 4, 5}
+    assert [event["ts"] / 1e6 for event in events if event["ph"] in "sf"] == [2, 2, 2, 2]
+    assert {event["pid"] for event in events if event["ph"] == "C"} == {2, 3, 4, 5}
     assert ("warning" in trace["otherData"]) is not valid and trace["otherData"]["numbers"] == report.label
-    [late] = {one["args"]["late_ms"] for one in events if "late_ms" in one.get("args", {})}
+    [late] = {event["args"]["late_ms"] for event in events if "late_ms" in event.get("args", {})}
     assert late == 500
 
 
@@ -122,7 +128,7 @@ def test_operations_that_overlap_get_rows_of_their_own() -> None:
         ["from one", "from one (2)", "collectives"],
     )
     assert [*names(trace["traceEvents"], "thread_name").values()] == ["step", *first, *second]
-    assert sum(one["ph"] == "s" for one in trace["traceEvents"]) == 1  # no arrow back in time
+    assert sum(event["ph"] == "s" for event in trace["traceEvents"]) == 1  # no arrow back in time
 
 
 def test_a_report_without_timelines_gives_an_empty_trace() -> None:

@@ -16,7 +16,7 @@ def test_this_machine_is_measured(tmp_path):
     assert 1e5 < found.storage_bytes_per_s < 1e12
     assert found.cores >= 1
     assert found.processor
-    assert all(math.isfinite(getattr(found, one.name)) for one in fields(found) if one.name.endswith("_s"))
+    assert all(math.isfinite(getattr(found, field.name)) for field in fields(found) if field.name.endswith("_s"))
     assert not list(tmp_path.iterdir())
 
 

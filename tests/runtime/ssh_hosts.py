@@ -226,7 +226,7 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
     from workbench.experiment import profile
     from workbench_studies.bench.kit import JOB
 
-    names = tuple(f"pi{one}" for one in range(number))
+    names = tuple(f"pi{index}" for index in range(number))
     with tempfile.TemporaryDirectory(prefix="workbench-kit-") as made:
         folder = Path(made)
         hosts = best_hosts(folder, names)
@@ -234,7 +234,7 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
             assert isinstance(hosts, NetHosts), "no network namespaces"
             for place in (
                 "br0",
-                *(f"v{one + 1}" for one in range(number)),
+                *(f"v{index + 1}" for index in range(number)),
             ):  # what the laptop sends, and what each server receives
                 hosts.inside(
                     "tc",

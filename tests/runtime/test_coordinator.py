@@ -118,7 +118,7 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
         members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
     )
     assert [line for line in told.said if "notice" in line] == [f"d1 gives notice: {reason}"]
-    assert [one.what for one in told.coordinator.recoveries if "leave" in one.what] == ["leave d1"]
+    assert [recovery.what for recovery in told.coordinator.recoveries if "leave" in recovery.what] == ["leave d1"]
     assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(
         told.coordinator.fleet.metered_j
     ) == ["d1"]

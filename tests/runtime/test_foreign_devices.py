@@ -251,15 +251,15 @@ def test_of_hundreds_of_changed_messages_of_an_engine_none_harms_another_device(
         agent.send(b"", ends=True)
         alpha.connection._reader.join(LIMIT_S)  # it has read all
         news = service.news(LIMIT_S)
-        assert all(one.rank == 0 for one in news)
-        assert all(isinstance(one.content, Outcome) for one in news if one.kind == "ended")
-        [died] = [one.content for one in news if one.kind in ("died", "ended")]
+        assert all(item.rank == 0 for item in news)
+        assert all(isinstance(item.content, Outcome) for item in news if item.kind == "ended")
+        [died] = [item.content for item in news if item.kind in ("died", "ended")]
         if isinstance(died, str):
             assert died.isprintable(), died
         lost += alpha.why != "The connection ended with status 255."
         alpha.close()
     beta._take_message(Message("event", 1, told(c.Pong())))
-    assert [one.content for one in service.news(LIMIT_S)] == [c.Pong()]
+    assert [item.content for item in service.news(LIMIT_S)] == [c.Pong()]
     assert beta.connection.lost is None and settled(beta.connection.post("ping")) is None
     beta.close()
     assert lost > 0.3 * CHANGES  # some changes leave a message that is right

@@ -136,8 +136,8 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     sent = agent.connection.post(
         "begin_file", frames(), path="run/x", size=3, sha256=hashlib.sha256(b"abc").hexdigest()
     )
-    assert [one.content for one in service.news(0)] == [last]
-    assert service.command(0, c.Ping()) and [one.content for one in service.news(0)] == [last]
+    assert [item.content for item in service.news(0)] == [last]
+    assert service.command(0, c.Ping()) and [item.content for item in service.news(0)] == [last]
     arrives.set()
     assert sent.result(LIMIT_S)
     assert service.command(0, c.Ping()) and not service.news(

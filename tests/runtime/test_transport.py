@@ -116,7 +116,7 @@ def swap(count: int) -> Schedule:
 
 def makers(size: int) -> dict[str, Any]:
     return {
-        "MAKE": lambda op, reads: tuple(torch.full((size,), float(one.part)) for one in op.writes),
+        "MAKE": lambda op, reads: tuple(torch.full((size,), float(value.part)) for value in op.writes),
         "SUM": lambda op, reads: (torch.stack(reads)[:, 0].clone(),),
     }
 

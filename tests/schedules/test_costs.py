@@ -182,7 +182,7 @@ def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: 
 def test_faster_links_shorten_the_step() -> None:
     plan = plan_of((2,), (2,), layers=(2, 2))
     profile, cluster = made(plan, 2, side=True)
-    quick = replace(cluster, devices=tuple(replace(one, link=Link(bytes_per_s=1e9)) for one in cluster.devices))
+    quick = replace(cluster, devices=tuple(replace(device, link=Link(bytes_per_s=1e9)) for device in cluster.devices))
     schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
     spans = [
         simulate(

@@ -45,7 +45,7 @@ def simulated(
 
     cluster: whose links or air hidden states and gradients of message_bytes cross; None: free links.
     """
-    of_micro_batch = [one for one in iterations for _ in range(one.num_micro_batches)]
+    of_micro_batch = [iteration for iteration in iterations for _ in range(iteration.num_micro_batches)]
 
     def seconds(rank: int, op: Op) -> float:
         if op.kind not in KINDS:
@@ -195,7 +195,7 @@ def test_on_slow_air_the_trained_layers_are_on_fewer_devices_and_the_cut_is_near
     trained_on = {}
     for message_s in (0.001, 0.25, 0.5, 1.0):
         link = Link(bytes_per_s=2 * nbytes / message_s)  # a message between two stations takes the air twice
-        devices = tuple(replace(one, link=link) for one in free.devices)
+        devices = tuple(replace(device, link=link) for device in free.devices)
         cluster = replace(free, medium="wifi", devices=devices)
         found = {}
         for blocks in ((a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)):

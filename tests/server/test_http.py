@@ -238,10 +238,10 @@ def test_an_encoder_gives_embeddings_and_no_texts() -> None:
         with pytest.raises(openai.BadRequestError, match="writes no text"):
             client.chat.completions.create(model="tiny-bert-2", messages=TALK)
     stack, tokenizer = load_stack("tiny-bert-2"), load_tokenizer("tiny-bert-2")
-    for text, one in zip(texts, found.data, strict=True):
+    for text, trace in zip(texts, found.data, strict=True):
         ids = torch.tensor(tokenizer.encode([text], max_length=64))
         mean = stack(ids, torch.ones_like(ids))[0].mean(1)[0]
-        assert np.allclose(one.embedding, mean / mean.norm(), atol=1e-6)
+        assert np.allclose(trace.embedding, mean / mean.norm(), atol=1e-6)
 
 
 @pytest.mark.parametrize(

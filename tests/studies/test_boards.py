@@ -22,9 +22,9 @@ def test_every_figure_has_a_source_and_every_source_a_figure() -> None:
 
 def test_the_catalogue_is_near_the_published_figures_or_says_why_not() -> None:
     groups = compared(FOUND)
-    far = {(one.board, one.quantity) for one in groups if abs(one.deviation or 0.0) > FAR_OFF}
+    far = {(group.board, group.quantity) for group in groups if abs(group.deviation or 0.0) > FAR_OFF}
     assert far == {(one.board, one.quantity) for one in FOUND.reason}
-    speeds = {one.board: one.deviation for one in groups if one.quantity == "gflops"}
+    speeds = {group.board: group.deviation for group in groups if group.quantity == "gflops"}
     assert set(speeds) >= {"rpi-4b-l", "rpi-5", "orange-pi-5", "jetson-orin-nano"}
 
 

@@ -27,7 +27,7 @@ def largest_share(split, shares):
     it."""
     found = []
     for label in set(split.labels):
-        counts = [sum(split.labels[index] == label for index in own) for own in shares]
+        counts = [sum(split.labels[index] == label for index in share) for share in shares]
         found.append(max(counts) / sum(counts))
     return sum(found) / len(found)
 
@@ -43,8 +43,8 @@ def test_every_sample_is_on_one_device_and_the_seed_decides(count, devices, seed
     split = samples(count, classes=3, sources=7)
     rule = "sizes:" + ",".join(str(1 + rank) for rank in range(devices)) if rule == "sizes" else rule
     shares = split_samples(split, devices, rule, seed)
-    assert sorted(index for own in shares for index in own) == list(range(count))
-    assert all(own == tuple(sorted(own)) and own for own in shares)
+    assert sorted(index for share in shares for index in share) == list(range(count))
+    assert all(share == tuple(sorted(share)) and share for share in shares)
     assert shares == split_samples(split, devices, rule, seed)
     assert devices == 1 or rule == "source" or shares != split_samples(split, devices, rule, seed + 1)
 
@@ -52,8 +52,8 @@ def test_every_sample_is_on_one_device_and_the_seed_decides(count, devices, seed
 def test_iid_is_even_and_sizes_are_in_proportion():
     assert sorted(map(len, split_samples(samples(103), 4, "iid", 0))) == [25, 26, 26, 26]
     shares = split_samples(samples(800), 4, "sizes:4,2,1,1", 0)
-    assert [len(own) for own in shares] == [400, 200, 100, 100]
-    assert all(0.35 < sum(index % 2 for index in own) / len(own) < 0.65 for own in shares)
+    assert [len(share) for share in shares] == [400, 200, 100, 100]
+    assert all(0.35 < sum(index % 2 for index in share) / len(share) < 0.65 for share in shares)
 
 
 def test_a_low_concentration_gives_devices_few_labels_and_a_high_one_even_shares():
@@ -77,7 +77,7 @@ def test_a_dirichlet_share_has_the_distributions_mean_and_variance():
 def test_a_source_is_on_one_device_and_the_load_is_balanced():
     split = samples(70, sources=7)
     shares = split_samples(split, 3, "source", 0)
-    topics = [{split.sources[index] for index in own} for own in shares]
+    topics = [{split.sources[index] for index in share} for share in shares]
     assert sum(map(len, topics)) == 7 and sorted(map(len, shares)) == [20, 20, 30]
     task = load_task("sentiment-rating", train_samples=400)
     by_source = split_samples(task.train, 2, "source", 0)

@@ -32,7 +32,9 @@ def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
     likes = "Does the writer like it? Answer yes or no."
     for instruction, given, answer in zip(task.test.texts, task.test.pairs, task.test.answers, strict=True):
         if instruction == likes:
-            own = {rating > 0 for one, rating in zip(rated.test.texts, rated.test.labels, strict=True) if one == given}
+            own = {
+                rating > 0 for text, rating in zip(rated.test.texts, rated.test.labels, strict=True) if text == given
+            }
             assert (answer == "Yes") in own
         else:  # answers stand in the sentence
             assert answer.lower() in " ".join(given.split()).lower(), (instruction, given)

@@ -82,9 +82,10 @@ def test_a_folder_may_have_a_file_for_each_device(tmp_path: Path) -> None:
         text.startswith(f"{source}.csv") for text, source in zip(task.train.texts, task.train.sources, strict=True)
     )
     names = ("alpha", "beta-2")
-    assert [{task.train.sources[row] for row in own} for own in split_samples(task.train, 2, "device", 0, names)] == [
-        {name} for name in names
-    ]
+    assert [
+        {task.train.sources[row] for row in split_sample}
+        for split_sample in split_samples(task.train, 2, "device", 0, names)
+    ] == [{name} for name in names]
     with pytest.raises(
         ConfigError,
         match=r"A sample belongs to 'beta-2'\. Name one of these devices in each row, or each file after one",

@@ -34,8 +34,8 @@ def test_it_shows_the_ranked_table_the_picture_and_the_reason(answered: Adviser)
     assert answered.message.value == "" and answered.advice is not None
     best = answered.advice.choices[0]
     assert f"Best for time: {best.name}" in answered.headline.value
-    assert all(one.name in answered.table.value for one in answered.advice.choices)
-    assert answered.table.value.count("opacity") == sum(one.is_dominated for one in answered.advice.choices)
+    assert all(choice.name in answered.table.value for choice in answered.advice.choices)
+    assert answered.table.value.count("opacity") == sum(choice.is_dominated for choice in answered.advice.choices)
     assert len(answered.figure.shown.data) == len(answered.advice.choices)
     assert escape(best.decides) in answered.reason.value and not answered.ask_button.disabled
 
@@ -47,16 +47,16 @@ def test_for_texts_it_shows_from_when_each_draft_pays() -> None:
     adviser.wait()
     assert adviser.advice is not None and adviser.advice.drafts is not None
     assert "pays from" in adviser.table.value
-    assert all(f">{one.name}<" in adviser.table.value for one in adviser.advice.drafts.offers)
+    assert all(f">{offer.name}<" in adviser.table.value for offer in adviser.advice.drafts.offers)
 
 
 def test_each_combination_is_explained_and_copied(answered: Adviser) -> None:
     assert answered.advice is not None and len(answered.advice.choices) > 1
-    for number, one in enumerate(answered.advice.choices):
+    for number, choice in enumerate(answered.advice.choices):
         answered.choice.value = number
         words = shlex.split(answered.copies.command.text)
-        assert words[words.index("--method") + 1] == one.job.method and words[-2:] == ["--cluster", "pair"]
-        assert one.job.method in answered.copies.python.text
+        assert words[words.index("--method") + 1] == choice.job.method and words[-2:] == ["--cluster", "pair"]
+        assert choice.job.method in answered.copies.python.text
     answered.choice.value = 0
 
 
@@ -101,4 +101,4 @@ def test_the_kernel_stays_free_and_a_file_names_the_devices(tmp_path: Path) -> N
     assert begun.wait(LIMIT_S) and adviser.ask_button.disabled
     goes_on.set()
     adviser.wait()
-    assert adviser.advice is not None and {one.devices for one in adviser.advice.choices} == {("one",)}
+    assert adviser.advice is not None and {choice.devices for choice in adviser.advice.choices} == {("one",)}

@@ -22,7 +22,7 @@ def test_a_figure_arrives_with_all_that_it_has(monkeypatch: pytest.MonkeyPatch) 
     box = FigureBox()
     assert box.shown is None  # nothing that would have to be replaced
     box.show(go.Figure(go.Scatter(x=[1], y=[2]), layout={"title": {"text": "t"}, "height": 300}))
-    [state] = [one for one in states if "_widget_data" in one]
+    [state] = [state for state in states if "_widget_data" in state]
     assert state["_widget_data"][0]["y"] == [2] and state["_widget_layout"]["width"] > 0
     shown = box.shown
     box.show(go.Figure(go.Scatter(x=[1], y=[5]), layout={"title": {"text": "t"}, "height": 300}))

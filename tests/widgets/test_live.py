@@ -171,7 +171,7 @@ def test_a_still_picture_needs_no_script_and_no_kernel() -> None:
     assert "<script" not in picture and "<style>" in picture and "<svg" not in picture
     images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="[^"]+"', picture)
     drawings = [base64.b64decode(image).decode() for image in images]
-    assert len(drawings) == 4 and all("prefers-color-scheme: dark" in one for one in drawings)
+    assert len(drawings) == 4 and all("prefers-color-scheme: dark" in drawing for drawing in drawings)
     for drawing in drawings:
         ElementTree.fromstring(drawing)
     swatches = re.findall(r'<img src="[^"]+" alt="" width="10" height="10"> ([a-z ]+)<', picture)

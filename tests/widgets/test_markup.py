@@ -33,10 +33,10 @@ from workbench.widgets.tables import report_table
 from workbench_labs.course.verdict import Verdict
 
 MODULES = [
-    importlib.import_module(one.name) for one in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")
+    importlib.import_module(module.name) for module in pkgutil.iter_modules(workbench_labs.__path__, "workbench_labs.")
 ]
 labs = SimpleNamespace(
-    **{name: one for module in MODULES for name, one in vars(module).items() if not name.startswith("_")}
+    **{name: item for module in MODULES for name, item in vars(module).items() if not name.startswith("_")}
 )
 JOB = Job(model=NAME, task=NAME)
 LAPTOP = renamed(load_cluster("laptop"), "laptop", "alpha", "beta", "gamma", "delta")
@@ -69,7 +69,7 @@ def _history() -> Any:
 
 def _live() -> Any:
     live = widgets.LiveProgress(JOB, LAPTOP)
-    timeline = replace(TIMELINE, device_names=tuple(one.name for one in LAPTOP.devices[: TIMELINE.world_size]))
+    timeline = replace(TIMELINE, device_names=tuple(device.name for device in LAPTOP.devices[: TIMELINE.world_size]))
     live.update(Event("phase", message=NAME))
     live.update(Event("note", message=NAME))
     live.update(Event("plan", step=0, plan=REPORT.plan, timelines={NAME: timeline}))
@@ -89,7 +89,7 @@ def _planning() -> Any:
 def _inference() -> Any:
     cluster = load_cluster("galaxy-env-b")
     return labs.described_problem(
-        "DistilBERT", renamed(cluster, cluster.name, *(one.name for one in cluster.devices)), length=60
+        "DistilBERT", renamed(cluster, cluster.name, *(device.name for device in cluster.devices)), length=60
     )
 
 
@@ -165,7 +165,7 @@ def texts(shown: Any) -> str:
 
 def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
     of_labs = {
-        name: one for name, one in vars(labs).items() if getattr(one, "__module__", "").startswith("workbench_labs")
+        name: item for name, item in vars(labs).items() if getattr(item, "__module__", "").startswith("workbench_labs")
     }
     public = {name: one for name, one in (vars(widgets) | of_labs).items() if inspect.isclass(one)}
     shows = ("_repr_html_", "_repr_mimebundle_")

@@ -250,7 +250,7 @@ def _hidden(numbers: Mapping[str, Any], tiles: int) -> float:
     shared = gathering_of(plain_ring, plain_order, product_s=numbers["product_ms"] / 1e3, tiles=tiles)
     cluster = slow_cluster("laptop-equal", numbers["megabits"])
     together, alone = (
-        in_virtual_time(gathering.schedule(), gathering.on(cluster).costs) for gathering in (shared, shared.alone)
+        in_virtual_time(rounds.schedule(), rounds.on(cluster).costs) for rounds in (shared, shared.alone)
     )
     return gathering.hidden_share(together, alone)
 

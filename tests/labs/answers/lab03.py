@@ -54,13 +54,13 @@ def exact(fresh: Any, cached: Any, tolerance: Any) -> Any:
 
 def one_constant(weights: Any, block_size: Any) -> Any:
     largest = max(map(abs, weights))
-    return [round(127 * one / largest) for one in weights], [largest] * math.ceil(len(weights) / block_size)
+    return [round(127 * weight / largest) for weight in weights], [largest] * math.ceil(len(weights) / block_size)
 
 
 def cut_off(weights: Any, block_size: Any) -> Any:
     constants = solution("quantize", weights, block_size)[1]
     largest = [constants[place // block_size] for place in range(len(weights))]
-    return [[int(127 * one / most) if most else 0 for one, most in zip(weights, largest, strict=True)], constants]
+    return [[int(127 * weight / most) if most else 0 for weight, most in zip(weights, largest, strict=True)], constants]
 
 
 def no_zeros(weights: Any, block_size: Any) -> Any:
@@ -131,7 +131,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
         ),
         "not whole": (
             lambda weights, size: [
-                [127 * one for one in weights],
+                [127 * weight for weight in weights],
                 solution("quantize", weights, size)[1],
             ],
             "has the code",
@@ -139,7 +139,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "dequantize": {
         "the codes": (lambda codes, constants, size: codes, "Entry 0 is"),
-        "the first constant": (lambda codes, constants, size: [one * constants[0] / 127 for one in codes], "is"),
+        "the first constant": (lambda codes, constants, size: [code * constants[0] / 127 for code in codes], "is"),
         "128": (
             lambda codes, constants, size: [127 / 128 * one for one in solution("dequantize", codes, constants, size)],
             "yours is",

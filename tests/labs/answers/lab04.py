@@ -41,7 +41,7 @@ def balanced(drawn: dict[str, Any]) -> Any:
 def row(drawn: dict[str, Any], layers: int = 5) -> list[float]:
     """Return best[2][n] of two devices."""
     beginnings = [[drawn["first"][:stop], drawn["second"][:stop]] for stop in range(2, layers + 1)]
-    return [min(max(stage_seconds(cut, own)) for cut in every_cut(len(own[0]), 2)) for own in beginnings]
+    return [min(max(stage_seconds(cut, layer_s)) for cut in every_cut(len(layer_s[0]), 2)) for layer_s in beginnings]
 
 
 def by_speed(samples: int, sample_s: Any) -> list[int]:

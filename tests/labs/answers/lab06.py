@@ -15,7 +15,7 @@ SOLUTIONS = sources("06")
 def fastest(product: Any, sizes: Any, budget_mb: Any, limit_s: Any) -> Any:
     """The fastest that fits, whatever its number of queries."""
     choices = [one for one in every_choice(product) if need_mb(one, sizes) <= budget_mb]
-    fitting = [one for one in choices if step_seconds(one, sizes) <= limit_s]
+    fitting = [choice for choice in choices if step_seconds(choice, sizes) <= limit_s]
     return list(min(fitting, key=lambda one: step_seconds(one, sizes))) if fitting else None
 
 

@@ -35,7 +35,7 @@ def for_ever(times_ms: Any, history: Any) -> list[int]:
     return [
         device
         for device in range(len(times_ms))
-        if sum((one[device] or 0) > 1.8 * reports[0][device] for one in reports) >= 3
+        if sum((report[device] or 0) > 1.8 * reports[0][device] for report in reports) >= 3
     ]
 
 
@@ -57,7 +57,7 @@ def with_itself(measured: Any, expected: Any) -> list[float]:
         for own, true in zip(measured, expected, strict=True)
     ]
     usual = [median(column) for column in zip(*quotients, strict=True)]
-    return [median(one / other for one, other in zip(own, usual, strict=True)) for own in quotients]
+    return [median(one / other for one, other in zip(times, usual, strict=True)) for times in quotients]
 
 
 RIGHT = {

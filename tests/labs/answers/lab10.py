@@ -42,9 +42,9 @@ def without_links(layer_s: Any, link_s: Any, layer_mb: Any, activation_mb: Any, 
 
 def newest(operations: Any) -> list[int]:
     done, found = 0, []
-    for one in operations:
+    for operation in operations:
         found.append(done)
-        done += one.startswith("B")
+        done += operation.startswith("B")
     return found
 
 
@@ -60,9 +60,9 @@ def fresh(operations: Any, weights: Any, inputs: Any, targets: Any, rate: float)
 def back_to_the_old(operations: Any, weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
     """Steps from the stashed weights instead of the newest."""
     kept = {}
-    for one in operations:
-        number = int(one[1:])
-        if one.startswith("F"):
+    for operation in operations:
+        number = int(operation[1:])
+        if operation.startswith("F"):
             kept[number] = list(weights)
             continue
         old, values = kept[number], inputs[number]
@@ -111,7 +111,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "stash": {
         "the newest": (newest, "Stage"),
-        "the number of the mini-batch": (lambda operations: [int(one[1:]) for one in operations], "Stage"),
+        "the number of the mini-batch": (lambda operations: [int(operation[1:]) for operation in operations], "Stage"),
         "a constant": (lambda operations: [0] * len(operations), "Stage"),
         "one short": (lambda operations: newest(operations)[1:], "entries"),
     },
@@ -134,7 +134,7 @@ WRONG: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "compatibility": {
         "not mapped": (seconds_alone, "With p"),
-        "the charge alone": (lambda capacities, batteries, p, eta: [p * one for one in batteries], "With p"),
+        "the charge alone": (lambda capacities, batteries, p, eta: [p * battery for battery in batteries], "With p"),
         "all alike": (lambda capacities, batteries, p, eta: [1.0] * len(batteries), "With p"),
     },
     "notice": {

@@ -59,7 +59,7 @@ def test_the_state_of_a_service_prints_as_data(make_world: type) -> None:
     world, settings, log = make_world(), ReschedulingSettings(), ServingLog()
     rescheduler = Rescheduler(settings, 4, world.plan, world.times, log)
     parts: Any = dict.fromkeys(
-        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+        field.name for field in fields(ServingPolicy) if field.default is field.default_factory is MISSING
     )
     policy = ServingPolicy(
         **parts | {"cluster": world.cluster, "settings": settings, "log": log, "rescheduler": rescheduler}
@@ -226,7 +226,7 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     assert first.read_bytes > 0 and again == Loaded(0, 0.0, 0)
 
     parts: Any = dict.fromkeys(
-        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+        field.name for field in fields(ServingPolicy) if field.default is field.default_factory is MISSING
     )
     log, rescheduler = ServingLog(plans=[plan]), SimpleNamespace(current=-1, wanted=0)
     rescheduler.switched = lambda now_s, index: setattr(rescheduler, "current", index)
@@ -242,7 +242,7 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
 def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_under_way: bool) -> None:
     """No other device can tell of the attempt.  What comes before the next attempt is service, not queueing."""
     parts: Any = dict.fromkeys(
-        one.name for one in fields(ServingPolicy) if one.default is one.default_factory is MISSING
+        field.name for field in fields(ServingPolicy) if field.default is field.default_factory is MISSING
     )
     parts |= {"samples": Samples(1), "requests": (SimpleNamespace(length=8),), "answers": [torch.ones(2)]}
     log, rescheduler = ServingLog(arrivals_s=(0.5, 7.0)), SimpleNamespace(current=0)

@@ -106,7 +106,7 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
         panel, policy = DevicePanel(service), service.policy
         assert len(wanted) > MOST_ROWS and written_together(service.writer, wanted) == expected
         state = panel.state()
-        assert "4 of 4 devices compute each token" in state["svg"] and all(one["up"] for one in state["devices"])
+        assert "4 of 4 devices compute each token" in state["svg"] and all(device["up"] for device in state["devices"])
         found, text = list[int](), service.writer.write(*lasting)
         found += [next(text), next(text)]
         panel.act(state["devices"][1]["name"], "kill")

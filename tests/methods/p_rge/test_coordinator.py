@@ -301,7 +301,8 @@ def test_steps_are_kept_short(coordinate: Coordinate) -> None:
     last = story.history.changes[-1]
     assert story.queries[last.step] == settings[-1].queries
     in_force = [
-        next(one.setting for one in reversed(story.history.changes) if one.step <= step) for step in range(last.step)
+        next(change.setting for change in reversed(story.history.changes) if change.step <= step)
+        for step in range(last.step)
     ]
     assert last.samples == sum(setting.batch_size for setting in in_force)
     assert story.jobs[-1].job.change == last

@@ -182,7 +182,7 @@ def _output(schedule, handlers, ids):
     blocks = handlers[0]._layout.blocks
     held = [{value: ids[blocks[value.stage].stack] for value in values} for values in schedule.inputs]
     ranks = handlers[0]._layout.plan.ranks
-    found = run_schedule(schedule, dict(zip(ranks, (one.table() for one in handlers), strict=True)), held)
+    found = run_schedule(schedule, dict(zip(ranks, (handler.table() for handler in handlers), strict=True)), held)
     return found[ranks[0]][schedule.outputs[ranks[0]][0]]
 
 

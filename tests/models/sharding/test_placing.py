@@ -155,7 +155,7 @@ def nbytes_of(*shards):
         if one is not None
         for tensor in one.tensors
     ]
-    return sum({id(one): one.nbytes for one in parts if one is not None}.values())
+    return sum({id(part): part.nbytes for part in parts if part is not None}.values())
 
 
 @pytest.mark.parametrize("release", [False, True])

@@ -63,11 +63,13 @@ def test_other_paradigms(paradigm, parts, layers_held):
 def test_the_error_names_the_device_and_what_is_missing():
     profile, cluster = made()
     need = inference_needs(PLAN, profile)[1].total_bytes
-    small = replace(cluster, devices=tuple(replace(one, memory_bytes=need - 2_000_000) for one in cluster.devices))
+    small = replace(
+        cluster, devices=tuple(replace(device, memory_bytes=need - 2_000_000) for device in cluster.devices)
+    )
     with pytest.raises(PlanError, match=r"Device 'd1' has .*needs .*: 2.0 MB are missing\.") as caught:
         check_inference(PLAN, profile, small)
     assert "'d0'" not in str(caught.value)
-    exact = replace(cluster, devices=tuple(replace(one, memory_bytes=need) for one in cluster.devices))
+    exact = replace(cluster, devices=tuple(replace(device, memory_bytes=need) for device in cluster.devices))
     check_inference(PLAN, profile, exact)
     assert all(
         device.memory_bytes == need - 1 for device in as_printed(profile, exact)[1].devices

@@ -61,5 +61,5 @@ def test_two_stacks_that_are_cut_alike():
 
 def test_what_it_cannot_do_is_refused():
     profile, cluster = instance([1e9] * 4, (shape(2, 12),))
-    small = replace(cluster, devices=tuple(replace(one, memory_bytes=10) for one in cluster.devices))
+    small = replace(cluster, devices=tuple(replace(device, memory_bytes=10) for device in cluster.devices))
     assert oracle(sequence(profile, small, length=100)) is None

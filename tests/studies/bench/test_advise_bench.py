@@ -38,7 +38,7 @@ def point(number: int, predicted_s: float, measured_s: float | None, is_first: b
 def test_what_did_not_run_is_no_part_of_the_figures() -> None:
     points = [point(0, 1.0, 1.1, True), point(0, 2.0, 1.8), point(0, 3.0, None)]
     found = bench.summed_up([*points, point(1, 1.0, 1.2, True), point(1, 1.1, 1.0), point(2, 1.0, 1.0)])
-    assert [one["first_over_best"] for one in found["settings"]] == [1.0, 1.2]
+    assert [setting["first_over_best"] for setting in found["settings"]] == [1.0, 1.2]
     assert found["first_within_5_percent"] == 1 and found["worst_first_over_best"] == 1.2
     assert found["median_deviation"] == pytest.approx(0.1) and found["settings"][0]["executed"] == 2
     assert bench.summed_up([])["median_deviation"] is None
@@ -62,9 +62,9 @@ def test_an_interrupted_bench_goes_on_and_repeats_what_a_busy_host_spoilt(
     monkeypatch.setattr(bench, "_executed", execute)
     with pytest.raises(KeyboardInterrupt):
         bench.bench(str, path=path)
-    assert [one["what"] for one in json.loads(path.read_text())["combinations"]] == ["a", "b"]
+    assert [combination["what"] for combination in json.loads(path.read_text())["combinations"]] == ["a", "b"]
     whole = bench.bench(str, path=path)
-    assert ran == ["a", "b", "b", "c"] and all(one["valid"] for one in whole["combinations"])
+    assert ran == ["a", "b", "b", "c"] and all(combination["valid"] for combination in whole["combinations"])
     assert json.loads(path.read_text()) == json.loads(json.dumps(whole))
     assert bench.bench(str, path=path)["combinations"] == whole["combinations"] and len(ran) == 4
     told: list[str] = []

@@ -20,8 +20,8 @@ def test_its_sides_train_as_many_samples(name: str) -> None:
     figures)."""
     point, seconds = points()[name], {}
     devices = tuple(
-        replace(one, model="some", flops_per_s=6e10 * (one.host_share or 1), host_share=None)
-        for one in point.cluster.devices
+        replace(device, model="some", flops_per_s=6e10 * (device.host_share or 1), host_share=None)
+        for device in point.cluster.devices
     )
     for side, job in point.sides.items():
         report = experiment.run(replace(job, model="tiny-bert"), replace(point.cluster, devices=devices), "simulate")
@@ -55,7 +55,9 @@ def test_a_table_compares_round_by_round() -> None:
 
 def test_sides_that_keep_a_plan_have_its_stages_and_split_a_mini_batch_themselves() -> None:
     point = points()["schedule"]
-    devices = tuple(replace(one, model="some", flops_per_s=1.8e10, host_share=None) for one in point.cluster.devices)
+    devices = tuple(
+        replace(device, model="some", flops_per_s=1.8e10, host_share=None) for device in point.cluster.devices
+    )
     sides = {side: replace(job, model="tiny-bert") for side, job in point.sides.items()}
     plans = kept_plans(replace(point, cluster=replace(point.cluster, devices=devices), sides=sides))
     assert [[stage.ranks for stage in plan.stages] for plan in plans.values()] == 2 * [[(0,), (1,), (2,), (3,)]]

@@ -64,9 +64,9 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
     """A simulated request takes twice as long on devices and links at half their speed; reported times are as at full
     speed."""
     usual, slowed = (emulated_cluster("heterogeneous", 250, 60e9, dilation) for dilation in (1.0, 2.0))
-    for one, other in zip(usual.devices, slowed.devices, strict=True):
+    for device, other in zip(usual.devices, slowed.devices, strict=True):
         assert (other.host_share, other.link.bytes_per_s) == pytest.approx(
-            ((one.host_share or 0.0) / 2, one.link.bytes_per_s / 2)
+            ((device.host_share or 0.0) / 2, device.link.bytes_per_s / 2)
         )
     host = StackCosts(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
     stack = StackShape(

@@ -29,14 +29,14 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     item = find_item("confidant", "Table 1")
     made = item.run(Settings())
     assert not made.checks and len(made.findings) == 4
-    cells = {one.labels: one for one in made.comparisons}
-    assert len(cells) == 12 and {one.kind for one in cells.values()} == {"fitted", "predicted", "computed"}
-    assert [labels for labels, one in cells.items() if one.kind == "fitted"] == [("BERT-Base", "memory")]
+    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    assert len(cells) == 12 and {cell.kind for cell in cells.values()} == {"fitted", "predicted", "computed"}
+    assert [labels for labels, cell in cells.items() if cell.kind == "fitted"] == [("BERT-Base", "memory")]
     assert abs(cells["BERT-Base", "memory"].deviation or 100) < 0.2  # the constant is what it is fitted to
     assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
     assert cells["LLaMA-7B", "memory"].deviation == pytest.approx(164, abs=1)
     assert cells["Phi-2", "parameters"].ours == pytest.approx(2780, abs=1)
-    assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["table1"]
+    assert [figure.name for figure in item.draw(from_json(to_json(made), Result))] == ["table1"]
 
 
 def test_equations_1_and_2_by_hand() -> None:
@@ -51,8 +51,8 @@ def test_equations_1_and_2_by_hand() -> None:
 def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     item = find_item("confidant", "Algorithm 1")
     made = item.run(Settings())
-    cells = {one.labels[0]: one for one in made.comparisons}
-    assert {one.kind for one in cells.values()} == {"computed"} and all(one.paper is None for one in cells.values())
+    cells = {comparison.labels[0]: comparison for comparison in made.comparisons}
+    assert {cell.kind for cell in cells.values()} == {"computed"} and all(cell.paper is None for cell in cells.values())
     assert cells["misses the optimum, as returned"].ours == 421 and not made.checks[0].holds
     smooth = {row[:2]: row[2:] for row in made.tables[1].rows}
     for (processors, start), (missed, mean, largest) in smooth.items():  # smooth profiles are missed less
@@ -71,8 +71,8 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
 def test_table_7_two_fitted_cells() -> None:
     item = find_item("confidant", "Table 7")
     made = item.run(Settings())
-    cells = {one.labels: one for one in made.comparisons}
-    fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
+    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
     assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
     blocks = 2 * 7_087_872  # parameters of two of the lost device's four
@@ -96,8 +96,10 @@ def test_goodput_by_hand_and_its_findings() -> None:
     assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
     item = find_item("confidant", "goodput")
     made = item.run(Settings())
-    assert len(made.comparisons) == 56 and all(0 <= float(one.ours or 0) <= 100 for one in made.comparisons)
-    found = {one.labels: float(one.ours or 0) for one in made.comparisons}
+    assert len(made.comparisons) == 56 and all(
+        0 <= float(comparison.ours or 0) <= 100 for comparison in made.comparisons
+    )
+    found = {comparison.labels: float(comparison.ours or 0) for comparison in made.comparisons}
     assert found["passive", "constant", "600"] < found["none", "constant", "600"]  # backups cost more than losses
     for way in (
         "proactive: all on notice",
@@ -117,7 +119,7 @@ def test_what_heads_over_two_processors_can_give() -> None:
     item = find_item("confidant", "Fig. 4")
     made = item.run(Settings())
     assert len(made.comparisons) == 4  # the paper's ratios need more than heads over processors
-    assert {one.how for one in made.comparisons} == {"refuted upper bound"} and not made.checks
+    assert {comparison.how for comparison in made.comparisons} == {"refuted upper bound"} and not made.checks
     assert {labels for labels, ratio in printed("confidant", "fig4").items() if ratio > bound(1.0, 2)} == {
         ("GPT2-Medium", "3"),
         ("GPT2-Medium", "4"),
@@ -127,15 +129,15 @@ def test_what_heads_over_two_processors_can_give() -> None:
 
 def test_table_3_is_what_we_count_with() -> None:
     made = find_item("confidant", "Table 3").run(Settings())
-    assert len(made.comparisons) == 16 and {one.deviation for one in made.comparisons} == {0.0, None}
-    assert all(one.agrees for one in made.comparisons if one.labels[1] == "dataset")
+    assert len(made.comparisons) == 16 and {comparison.deviation for comparison in made.comparisons} == {0.0, None}
+    assert all(comparison.agrees for comparison in made.comparisons if comparison.labels[1] == "dataset")
 
 
 def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     item = find_item("confidant", "Table 8")
     made = item.run(Settings())
-    cells = {one.labels: one for one in made.comparisons}
-    fitted = [labels for labels, one in cells.items() if one.kind == "fitted"]
+    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
     assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
     assert not made.checks and "as printed" in made.findings[0]
@@ -148,10 +150,13 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
 def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
     item = find_item("confidant", "Fig. 7")
     made = item.run(Settings(quick=True))
-    own, authors = ([one for one in made.comparisons if (one.paper is None) == is_own] for is_own in (True, False))
-    assert len(own) == 8 and {one.kind for one in made.comparisons} == {"quick trial"}
+    own, authors = (
+        [comparison for comparison in made.comparisons if (comparison.paper is None) == is_own]
+        for is_own in (True, False)
+    )
+    assert len(own) == 8 and {comparison.kind for comparison in made.comparisons} == {"quick trial"}
     assert all(float(one.ours or 0) > 0 for one in own)
-    assert len(authors) == 96 and all(one.ours is None for one in authors)
+    assert len(authors) == 96 and all(author.ours is None for author in authors)
     sizes = {tuple(row[:4]): row[-1] for row in made.tables[0].rows}
     for (model, direction, form, batch), size in sizes.items():
         if form == "binary":
@@ -183,28 +188,28 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
     plain, split = untrained(training, 0), loaded(training)[1].train
     weights = plain.trained()
     optimizer = torch.optim.AdamW(
-        [{"params": [one], "weight_decay": 0.01 * (one.ndim >= 2)} for one in weights.values()]
+        [{"params": [weight], "weight_decay": 0.01 * (weight.ndim >= 2)} for weight in weights.values()]
     )
-    history = [{name: one.detach().clone() for name, one in weights.items()}]
+    history = [{name: weight.detach().clone() for name, weight in weights.items()}]
     batches = epoch_batches(split.lengths, training.batch_size, 0, 0)
     for step, indices in enumerate(batches):
         batch = collate(split, indices)
-        for name, one in weights.items():
-            one.data.copy_(history[max(0, step - delay)][name])
+        for name, weight in weights.items():
+            weight.data.copy_(history[max(0, step - delay)][name])
         logits = plain.logits(
             plain(batch.input_ids, batch.attention_mask)[1], batch.attention_mask, batch.sample_ids, 0
         )
         loss = task_loss(logits, batch.labels, "classification")
         loss.backward()
         assert loss.item() == pytest.approx(losses[step], rel=1e-5)
-        for name, one in weights.items():
-            one.data.copy_(history[-1][name])
+        for name, weight in weights.items():
+            weight.data.copy_(history[-1][name])
         set_learning_rate(optimizer, learning_rate_at(step, len(batches), training.learning_rate, 0.06))
         optimizer.step()
         optimizer.zero_grad()
-        history.append({name: one.detach().clone() for name, one in weights.items()})
-    for name, one in model.trained().items():
-        torch.testing.assert_close(one, weights[name], rtol=1e-5, atol=1e-5)
+        history.append({name: weight.detach().clone() for name, weight in weights.items()})
+    for name, weight in model.trained().items():
+        torch.testing.assert_close(weight, weights[name], rtol=1e-5, atol=1e-5)
     assert len(losses) == len(batches) == 8
 
 
@@ -217,7 +222,9 @@ def test_table_5_trains_both_ways_on_the_tasks_that_it_has(tmp_path: Path) -> No
         (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps(one) for one in words * 4), encoding="utf-8")
     item = find_item("confidant", "Table 5")
     made = item.run(Settings(quick=True, seeds=(0,), data=tmp_path, workdir=tmp_path / "kept"))
-    ours = {one.labels[:2]: one.ours for one in made.comparisons if one.labels[2] == "Confidant"}
+    ours = {
+        comparison.labels[:2]: comparison.ours for comparison in made.comparisons if comparison.labels[2] == "Confidant"
+    }
     assert None not in ours.values() and ours["Phi-2, Alpaca", "loss"] > 0 and len(made.tables[0].rows) == 6
     assert [
         len(list((tmp_path / "kept" / name).glob("stashing-0-*.json"))) for name in ("questions", "instructions")
@@ -227,22 +234,26 @@ def test_table_5_trains_both_ways_on_the_tasks_that_it_has(tmp_path: Path) -> No
 
 def test_tables_2_and_4_are_the_catalogue_s() -> None:
     made = find_item("confidant", "Table 2").run(Settings())
-    missing = {one.labels for one in made.comparisons if one.labels[1] != "GPU" and one.paper != one.ours}
+    missing = {
+        comparison.labels
+        for comparison in made.comparisons
+        if comparison.labels[1] != "GPU" and comparison.paper != comparison.ours
+    }
     assert missing == {("Jetson Nano", "CPU")} and len(made.comparisons) == 29
     made = find_item("confidant", "Table 4").run(Settings())
-    assert len(made.comparisons) == 7 and all(one.agrees for one in made.comparisons)
+    assert len(made.comparisons) == 7 and all(comparison.agrees for comparison in made.comparisons)
 
 
 def test_table_6_one_fitted_length_and_three_budgets() -> None:
     item = find_item("confidant", "Table 6")
     made = item.run(Settings())
-    cells = {one.labels: one for one in made.comparisons}
-    fitted = [one for one in cells.values() if one.kind == "fitted"]
+    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    fitted = [cell for cell in cells.values() if cell.kind == "fitted"]
     assert len(cells) == 40 and len(fitted) == 11 and all(abs(one.deviation or 100) < 8 for one in fitted)
     assert abs(cells["GPT2-Medium", "2", "Redmi K50", "memory"].deviation or 100) < 1
     assert [check.holds for check in made.checks] == [True]
-    assert all(one.ours != "OOM" for one in cells.values())  # a partition fits wherever the paper has one
-    off = sorted(abs(one.deviation or 0.0) for one in cells.values() if one.labels[0] == "GPT2-Medium")
+    assert all(cell.ours != "OOM" for cell in cells.values())  # a partition fits wherever the paper has one
+    off = sorted(abs(cell.deviation or 0.0) for cell in cells.values() if cell.labels[0] == "GPT2-Medium")
     assert off[len(off) // 2] < 5
     assert item.draw(from_json(to_json(made), Result))
 
@@ -255,7 +266,7 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
     assert item.draw(from_json(to_json(made), Result))
     item = find_item("confidant", "Fig. 8")
     made = item.run(Settings())
-    charge = {one.labels: float(one.ours or 0) for one in made.comparisons}
+    charge = {comparison.labels: float(comparison.ours or 0) for comparison in made.comparisons}
     models = [device.model for device in load_cluster("confidant-3").devices]
     total = sum(charge["BERT-Base", f"{model}, Confidant"] for model in models)
     assert charge["BERT-Base", "all three, Confidant"] == pytest.approx(total)
@@ -268,7 +279,7 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
 
 def test_transmission_and_acceleration_are_compared_with_the_text() -> None:
     made = find_item("confidant", "transmission").run(Settings())
-    least, most = (float(one.ours or 0) for one in made.comparisons)
+    least, most = (float(comparison.ours or 0) for comparison in made.comparisons)
     assert 0 < least < most < 100 and made.checks[0].holds
     made = find_item("confidant", "acceleration").run(Settings())
-    assert [one.paper for one in made.comparisons] == [1.13, 5.56]
+    assert [comparison.paper for comparison in made.comparisons] == [1.13, 5.56]

@@ -119,7 +119,7 @@ def test_options_change_the_training(data, embedded):
         {}, {"averaging": 0.9}, {"initialization": "pruned"}, {"initialization": "distilled"}, {"backbone": "int8"},
         {"score_every": 2},
     ]  # fmt: skip
-    outcomes = list(run_all([small("parallel_adapters", **one) for one in changes], None, data, silent).values())
+    outcomes = list(run_all([small("parallel_adapters", **change) for change in changes], None, data, silent).values())
     assert (
         len({outcome.test_outputs for outcome in outcomes}) == len(changes) - 1
     )  # scoring more often changes nothing else
@@ -185,17 +185,17 @@ def test_quick_versions_run_from_end_to_end(name, comparisons, embedded, tmp_pat
     result = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path / "work"))
     assert len(result.comparisons) == comparisons and result.source == "executed" and result.explanation
     assert from_json(to_json(result), Result) == result
-    assert all(one.figure.data for one in item.draw(result))
+    assert all(figure.figure.data for figure in item.draw(result))
 
 
 def test_glue_joins_where_a_folder_is_given(data, embedded):
     result = find_item("pac_plus", "table6").run(Settings(quick=True, seeds=(0,), data=data))
-    assert {labels[1] for labels in (one.labels for one in result.comparisons)} == {
+    assert {labels[1] for labels in (comparison.labels for comparison in result.comparisons)} == {
         "sentiment",
         "MRPC",
         "STS-B",
         "SST-2",
     }
-    paper = {one.labels: one.paper for one in result.comparisons}
+    paper = {comparison.labels: comparison.paper for comparison in result.comparisons}
     # Table VI: the mean over three models of the row 'Difference from Mean'.
     assert paper["from the mean of the three", "MRPC"] == pytest.approx((0.00 + 0.29 + 0.06) / 3, abs=0.01)

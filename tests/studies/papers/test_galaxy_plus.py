@@ -88,7 +88,7 @@ def test_table_v_was_read_whole():
 
 
 def test_table_i_is_bound_by_memory_and_gb_are_2_30_bytes(result):
-    made = {one.labels: one for one in result("table1").comparisons}
+    made = {comparison.labels: comparison for comparison in result("table1").comparisons}
     assert made["Bert-L", counted.PI].kind == "predicted"
     assert abs(made["Bert-L", counted.PI].deviation) < 15
     assert made["GPT2-L", counted.MEMORY].ours == pytest.approx(2.89, abs=0.02)
@@ -162,7 +162,7 @@ def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
     plan = run_system(CONSTANTS, "Bert-L", "Env. A", OURS).plan
     price = price_plan(plan, costs, on, length=284)
     overlapped = printed_s(plan, costs, on, (284,))
-    free = replace(on, devices=tuple(replace(one, link=Link(bytes_per_s=1e18)) for one in on.devices))
+    free = replace(on, devices=tuple(replace(device, link=Link(bytes_per_s=1e18)) for device in on.devices))
     assert price_plan(plan, costs, free, length=284).layers_s < overlapped < price.total_s
     assert printed_s(replace(plan, overlap=False), costs, on, (284,)) == pytest.approx(price.total_s)
     handled = printed_s(plan, costs, on, (284,), (1e-8,) * 4)
@@ -197,7 +197,7 @@ def test_fig_13_opt_xl_fits_on_the_cards_only():
 
 def test_scaling_is_predicted_within_a_fifth(result):
     for name in ("fig14", "fig15"):
-        told = [one for one in result(name).comparisons if one.paper is not None]
+        told = [comparison for comparison in result(name).comparisons if comparison.paper is not None]
         assert len(told) == 2
         for one in told:
             assert one.kind == "predicted"
@@ -223,7 +223,7 @@ def test_fig_16_executed_is_told_from_its_reports():
     )
     made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
     assert failing(made) == []
-    assert all(one.kind == "measured" for one in made.comparisons)
+    assert all(comparison.kind == "measured" for comparison in made.comparisons)
     lost = replace(found.reports["exclude"], valid=False, overrun_share=0.3)
     again = straggler.result_of(
         item, replace(found, reports=found.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128
@@ -236,13 +236,15 @@ def test_fig_16_executed_is_told_from_its_reports():
 def test_fig_16_executed_runs_quickly_to_its_end():
     item = find_item("galaxy_plus", "fig16-executed")
     made = straggler.fig16_executed(item, Settings(quick=True))
-    assert [one.kind for one in made.comparisons] == ["measured"] * 4 and all(one.ours > 0 for one in made.comparisons)
+    assert [comparison.kind for comparison in made.comparisons] == ["measured"] * 4 and all(
+        comparison.ours > 0 for comparison in made.comparisons
+    )
     assert [check.holds for check in made.checks if "answer" in check.claim] == [True]
     assert item.draw(from_json(to_json(made), Result))
 
 
 def test_constants_say_which_cells_they_were_fitted_on(result):
-    kinds = {one.labels: one.kind for one in result("table5").comparisons}
+    kinds = {comparison.labels: comparison.kind for comparison in result("table5").comparisons}
     assert sum(kind == "fitted" for kind in kinds.values()) == 20 + 3
     assert {labels[1] for labels, kind in kinds.items() if kind == "fitted"} == {"Env. A"}
     for name in ("fitted", "assumed", "paper", "derived", "datasheet"):

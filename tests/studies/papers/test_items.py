@@ -55,7 +55,7 @@ def test_an_unknown_item_or_paper_is_answered_with_the_list():
 @pytest.mark.parametrize(("paper", "table"), TABLES)
 def test_the_papers_values_load_with_unit_and_place(paper, table):
     values = paper_values(paper, table)
-    assert len({tuple(one.labels.values()) for one in values}) == len(values) > 0, "two values have the same labels"
+    assert len({tuple(value.labels.values()) for value in values}) == len(values) > 0, "two values have the same labels"
     for value in values:
         assert value.source
         is_words = paper != "pac_plus" or table == "motivation"
@@ -168,7 +168,7 @@ def test_a_quick_trial_is_marked_and_judges_nothing():
     )
     quick = as_quick_trial(made)
     assert quick.quick and quick.title == "Quick trial: Table I" and not quick.checks
-    assert [(one.kind, one.deviation, one.agrees) for one in quick.comparisons] == [
+    assert [(comparison.kind, comparison.deviation, comparison.agrees) for comparison in quick.comparisons] == [
         ("quick trial", None, None),
         ("computed", pytest.approx(10), None),
     ]

@@ -87,7 +87,7 @@ def test_the_registry_has_every_table_and_figure_that_was_asked_for():
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("p_rge").glob("*.csv")))
 def test_the_papers_values_were_read_whole_with_unit_and_place(table):
     values = paper_values("p_rge", table)
-    assert len({tuple(one.labels.values()) for one in values}) == len(values) == CELLS[table], (
+    assert len({tuple(value.labels.values()) for value in values}) == len(values) == CELLS[table], (
         "a cell is missing, or two have the same labels"
     )
     assert all(value.source for value in values)
@@ -116,9 +116,9 @@ def test_each_constant_says_what_fixed_it():
 def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitted_on_within_3():
     comparisons = compared("table3", tasks.step_gb)
     assert len(comparisons) == 72
-    assert max(abs(one.deviation) for one in comparisons) < 10
-    assert max(abs(one.deviation) for one in comparisons if one.kind == "computed") < 3
-    assert [one.labels for one in comparisons if one.kind == "fitted"] == [
+    assert max(abs(comparison.deviation) for comparison in comparisons) < 10
+    assert max(abs(comparison.deviation) for comparison in comparisons if comparison.kind == "computed") < 3
+    assert [comparison.labels for comparison in comparisons if comparison.kind == "fitted"] == [
         (TINY, "FO (full)", "64", "1"),
         (TINY, "FO (full)", "256", "16"),
     ]
@@ -132,14 +132,14 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
 @pytest.mark.parametrize("table", ["table17", "table18"])
 def test_tables_17_and_18_follow_from_one_number_a_task(table):
     comparisons = compared(table, partial(tasks.run_gb, table))
-    assert {one.labels[0] for one in comparisons if one.kind == "fitted"} == {tasks.STANDARD}
+    assert {comparison.labels[0] for comparison in comparisons if comparison.kind == "fitted"} == {tasks.STANDARD}
     assert median_deviation(comparisons) < 1
-    assert max(abs(one.deviation) for one in comparisons) < 10
+    assert max(abs(comparison.deviation) for comparison in comparisons) < 10
 
 
 def test_the_constants_fit_their_own_cells():
     def deviations(comparisons):
-        return [abs(one.deviation) for one in comparisons if one.kind == "fitted"]
+        return [abs(comparison.deviation) for comparison in comparisons if comparison.kind == "fitted"]
 
     assert max(deviations(compared("table13", steps.server_s))) < 1
     assert max(deviations(compared("table4", steps.jetson_s))) < 3

@@ -137,21 +137,23 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert beside["MeZO (full)"].epsilon == 1e-3
     made = two.run(settings)
     assert set(made.series) == {name for name, one in full.items() if one.steps}
-    by_name = {one.labels[0]: one for one in made.comparisons}
+    by_name = {comparison.labels[0]: comparison for comparison in made.comparisons}
     told = printed("p_rge", "table2")
     assert by_name[q4].paper == told[TINY, q4, "SST-2"]
     rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
     assert set(rates.values()) <= set(executed.trials()["rates"]["P-RGE, lora_fa"])
     assert two.draw(from_json(to_json(made), Result))
     longer = long.run(settings)
-    assert not longer.checks and {one.kind for one in longer.comparisons if one.ours is not None} == {"quick trial"}
+    assert not longer.checks and {
+        comparison.kind for comparison in longer.comparisons if comparison.ours is not None
+    } == {"quick trial"}
     [figure] = long.draw(from_json(to_json(longer), Result))
     assert figure.name == "table2-long"
     kept = (q4, vocabulary, fewer, "FO-Adam (LoRA-FA)")
     rows, seven = (executed.rows_of(name, settings) for name in ("table2-references", "table7"))
     monkeypatch.setattr(executed, "rows_of", lambda table, settings: {name: rows[name] for name in kept})
     references = beside_it.run(settings)
-    by_name = {one.labels[0]: one for one in references.comparisons}
+    by_name = {comparison.labels[0]: comparison for comparison in references.comparisons}
     assert by_name[vocabulary].paper == told[TINY, q4, "SST-2"]
     assert by_name[fewer].paper is None
     assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
@@ -166,5 +168,5 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
         executed, "rows_of", lambda table, settings: {name: seven[name] for name in ("LoRA-FA", "VeRA")}
     )
     techniques = seven_item.run(replace(settings, seeds=(0,)))
-    assert [one.labels[0] for one in techniques.comparisons] == ["LoRA-FA", "VeRA"]
+    assert [comparison.labels[0] for comparison in techniques.comparisons] == ["LoRA-FA", "VeRA"]
     assert seven_item.draw(techniques)

@@ -45,16 +45,16 @@ def trials(result: Result) -> list[Trial]:
 
 def test_every_training_of_the_tables_is_there_whole_and_nothing_else():
     files: dict[Path, Trial] = {}
-    for one in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
-        path = one.steps_path(KEPT)
-        files[path] = max(files.get(path, one), one, key=lambda trial: trial.steps)
+    for file in (*trials(TABLE), *trials(LONG)):  # a longer one goes on from a shorter one's steps
+        path = file.steps_path(KEPT)
+        files[path] = max(files.get(path, file), file, key=lambda trial: trial.steps)
     assert set(files) == set((FOLDER / "trials" / "steps").iterdir())
-    for path, one in files.items():
+    for path, file in files.items():
         log = read_lines(path)
         steps = [json.loads(content) for content in log.contents]
-        assert not log.damage and log.owner == json.loads(json.dumps(one.run_header))
-        assert [step[0] for step in steps] == list(range(one.steps))
-        assert all(len(step[2]) == len(step[3]) == one.queries for step in steps)
+        assert not log.damage and log.owner == json.loads(json.dumps(file.run_header))
+        assert [step[0] for step in steps] == list(range(file.steps))
+        assert all(len(step[2]) == len(step[3]) == file.queries for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def untrained_score(name: str, max_length: int) -> float:
 @pytest.mark.parametrize(("result", "queries"), [(TABLE, 1), (LONG, 4)], ids=["q=1", "long"])
 def test_a_kept_training_replayed_answers_as_the_table_says(result, queries, tmp_path):
     """No forward pass is needed to have the trained weights again; a tenth of the test sentences is scored."""
-    one = next(one for one in trials(result) if one.queries == queries and one.seed == 1)
-    assert {field.name for field in fields(Trial)} == set(one.run_header)
+    trial = next(trial for trial in trials(result) if trial.queries == queries and trial.seed == 1)
+    assert {field.name for field in fields(Trial)} == set(trial.run_header)
     copy = tmp_path / "steps.jsonl"
-    copy.write_bytes(one.steps_path(KEPT).read_bytes())
-    model = load_causal_model(one.model, TrainableConfig(rank=one.rank, alpha=one.alpha, seed=one.seed))
-    replay(model.trainables, LogFile(copy, one.run_header).steps)
-    after = score(model, one.model, one.max_length)
+    copy.write_bytes(trial.steps_path(KEPT).read_bytes())
+    model = load_causal_model(trial.model, TrainableConfig(rank=trial.rank, alpha=trial.alpha, seed=trial.seed))
+    replay(model.trainables, LogFile(copy, trial.run_header).steps)
+    after = score(model, trial.model, trial.max_length)
     [printed] = [str(row[-1]).split(", ") for row in result.tables[0].rows if row[1] == queries]
     assert after == pytest.approx(float(printed[1]), abs=12.0)  # three standard errors of 100 sentences
-    assert after > untrained_score(one.model, one.max_length) + 10
+    assert after > untrained_score(trial.model, trial.max_length) + 10

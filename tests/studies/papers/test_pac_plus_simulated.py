@@ -39,7 +39,7 @@ def result():
 
 def test_table_1_every_memory_cell_within_10_percent(result):
     made = result("table1")
-    memory = {one.labels: one for one in made.comparisons if one.unit == "GB"}
+    memory = {comparison.labels: comparison for comparison in made.comparisons if comparison.unit == "GB"}
     assert len(memory) == 14
     for labels, one in memory.items():
         assert one.ours == pytest.approx(one.paper, rel=0.10, abs=0.005), labels
@@ -52,7 +52,7 @@ def test_table_1_has_no_room_for_optimizer_state(result):
 
 
 def test_fig_3_saves_around_30_percent_and_not_more(result):
-    assert {one.paper for one in result("fig3").comparisons} == {30.0, 54.0, 56.0}
+    assert {comparison.paper for comparison in result("fig3").comparisons} == {30.0, 54.0, 56.0}
 
 
 def test_table_5_floors():
@@ -65,14 +65,14 @@ def test_table_5_floors():
 
 def test_table_5_was_fitted_on_two_cells_of_t5_base_and_on_no_other(result):
     made = result("table5")
-    fitted = [one for one in made.comparisons if one.kind == "fitted"]
+    fitted = [comparison for comparison in made.comparisons if comparison.kind == "fitted"]
     assert {one.labels[2] for one in fitted} == {"T5-Base"}
     assert len(fitted) == 2
     product = 1.0
     for one in fitted:
         product *= one.ours / one.paper
     assert product**0.5 == pytest.approx(1, abs=0.005)
-    assert all(one.kind == "predicted" for one in made.comparisons if one not in fitted)
+    assert all(comparison.kind == "predicted" for comparison in made.comparisons if comparison not in fitted)
     assert len(made.comparisons) == 120
 
 
@@ -125,9 +125,9 @@ def test_fig_17_depends_on_the_memory_budget():
 def test_fig_13_percentages_within_5_points(result):
     made = result("fig13")
     assert len(made.comparisons) == 11
-    for one in made.comparisons:
-        assert one.ours == pytest.approx(one.paper, abs=5), one.labels
-    assert sum(one.kind == "fitted" for one in made.comparisons) == 2
+    for comparison in made.comparisons:
+        assert comparison.ours == pytest.approx(comparison.paper, abs=5), comparison.labels
+    assert sum(comparison.kind == "fitted" for comparison in made.comparisons) == 2
 
 
 def test_fig_13s_percentages_contradict_each_other(result):
@@ -136,7 +136,7 @@ def test_fig_13s_percentages_contradict_each_other(result):
 
 
 def test_fig_15_quantization_saves_most_with_the_fewest_bits(result):
-    assert all(abs(one.deviation) < 6 for one in result("fig15").comparisons)
+    assert all(abs(comparison.deviation) < 6 for comparison in result("fig15").comparisons)
 
 
 def test_fig_16_only_data_parallelism_runs_out_of_memory():
@@ -169,7 +169,9 @@ def test_every_claim_holds_and_results_survive_json_and_are_drawn_from_it(item, 
     made = result(item.name)
     assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
     read = from_json(to_json(made), Result)
-    assert [one.labels for one in read.comparisons] == [one.labels for one in made.comparisons]
+    assert [comparison.labels for comparison in read.comparisons] == [
+        comparison.labels for comparison in made.comparisons
+    ]
     drawn = item.draw(read)
     assert bool(drawn) == bool(item.figures)
     for captioned in drawn:

@@ -38,7 +38,9 @@ def test_json_has_paper_ours_and_deviation(tmp_path):
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert set(printed) == {"fig3", "table1"}
-    [cell] = [one for one in printed["table1"]["comparisons"] if one["labels"] == ["full", "activations"]]
+    [cell] = [
+        comparison for comparison in printed["table1"]["comparisons"] if comparison["labels"] == ["full", "activations"]
+    ]
     assert cell["paper"] == 5.33
     assert cell["deviation"] == pytest.approx(100 * (cell["ours"] / 5.33 - 1))
 

@@ -26,15 +26,17 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json(monkeypatch: pytest.M
     )
     made = item.run(Settings())
     assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
-    cells = {one.labels: one for one in made.comparisons}
-    assert len(cells) == 15 and {one.kind for one in cells.values() if one.ours is not None} == {
+    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    assert len(cells) == 15 and {cell.kind for cell in cells.values() if cell.ours is not None} == {
         "fitted",
         "lower bound",
         "predicted",
     }
     assert abs(cells["Single", "convergence time"].deviation or 0) < 0.01  # the constant is what it is fitted to
     assert abs(cells["RingAda", "convergence time"].deviation or 0) < 5
-    assert all(one.ours is None for labels, one in cells.items() if labels[1] in ("F1", "EM", "epochs to convergence"))
+    assert all(
+        cell.ours is None for labels, cell in cells.items() if labels[1] in ("F1", "EM", "epochs to convergence")
+    )
     assert item.draw(from_json(to_json(made), Result))
 
 
@@ -63,7 +65,7 @@ def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> 
         assert len(made.series[f"accuracy, {scheme}"]) == 4
     assert len(list((tmp_path / "fig3").iterdir())) == 4  # trainings are kept
     assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == made
-    assert [one.name for one in item.draw(from_json(to_json(made), Result))] == ["fig3a", "fig3b"]
+    assert [figure.name for figure in item.draw(from_json(to_json(made), Result))] == ["fig3a", "fig3b"]
 
 
 def test_table_1_s_scores_are_trained_where_it_is_named_and_kept_by_their_settings(tmp_path: Path) -> None:
