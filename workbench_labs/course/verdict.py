@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from numbers import Real
 from random import Random
 from typing import Any
@@ -84,7 +85,7 @@ class Exercise:
 
     def numbers(self, seed: str) -> dict[str, Any]:
         """Return the numbers of one student: the same for the same seed, on every machine."""
-        return self.draw(Random(f"{seed}/{self.name}"))
+        return copy.deepcopy(_drawn(self, seed))
 
     def asked(self, seed: str) -> str:
         """Return the question with the student's numbers."""
@@ -116,6 +117,12 @@ class Exercise:
             passed, points = False, 0.0
             message = f"It stops with {type(error).__name__}: {error}"
         return Verdict(passed, in_short(message), points=points, seconds=time.perf_counter() - began, details=details)
+
+
+@lru_cache(maxsize=100)
+def _drawn(exercise: Exercise, seed: str) -> dict[str, Any]:
+    """Return a student's numbers.  Those of some exercises are drawn until a simulation shows that they suit it."""
+    return exercise.draw(Random(f"{seed}/{exercise.name}"))
 
 
 def is_right(exercises: Iterable[Exercise], name: str, answer: Any) -> bool:

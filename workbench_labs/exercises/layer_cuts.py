@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -239,16 +240,17 @@ def judge_tiles(answer: Any, numbers: Mapping[str, Any]) -> str:
     count = number_of(answer)
     if count != int(count):
         raise WrongAnswerError(f"A whole number of tiles is asked for; this is {count:g}.")
-    hidden = _hidden(numbers, int(count))
+    hidden = _hidden(numbers["megabits"], numbers["product_ms"], int(count))
     if hidden < HIDDEN:
         raise WrongAnswerError(f"With {count:g} tiles a share {hidden:.0%} of the messages' time are hidden.")
     return f"{count:g} tiles a share hide {hidden:.0%} of the messages' time (simulated)."
 
 
-def _hidden(numbers: Mapping[str, Any], tiles: int) -> float:
+@cache
+def _hidden(megabits: float, product_ms: float, tiles: int) -> float:
     """Return the share of the messages' time that is hidden with so many tiles, on the executed ring's links."""
-    shared = gathering_of(plain_ring, plain_order, product_s=numbers["product_ms"] / 1e3, tiles=tiles)
-    cluster = slow_cluster("laptop-equal", numbers["megabits"])
+    shared = gathering_of(plain_ring, plain_order, product_s=product_ms / 1e3, tiles=tiles)
+    cluster = slow_cluster("laptop-equal", megabits)
     together, alone = (
         in_virtual_time(rounds.schedule(), rounds.on(cluster).costs) for rounds in (shared, shared.alone)
     )
@@ -281,7 +283,7 @@ def _tiles(draws: Random) -> dict[str, Any]:
     """Return products and links with which one tile a share hides too little, and so do 32."""
     while True:
         numbers = {"megabits": draws.choice([1.5, 2.0, 2.5, 3.0, 4.0]), "product_ms": draws.randint(10, 40)}
-        hidden = {count: _hidden(numbers, count) for count in (1, 2, 4, 8, 32)}
+        hidden = {count: _hidden(**numbers, tiles=count) for count in (1, 2, 4, 8, 32)}
         if max(hidden[1], hidden[32]) < HIDDEN - 0.03 and max(hidden.values()) > HIDDEN + 0.01:
             return numbers
 

@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.serving.records import (
     StreamSettings,
 )
 from workbench.methods.galaxy_plus.serving.serve import serve
-from workbench.runtime.engine_starter import end_template
+from workbench.runtime.engine_starter import settle, warm_up
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Progress
 
@@ -123,6 +123,8 @@ def serve_randomly(
     """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  settings:
     see `serve`.
     """
+    warm_up(with_models=False)  # the process that starts engines stays for whoever serves next
+    settle()
     before = _traces()
     cluster = soak_cluster()
     if faults is None:
@@ -140,7 +142,6 @@ def serve_randomly(
             faults=faults,
             **settings,
         )
-    end_template()
     return SoakResult(report=report, left_behind=tuple(sorted(_traces() - before)))
 
 
