@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Schedule, Value, paused_collector
@@ -42,14 +43,20 @@ class Activities:
         return self.targets[self.firsts[activity] : self.firsts[activity + 1]]
 
 
-@paused_collector()
 def activities(schedule: Schedule) -> Activities:
-    """Return the schedule's activities, in O(operations + values).
+    """Return the schedule's activities, in O(operations + values) at the first call.
 
     Raises ScheduleError naming the fault, with the grid: an unmatched or malformed transfer, a channel whose sides
     disagree on the order, a collective whose members disagree, a value never written, a value written twice.
     `require_progress` finds cycles.
     """
+    if not schedule.graphs:
+        schedule.graphs.append(_activities(schedule))
+    return cast(Activities, schedule.graphs[0])
+
+
+@paused_collector()
+def _activities(schedule: Schedule) -> Activities:
     members: list[tuple[Place, ...]] = []
     of_op: list[list[int]] = []
     sends: dict[Place, list[Place]] = {}

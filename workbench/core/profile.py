@@ -189,22 +189,60 @@ class Profile:
     ) -> float:
         """Return the seconds of a kind of operation over layers [start, stop), by default over all, on a device."""
         key = (rank, kind, batch, sequence_length, start, stop)
-        seconds = self._found.get(key)
+        seconds = self._sums.get(key)
         if seconds is None:
-            seconds = sum(layer.seconds(kind, batch, sequence_length) for layer in self.layers[rank][start:stop])
-            self._found[key] = seconds
+            seconds = self._sums[key] = sum(self.layer_seconds(rank, kind, batch, sequence_length)[start:stop])
         return seconds
 
+    def layer_seconds(self, rank: int, kind: str, batch: int, sequence_length: int) -> tuple[float, ...]:
+        """Return the seconds of a kind of operation in each layer, on a device."""
+        key = (rank, kind, batch, sequence_length)
+        seconds = self._by_layer.get(key)
+        if seconds is None:
+            grids, numbers = self._grids_of(rank, kind)
+            found = [0.0 if grid is None else grid(batch, sequence_length) for grid in grids]
+            seconds = self._by_layer[key] = tuple([found[number] for number in numbers])
+        return seconds
+
+    def _grids_of(self, rank: int, kind: str) -> tuple[list[Grid | None], list[int]]:
+        """Return the distinct grids of a device's layers, which are few, and the number of each layer's grid."""
+        if (rank, kind) not in self._grids:
+            grids = [layer.times.get(kind) for layer in self.layers[rank]]
+            numbers = {grid: number for number, grid in enumerate(dict.fromkeys(grids))}
+            self._grids[rank, kind] = list(numbers), [numbers[grid] for grid in grids]
+        return self._grids[rank, kind]
+
+    # Planners and simulations ask for the same seconds again and again.
+
     @cached_property
-    def _found(self) -> dict[tuple[int, str, int, int, int, int | None], float]:
-        return {}  # planners and simulations ask for the same seconds again and again
+    def _sums(self) -> dict[tuple[int, str, int, int, int, int | None], float]:
+        return {}
+
+    @cached_property
+    def _by_layer(self) -> dict[tuple[int, str, int, int], tuple[float, ...]]:
+        return {}
+
+    @cached_property
+    def _grids(self) -> dict[tuple[int, str], tuple[list[Grid | None], list[int]]]:
+        return {}
+
+    def forward_s(self, rank: int, batch: int, sequence_length: int) -> list[float]:
+        """Return t_f of PAC+ Table II of each layer on a device."""
+        return self._passes_s(rank, FORWARD_KINDS, batch, sequence_length)
+
+    def backward_s(self, rank: int, batch: int, sequence_length: int) -> list[float]:
+        """Return t_b of PAC+ Table II of each layer on a device."""
+        return self._passes_s(rank, BACKWARD_KINDS, batch, sequence_length)
+
+    def _passes_s(self, rank: int, kinds: Sequence[str], batch: int, sequence_length: int) -> list[float]:
+        rows = (self.layer_seconds(rank, kind, batch, sequence_length) for kind in kinds)
+        return [sum(seconds) for seconds in zip(*rows, strict=True)]
 
     def train_s(self, rank: int, batch: int, sequence_length: int, start: int = 0, stop: int | None = None) -> float:
         """Return t_f + t_b of layers [start, stop), by default of all layers, on a device in seconds."""
-        layers = self.layers[rank][start:stop]
-        return sum(
-            layer.forward_s(batch, sequence_length) + layer.backward_s(batch, sequence_length) for layer in layers
-        )
+        size = batch, sequence_length
+        both = zip(self.forward_s(rank, *size), self.backward_s(rank, *size), strict=True)
+        return sum([forward + backward for forward, backward in both][start:stop])
 
     def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Profile:
         """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""

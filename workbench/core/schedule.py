@@ -23,8 +23,8 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from workbench.core.errors import ScheduleError
 
@@ -141,6 +141,8 @@ class Schedule:
     inputs: tuple[tuple[Value, ...], ...] = ()
     outputs: tuple[tuple[Value, ...], ...] = ()
     carried: tuple[tuple[tuple[Value, Value], ...], ...] = ()
+    graphs: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
+    """Its dependency graph, once something has asked for it (see core.activities)."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "carried"):

@@ -220,15 +220,12 @@ class StageTimes:
 
 def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np.ndarray:
     """Return (B, L, L): t_f + t_b of 1 to B samples in layers [x, y), at [:, x, y - 1], summed from x on."""
-    layers = profile.layers[rank]
-    rows = np.array(
-        [
-            [layer.forward_s(b, sequence_length) + layer.backward_s(b, sequence_length) for layer in layers]
-            for b in range(1, size + 1)
-        ]
-    )
-    summed = np.zeros((size, len(layers), len(layers)))
-    for start in range(len(layers)):
+    count = profile.num_layers
+    samples = range(1, size + 1)
+    rows = np.array([profile.forward_s(rank, b, sequence_length) for b in samples])
+    rows += [profile.backward_s(rank, b, sequence_length) for b in samples]
+    summed = np.zeros((size, count, count))
+    for start in range(count):
         summed[:, start, start:] = np.cumsum(rows[:, start:], axis=1)
     return summed
 

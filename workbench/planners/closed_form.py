@@ -136,9 +136,8 @@ class ClosedForm:
         """Return the forward and the backward seconds of the first 0, 1, 2, ... layers."""
         key = (rank, samples)
         if key not in self._summed:
-            layers, length = self._profile.layers[rank], self._length
-            forward = itertools.accumulate((layer.forward_s(samples, length) for layer in layers), initial=0.0)
-            backward = itertools.accumulate((layer.backward_s(samples, length) for layer in layers), initial=0.0)
+            forward = itertools.accumulate(self._profile.forward_s(rank, samples, self._length), initial=0.0)
+            backward = itertools.accumulate(self._profile.backward_s(rank, samples, self._length), initial=0.0)
             self._summed[key] = (list(forward), list(backward))
         return self._summed[key]
 

@@ -46,12 +46,12 @@ class Equation3:
         count, ranks = profile.num_layers, range(cluster.world_size)
         starts, stops = self._ranges = np.triu_indices(count + 1, 1)
         self._seconds, self._footprints = list[np.ndarray](), list[FootprintTable]()
-        for layers in profile.layers:
-            passes = [
-                layer.forward_s(batch_size, sequence_length) + layer.backward_s(batch_size, sequence_length)
-                for layer in layers
-            ]
-            each = [seconds + layer.seconds("STEP", 1, 1) for seconds, layer in zip(passes, layers, strict=True)]
+        for rank in ranks:
+            passes = np.add(
+                profile.forward_s(rank, batch_size, sequence_length),
+                profile.backward_s(rank, batch_size, sequence_length),
+            )
+            each = passes + profile.layer_seconds(rank, "STEP", 1, 1)
             total = np.concatenate([[0.0], np.cumsum(each)])
             seconds = np.full((count + 1, count + 1), np.inf)
             seconds[self._ranges] = total[stops] - total[starts]

@@ -123,7 +123,7 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """
     graph = activities(program.schedule)
-    spans = _spans(program, graph)
+    spans = _spans(program, graph, _times(program, graph))
     return Timeline(
         source="simulated",
         device_names=program.devices,
@@ -134,7 +134,29 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     )
 
 
-def _spans(program: Program, graph: Activities) -> list[Span]:
+@paused_collector()
+def makespan_s(program: Program) -> float:
+    """Return the end of the last operation of `simulate`'s timeline, without making the timeline."""
+    return max((end_s for _, _, end_s in _times(program, activities(program.schedule))), default=0.0)
+
+
+def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float, float]]) -> list[Span]:
+    ops, costs = program.schedule.ops, program.costs
+    spans: list[Span] = []
+    for activity, start_s, end_s in times:
+        for rank, index in graph.members[activity]:
+            op = ops[rank][index]
+            nbytes = 0
+            if op.kind in TRANSFERS:
+                nbytes = costs.spec((op.reads or op.writes)[0]).nbytes
+            elif op.kind in COLLECTIVES:
+                nbytes = _collective_bytes(costs, rank, op)
+            spans.append(Span(rank, op, start_s, end_s, nbytes))
+    return spans
+
+
+def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]]:
+    """Return the start and the end of each activity, as (activity, start_s, end_s)."""
     schedule, costs, air = program.schedule, program.costs, program.air
     ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
     waits = list(graph.num_waits)
@@ -143,7 +165,7 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
     on_air: dict[int, tuple[float, float]] = {}  # activity: when it started, its seconds after it has left the air
     num_sent: dict[tuple[int, ...], int] = {}  # by channel
     arrived_s: dict[tuple[int, ...], float] = {}  # by channel: when its last message arrives
-    spans: list[Span] = []
+    times: list[tuple[int, float, float]] = []
     ending: list[tuple[float, int]] = []  # heap of (end_s, activity)
     released: list[int] = [activity for activity, count in enumerate(waits) if count == 0]
     now_s = 0.0
@@ -174,14 +196,7 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
 
     def end(activity: int, start_s: float, end_s: float) -> None:
         """Let an activity end at a time that is now certain."""
-        for rank, index in members[activity]:
-            op = ops[rank][index]
-            kind, nbytes = op.kind, 0
-            if kind in TRANSFERS:
-                nbytes = costs.spec((op.reads or op.writes)[0]).nbytes
-            elif kind in COLLECTIVES:
-                nbytes = _collective_bytes(costs, rank, op)
-            spans.append(Span(rank, op, start_s, end_s, nbytes))
+        times.append((activity, start_s, end_s))
         heappush(ending, (end_s, activity))
 
     while True:
@@ -240,7 +255,7 @@ def _spans(program: Program, graph: Activities) -> list[Span]:
     if num_done < len(members):
         require_progress(schedule, graph)
         raise AssertionError("the dry run ended although the simulation did not")
-    return spans
+    return times
 
 
 def _duration_s(costs: Costs, schedule: Schedule, places: tuple[tuple[int, int], ...], op: Op) -> float:

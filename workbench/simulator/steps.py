@@ -15,7 +15,7 @@ from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
-from workbench.simulator.simulate import simulate
+from workbench.simulator.simulate import makespan_s, simulate
 
 THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
 """Techniques whose backward pass runs through the backbone."""
@@ -33,6 +33,10 @@ def simulated_step(
 
     The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: whether all forward passes come first.
     """
+    return simulate(_step_program(problem, plan, gpipe=gpipe), title=title, memory=False)
+
+
+def _step_program(problem: Problem[Profile], plan: Plan, *, gpipe: bool = False) -> Program:
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
     if problem.profile.method in THROUGH_BACKBONE:
@@ -42,12 +46,12 @@ def simulated_step(
     costs = plan_costs(
         problem.profile, problem.cluster, plan, sizes=sizes, lengths=(problem.sequence_length,) * len(sizes)
     )
-    return simulate(Program.on(problem.cluster, insert_transfers(schedule), costs), title=title, memory=False)
+    return Program.on(problem.cluster, insert_transfers(schedule), costs)
 
 
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
     """Return the price of a plan: the simulated seconds of one mini-batch."""
-    return simulated_step(problem, plan).makespan_s
+    return makespan_s(_step_program(problem, plan))
 
 
 def sample_s(problem: Problem[Profile], plan: Plan) -> float:
@@ -70,16 +74,21 @@ def mini_batches(
     profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int, title: str = ""
 ) -> Timeline:
     """Return some mini-batches through an empty asynchronous pipeline."""
+    program = _mini_batches_program(profile, cluster, plan, tokens=tokens, count=count)
+    return simulate(program, title=title, memory=False)
+
+
+def _mini_batches_program(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int, count: int) -> Program:
     sizes = (plan.micro_batch_size,) * count
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(tokens,) * count, stashes_weights=True)
     schedule = insert_transfers(asynchronous_1f1b(plan, count, world_size=cluster.world_size))
-    return simulate(Program.on(cluster, schedule, costs), title=title, memory=False)
+    return Program.on(cluster, schedule, costs)
 
 
 def pace_s(profile: Profile, cluster: Cluster, plan: Plan, *, tokens: int) -> float:
     """Return the simulated seconds of one more mini-batch in an asynchronous pipeline that is full."""
     short, long = (
-        mini_batches(profile, cluster, plan, tokens=tokens, count=count).makespan_s
+        makespan_s(_mini_batches_program(profile, cluster, plan, tokens=tokens, count=count))
         for count in (FULL_AFTER, 2 * FULL_AFTER)
     )
     return (long - short) / FULL_AFTER

@@ -42,7 +42,7 @@ from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 from workbench.tasks.tokenize import TokenizedSplit, collate
 from workbench_studies.bench.frame import Progress, line_of, ratios, require_kernel_links, turns
 
@@ -171,7 +171,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
             save_initial(ParallelAdapter(adapter), Path(folder), "bench")
             job = _job(cluster, adapter, host_layers, Path(folder))
             # The simulated step contains no overhead of either side.
-            bound_s = simulate(Programs(job).hybrid(planned_of(job).shape), memory=False).makespan_s
+            bound_s = makespan_s(Programs(job).hybrid(planned_of(job).shape))
             points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))
         progress(line_of(points[-1]))
     return {

@@ -24,7 +24,7 @@ from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.planners.problem import Problem
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s, simulate
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
@@ -192,11 +192,9 @@ def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pla
 
     @cache
     def seconds(lengths: tuple[int, ...]) -> float:
-        found_s = simulate(
-            programs.sequence(chosen, lengths, room=cache_length(lengths)).program, memory=False
-        ).makespan_s
+        found_s = makespan_s(programs.sequence(chosen, lengths, room=cache_length(lengths)).program)
         if further > 0:  # each as long as the middle one: the cost grows linearly with the past length
-            found_s += further * simulate(token(lengths, (further - 1) // 2), memory=False).makespan_s
+            found_s += further * makespan_s(token(lengths, (further - 1) // 2))
         return found_s
 
     shown = shown_request(prepared)

@@ -29,7 +29,7 @@ from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.fleet import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWork
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 
 CHANGES = "changes of devices"
 """The name of the seconds in which steps were lost or repeated, devices met, and state was moved."""
@@ -148,7 +148,7 @@ class _Policy(VirtualPolicy):
                 if rank in former.members
             }
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
-            begins_s = sum(simulate(program, memory=False).makespan_s for program in programs)
+            begins_s = sum(makespan_s(program) for program in programs)
         self._step = timetable.number(epoch, begin)
         self._begin(generation)
         if job.missing:
@@ -239,7 +239,7 @@ def predict(rank_job: PhasedJob) -> Prediction:
                 )
             )
         for name, programs in phase.moves().items():
-            phases_s[name] = sum(simulate(program, memory=False).makespan_s for program in programs)
+            phases_s[name] = sum(makespan_s(program) for program in programs)
     if rank_job.snapshot.to == "neighbour":
         within = [
             number for number, step in enumerate(steps[1:], start=1) if step.step

@@ -35,7 +35,7 @@ from workbench.models.stack import BackboneStage
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.snapshot import Snapshot, weights_after
 from workbench.schedules.pipeline import OrderName
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s, simulate
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -96,7 +96,7 @@ class Predictor:
     def _find_seconds(self, shape: StepShape) -> float:
         programs, former = [self._phase.program(shape)], shape.continues
         if former is None:
-            return simulate(programs[0], memory=False).makespan_s
+            return makespan_s(programs[0])
         while former is not None:
             programs.insert(0, self._phase.program(former))
             former = former.continues

@@ -18,7 +18,7 @@ from workbench.methods.training.prepare import PreparedTraining
 from workbench.planners import Problem
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.schedules.moves import Move, moves
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 
 _COPIES = 3
 """Number of copies of a device's state in memory: the last two snapshots, and the one in progress."""
@@ -99,7 +99,7 @@ def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:
 
 
 def _seconds(rounds: Sequence[Move]) -> float:
-    return sum(simulate(move.program, memory=False).makespan_s for move in rounds)
+    return sum(makespan_s(move.program) for move in rounds)
 
 
 def with_room(profile: Profile, job: Job) -> Profile:

@@ -31,7 +31,7 @@ from workbench.schedules.hetpipe import hetpipe as hetpipe_waves
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, full_pipeline
 from workbench.schedules.torch_csv import read_torch_csv
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 from workbench.simulator.steps import pace_s
 from workbench.trainings.kept import kept_or_made
 from workbench_studies.papers.compare.lower_bound import Bound, Placement, makespan_bound, placements
@@ -172,7 +172,7 @@ def _pipeline_s(problem: Problem[Profile], plan: Plan, order: str) -> float:
     sizes, cluster = _sizes(plan), problem.cluster
     schedule = full_pipeline(plan, sizes, ORDERS[order], world_size=cluster.world_size)
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
-    return simulate(Program.on(cluster, insert_transfers(schedule), costs), memory=False).makespan_s
+    return makespan_s(Program.on(cluster, insert_transfers(schedule), costs))
 
 
 def zb_h1_cells(num_stages: int, stage: int, num_micro_batches: int) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _zero_bubble_s(problem: Problem[Profile], plan: Plan) -> float:
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
     half = {kind: lambda rank, op: costs.seconds(rank, op._replace(kind="B")) / 2 for kind in "IW"}
     costs = replace(costs, seconds_by_kind={**costs.seconds_by_kind, **half})
-    return simulate(Program.on(cluster, read_torch_csv("\n".join(rows)), costs), memory=False).makespan_s
+    return makespan_s(Program.on(cluster, read_torch_csv("\n".join(rows)), costs))
 
 
 def _ring_s(problem: Problem[Profile]) -> float:
@@ -224,7 +224,7 @@ def _ring_s(problem: Problem[Profile]) -> float:
         crossing = Crossing(hidden_size=describe(MODEL).hidden)
         costs = ring_costs(profile, problem.cluster, layout, crossing=crossing, head_values=0, beside_bytes=0)
         schedule = ring_round(plan, iterations, costs.seconds, in_flight=1, world_size=problem.cluster.world_size)
-        makespans.append(simulate(Program.on(problem.cluster, schedule, costs), memory=False).makespan_s)
+        makespans.append(makespan_s(Program.on(problem.cluster, schedule, costs)))
     return fmean(makespans)
 
 
@@ -239,9 +239,7 @@ def _hetpipe_s(problem: Problem[Profile]) -> float:
     workers = hetpipe(problem)
     costs = virtual_worker_costs(problem.profile, problem.cluster, workers, sequence_length=TOKENS)
     long, short = (
-        simulate(
-            Program.on(problem.cluster, insert_transfers(hetpipe_waves(workers, waves)), costs), memory=False
-        ).makespan_s
+        makespan_s(Program.on(problem.cluster, insert_transfers(hetpipe_waves(workers, waves)), costs))
         for waves in (LONG, SHORT)
     )
     return (long - short) / ((LONG - SHORT) * workers.wave_samples) * problem.batch_size

@@ -18,7 +18,7 @@ from workbench.methods.training.state_costs import Substitution, substitution
 from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.watch import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
@@ -76,10 +76,7 @@ class Phones:
             else homes_of(before, owners)
         )
         homes = {name: tuple(rank for rank in ranks if rank != lost) for name, ranks in homes.items()}
-        return sum(
-            simulate(move.program, memory=False).makespan_s
-            for move in moves(homes_of(after, owners), homes, specs, self.cluster)
-        )
+        return sum(makespan_s(move.program) for move in moves(homes_of(after, owners), homes, specs, self.cluster))
 
     def capacity_s(self) -> float:
         """Return the seconds of a computing capacity vector: 1 to L blocks, forward."""

@@ -11,7 +11,7 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench.schedules import insert_transfers, one_f_one_b, plan_costs
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
 from workbench_studies.papers.result import read_constants
 
@@ -60,7 +60,7 @@ def relative_paces(num_stages: int) -> dict[bool, float]:
     single, cut = plan(1), plan(num_stages)
     sizes = (cut.micro_batch_size,) * num_stages
     costs = plan_costs(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
-    drained_s = simulate(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs), memory=False).makespan_s
+    drained_s = makespan_s(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs))
     begun_s, done = (
         mini_batches_s(profile, cluster, single, tokens=1, count=count) for count in (num_stages, 2 * num_stages)
     )

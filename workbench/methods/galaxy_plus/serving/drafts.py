@@ -20,7 +20,7 @@ from workbench.models.quantization import QuantizationConfig
 from workbench.models.speculation import NUM_GUESSES, DraftChoice
 from workbench.planners.memory import Demand, require_room
 from workbench.planners.problem import Problem
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s
 
 MESSAGE_BYTES = 8 * MESSAGE_NUMBERS
 """Of the tokens that the plan's first device and the draft's send each other."""
@@ -178,7 +178,7 @@ def token_s(programs: Programs, plan: InferencePlan, lengths: Sequence[int], row
     """Return the simulated seconds of one more token of a text of given lengths, or of `rows` that come together."""
     memory_length = lengths[0] if len(lengths) > 1 else 0
     program = programs.token(plan, past=lengths[-1], memory_length=memory_length, rows=rows).program
-    return simulate(program, memory=False).makespan_s
+    return makespan_s(program)
 
 
 def draft_plan(rank: int, stacks: Sequence[StackShape]) -> InferencePlan:
