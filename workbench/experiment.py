@@ -25,6 +25,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
 from workbench.core.run_files import REPORT
+from workbench.core.schedule import paused_collector
 from workbench.core.serial import to_json
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
@@ -63,6 +64,7 @@ def _settled(job: Job) -> Job:
     return as_published(job) if job.as_published else job
 
 
+@paused_collector()
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
     """Return the method's plan, with a note on the devices that it leaves out."""
     if declaration_of(prepared.job.method).trains:

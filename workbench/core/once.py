@@ -34,20 +34,25 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def found(*args: P.args, **kwargs: P.kwargs) -> T:
-        named = (part for pair in sorted(kwargs.items()) for part in pair)
-        return once_for((function, *args, *named), lambda: function(*args, **kwargs))
+        def key() -> tuple[object, ...]:
+            return (function, *args, *(part for pair in sorted(kwargs.items()) for part in pair))
+
+        return once_for(key, lambda: function(*args, **kwargs))
 
     return found
 
 
-def once_for(key: tuple[object, ...], compute: Callable[[], T]) -> T:
-    """Return what `compute` returns, inside `shared_results` once for a key (see `once`)."""
+def once_for(key: Callable[[], tuple[object, ...]], compute: Callable[[], T]) -> T:
+    """Return what `compute` returns, inside `shared_results` once for a key (see `once`).  Outside nobody asks for the
+    key.
+    """
     results = _RESULTS.get()
     if results is None:
         return compute()
-    hashable = tuple(map(_key, key))
+    parts = key()
+    hashable = tuple(map(_key, parts))
     if hashable not in results:
-        results[hashable] = compute(), key  # the key stays alive, so that no other object gets its id
+        results[hashable] = compute(), parts  # the key stays alive, so that no other object gets its id
     return results[hashable][0]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 
@@ -111,14 +112,15 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
     tables = [list(costs[0][: samples + 1])]
     for row in costs[1:]:
         before = tables[-1]
-        tables.append([min(max(before[b - i], row[i]) for i in range(b + 1)) for b in range(samples + 1)])
+        # Of b samples the device takes 0 to b, and those before it the others.
+        tables.append([min(map(max, before[b::-1], row)) for b in range(samples + 1)])
     best = tables[-1][samples]
     if not math.isfinite(best):
         return best, (0,) * len(costs)
     shares, left = [], samples
     for device in range(len(costs) - 1, 0, -1):
-        row, before = costs[device], tables[device - 1]
-        take = min(range(left + 1), key=lambda i: (max(before[left - i], row[i]), before[left - i] + row[i], i))
+        row, others = costs[device], tables[device - 1][left::-1]
+        _, _, take = min(zip(map(max, others, row), map(add, others, row), range(left + 1), strict=False))
         shares.append(take)
         left -= take
     return best, (left, *reversed(shares))

@@ -76,13 +76,22 @@ def phase_lengths(
     )
 
 
+Stages = tuple[int, ...]
+"""A pipeline's stages, by their numbers in a closed form."""
+
+
 class ClosedForm:
-    """Eq. 5-7 for the pipelines of one problem; results for a stage are cached for other pipelines with it."""
+    """Eq. 5-7 for the pipelines of one problem; results for a stage are cached for other pipelines with it.
+
+    Each stage has a number, so that a search compares and finds pipelines quickly.
+    """
 
     def __init__(self, problem: Problem[Profile]) -> None:
         self._profile, self._cluster, self._length = problem.profile, problem.cluster, problem.sequence_length
-        self._alone: dict[Stage, tuple[float, float, float]] = {}
-        self._between: dict[tuple[Stage, Stage], tuple[float, float]] = {}
+        self._numbers: dict[Stage, int] = {}
+        self._stages: list[Stage] = []
+        self._alone: list[tuple[float, float, float]] = []
+        self._between: dict[tuple[int, int], tuple[float, float]] = {}
         self._summed: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
 
     def __call__(self, stages: Sequence[Stage], num_micro_batches: int) -> PhaseTimes:
@@ -90,9 +99,39 @@ class ClosedForm:
 
         On shared air bottleneck_s is at least the seconds on air of all messages: no two of them pass at once.
         """
-        alone = [self._stage(stage) for stage in stages]
-        between = [self._boundary(stage, following) for stage, following in itertools.pairwise(stages)]
-        times = phase_lengths(
+        return self.phase_times(tuple(map(self.number, stages)), num_micro_batches)
+
+    def number(self, stage: Stage) -> int:
+        """Return the stage's number."""
+        number = self._numbers.get(stage)
+        if number is None:
+            number = self._numbers[stage] = len(self._stages)
+            self._stages.append(stage)
+            self._alone.append(self._alone_s(stage))
+        return number
+
+    def stages(self, numbers: Stages) -> tuple[Stage, ...]:
+        """Return the stages of these numbers."""
+        return tuple(self._stages[number] for number in numbers)
+
+    def phase_times(self, numbers: Stages, num_micro_batches: int) -> PhaseTimes:
+        """Return the predicted time of the stages of these numbers (see __call__)."""
+        times = self._phases(
+            numbers, [self._boundary(*pair) for pair in itertools.pairwise(numbers)], num_micro_batches
+        )
+        if self._cluster.air is None:
+            return times
+        on_air_s = self._on_air_s(self.stages(numbers), num_micro_batches)
+        return replace(times, bottleneck_s=max(times.bottleneck_s, on_air_s))
+
+    def at_least_s(self, numbers: Stages, num_micro_batches: int) -> float:
+        """Return a lower bound of bottleneck_s: boundaries between stages that have not been computed count nothing."""
+        between = [self._between.get(pair, (0.0, 0.0)) for pair in itertools.pairwise(numbers)]
+        return self._phases(numbers, between, num_micro_batches).bottleneck_s
+
+    def _phases(self, numbers: Stages, between: Sequence[tuple[float, float]], num_micro_batches: int) -> PhaseTimes:
+        alone = [self._alone[number] for number in numbers]
+        return phase_lengths(
             [forward for forward, _, _ in alone],
             [backward for _, backward, _ in alone],
             [send for send, _ in between],
@@ -100,13 +139,11 @@ class ClosedForm:
             [reduce for _, _, reduce in alone],
             num_micro_batches,
         )
-        return replace(times, bottleneck_s=max(times.bottleneck_s, self._on_air_s(stages, num_micro_batches)))
 
     def _on_air_s(self, stages: Sequence[Stage], num_micro_batches: int) -> float:
-        """Return the seconds for which all messages of a mini-batch occupy shared air; 0 on a switch."""
+        """Return the seconds for which all messages of a mini-batch occupy shared air."""
         air = self._cluster.air
-        if air is None:
-            return 0.0
+        assert air is not None
         seconds = 0.0
         for stage in stages:
             if len(stage.shares) > 1:
@@ -121,16 +158,12 @@ class ClosedForm:
             seconds += num_micro_batches * on_air_s(self._cluster, [*there, *back])
         return seconds
 
-    def _stage(self, stage: Stage) -> tuple[float, float, float]:
+    def _alone_s(self, stage: Stage) -> tuple[float, float, float]:
         """Return e_f and e_b of the slowest rank, with each rank's share of samples, and AR."""
-        if stage not in self._alone:
-            sums = [self._sums(share.rank, share.samples) for share in stage.shares]
-            forward, backward = (
-                max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1)
-            )
-            reduce_s = collective_s(self._cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(self._profile, stage))
-            self._alone[stage] = (forward, backward, reduce_s)
-        return self._alone[stage]
+        sums = [self._sums(share.rank, share.samples) for share in stage.shares]
+        forward, backward = (max(both[kind][stage.stop] - both[kind][stage.start] for both in sums) for kind in (0, 1))
+        reduce_s = collective_s(self._cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(self._profile, stage))
+        return forward, backward, reduce_s
 
     def _sums(self, rank: int, samples: int) -> tuple[list[float], list[float]]:
         """Return the forward and the backward seconds of the first 0, 1, 2, ... layers."""
@@ -141,10 +174,11 @@ class ClosedForm:
             self._summed[key] = (list(forward), list(backward))
         return self._summed[key]
 
-    def _boundary(self, stage: Stage, following: Stage) -> tuple[float, float]:
+    def _boundary(self, number: int, next_number: int) -> tuple[float, float]:
         """Return c_f and c_b."""
-        key = (stage, following)
+        key = (number, next_number)
         if key not in self._between:
+            stage, following = self.stages(key)
             size = sum(share.samples for share in stage.shares)
             layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
             send = boundary_s(self._cluster, stage, following, layer.output_bytes(1, self._length), size)
@@ -176,9 +210,10 @@ def _crossing(
     stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
 ) -> list[tuple[int, int, float]]:
     """Return a micro-batch's messages (source, destination, bytes) from one group to the next."""
+    takers = list(zip(following.shares, following.split(size), strict=True))
     transfers: list[tuple[int, int, float]] = []
     for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
-        for taker, (low, high) in zip(following.shares, following.split(size), strict=True):
+        for taker, (low, high) in takers:
             samples = min(end, high) - max(first, low)
             if samples > 0:
                 ends = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)

@@ -276,7 +276,7 @@ class PacPlusRankJob(RankJob):
         plan = replace(self.plan, predicted_s={}, notes=())
         where = to_json((replace(self.cluster, devices=devices), plan), indent=0)
         key = ("moves", self.adapter, self.cache_dtype, self.split.lengths, self.job.batch_size, self.job.seed, where)
-        return once_for(key, self._find_moves)
+        return once_for(lambda: key, self._find_moves)
 
     def _find_moves(self) -> Mapping[str, Iterable[Program]]:
         adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))

@@ -130,10 +130,14 @@ def once_for_plan(run: PhasedJob, what: str, compute: Callable[[], T]) -> T:
     """Return what `compute` finds out about the seconds and bytes of a run's plan, once for all searches that come upon
     the plan (see core.once).  The memory of its devices plays no part in it.
     """
-    devices = tuple(replace(device, memory_bytes=1) for device in run.cluster.devices)
-    plan = replace(run.plan, predicted_s={}, notes=())
-    where = to_json((replace(run.cluster, devices=devices), plan), indent=0)
-    return once_for((what, run.job, run.profile, where), compute)
+
+    def key() -> tuple[object, ...]:
+        devices = tuple(replace(device, memory_bytes=1) for device in run.cluster.devices)
+        plan = replace(run.plan, predicted_s={}, notes=())
+        where = to_json((replace(run.cluster, devices=devices), plan), indent=0)
+        return what, run.job, run.profile, where
+
+    return once_for(key, compute)
 
 
 class Loaded(NamedTuple):

@@ -1,0 +1,154 @@
+"""The plans one small change away from a plan: where a search for a better one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, combinations
+
+from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Profile
+from workbench.planners import memory
+from workbench.planners.balance import StageTimes
+from workbench.planners.closed_form import ClosedForm, Stages
+from workbench.planners.problem import Problem
+
+Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
+
+
+class Neighbours:
+    """The neighbours of the plans of one problem.
+
+    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
+    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.
+    plan: has the sizes of all of them.  closed_form: numbers their stages.
+    """
+
+    def __init__(self, problem: Problem[Profile], plan: Plan, closed_form: ClosedForm) -> None:
+        self._world_size, self._num_layers = problem.cluster.world_size, problem.profile.num_layers
+        self._size, self._num_micro_batches = plan.micro_batch_size, plan.num_micro_batches
+        self._times = StageTimes(
+            replace(problem, batch_size=plan.mini_batch_size, micro_batches=plan.num_micro_batches)
+        )
+        self._closed_form = closed_form
+        self._divided: dict[tuple[int, int, tuple[int, ...], int], int | None] = {}
+        self._sample_moves: dict[int, list[int]] = {}
+
+    def of(self, stages: Stages) -> dict[Stages, None]:
+        """Return the stages one move away for which each device has memory, each once, in a fixed order."""
+        return dict.fromkeys((*self._other_samples(stages), *self._other_shapes(stages)))
+
+    def _other_samples(self, current: Stages) -> Iterator[Stages]:
+        for index, number in enumerate(current):
+            if number not in self._sample_moves:
+                (stage,) = self._closed_form.stages((number,))
+                moved = (replace(stage, shares=shares) for shares in _sample_moves(stage.shares))
+                self._sample_moves[number] = list(map(self._closed_form.number, moved))
+            for other in self._sample_moves[number]:
+                yield (*current[:index], other, *current[index + 1 :])
+
+    def _other_shapes(self, current: Stages) -> Iterator[Stages]:
+        """Yield the stages whose layers or devices have changed.  Eq. 4 divides the samples of those that have."""
+        known = self._closed_form.stages(current)
+        shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in known)
+        idle = sorted(set(range(self._world_size)).difference(*(stage.ranks for stage in known)))
+        lives = {count: self._lives(count) for count in range(len(shape) - 1, len(shape) + 2)}
+        starts = [stage.start for stage in known]
+        old = {
+            (stage.start, stage.stop, frozenset(stage.ranks), live): number
+            for stage, live, number in zip(known, lives[len(shape)], current, strict=True)
+        }
+        for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
+            if len(moved) > self._num_layers:
+                continue
+            is_same_length = len(moved) == len(shape)
+            numbers: list[int] = []
+            begins = accumulate((layers for layers, _ in moved), initial=0)
+            for index, (part, live, start) in enumerate(zip(moved, lives[len(moved)], begins, strict=False)):
+                if is_same_length and part is shape[index] and start == starts[index]:
+                    numbers.append(current[index])
+                    continue
+                layers, group = part
+                key = (start, start + layers, frozenset(group), live)
+                if key not in old:
+                    number = self._divide(start, start + layers, group, live)
+                    if number is None:
+                        break
+                    old[key] = number
+                numbers.append(old[key])
+            else:
+                yield tuple(numbers)
+
+    def _lives(self, num_stages: int) -> list[int]:
+        return [memory.in_flight(index, num_stages, self._num_micro_batches) for index in range(num_stages)]
+
+    def _divide(self, start: int, stop: int, group: tuple[int, ...], live: int) -> int | None:
+        """Return the stage on a group, the samples divided by Eq. 4; None if it does not fit into the memory."""
+        key = (start, stop, group, live)
+        if key not in self._divided:
+            samples = self._times.shares(start, stop, group, live)
+            shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True) if share)
+            fits = sum(samples) == self._size
+            self._divided[key] = (
+                self._closed_form.number(Stage(start=start, stop=stop, shares=shares)) if fits else None
+            )
+        return self._divided[key]
+
+
+def _sample_moves(shares: tuple[Share, ...]) -> Iterator[tuple[Share, ...]]:
+    for giver in shares:
+        for taker in shares:
+            if giver is not taker and giver.samples > 0:
+                change = {giver.rank: -1, taker.rank: 1}
+                moved = (replace(share, samples=share.samples + change.get(share.rank, 0)) for share in shares)
+                yield tuple(share for share in moved if share.samples > 0)
+
+
+def _layer_moves(shape: Shape) -> Iterator[Shape]:
+    for index in range(len(shape) - 1):
+        for step in (1, -1, 2, -2):
+            (left, first), (right, second) = shape[index : index + 2]
+            if left + step > 0 and right - step > 0:
+                yield (*shape[:index], (left + step, first), (right - step, second), *shape[index + 2 :])
+
+
+def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
+    for rank in idle:
+        for target in range(len(shape)):
+            yield _with_groups(shape, {target: (*shape[target][1], rank)})
+    for source, (_, group) in enumerate(shape):
+        for rank in group:
+            rest = tuple(other for other in group if other != rank)
+            if rest:
+                yield _with_groups(shape, {source: rest})
+            for spare in idle:
+                yield _with_groups(shape, {source: (*rest, spare)})
+            for target, (_, others) in enumerate(shape):
+                if target == source:
+                    continue
+                if rest:
+                    yield _with_groups(shape, {source: rest, target: (*others, rank)})
+                for other in others if target > source else ():
+                    swapped = tuple(rank if place == other else place for place in others)
+                    yield _with_groups(shape, {source: (*rest, other), target: swapped})
+
+
+def _stage_moves(shape: Shape) -> Iterator[Shape]:
+    for first, other in combinations(range(len(shape)), 2):
+        yield tuple(shape[{first: other, other: first}.get(index, index)] for index in range(len(shape)))
+    for index, (layers, group) in enumerate(shape):
+        if index + 1 < len(shape):
+            following, others = shape[index + 1]
+            yield (*shape[:index], (layers + following, (*group, *others)), *shape[index + 2 :])
+        for cut in range(1, len(group)):
+            if layers > 1:
+                yield (
+                    *shape[:index],
+                    (layers // 2, group[:cut]),
+                    (layers - layers // 2, group[cut:]),
+                    *shape[index + 1 :],
+                )
+
+
+def _with_groups(shape: Shape, groups: dict[int, tuple[int, ...]]) -> Shape:
+    return tuple((part[0], groups[index]) if index in groups else part for index, part in enumerate(shape))
