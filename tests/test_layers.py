@@ -192,7 +192,7 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
 
 METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
 USERS = {
-    "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py", "methods/confidant/prepare.py"},
+    "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py"},
     "galaxy_plus": {"cli/serve.py", "server/offers.py", "server/panel.py"},
     "p_rge": {"cli/engine.py", "cli/predict.py", "trainings/queries.py"},
 }
@@ -208,4 +208,4 @@ def test_a_method_is_a_folder_that_can_be_deleted(method: str) -> None:
     }
     assert users == USERS.get(method, set())
     named = [module for module in others if re.search(rf"\b{method}\b", (PACKAGE / module).read_text())]
-    assert len(named) <= 4 or method == "fine_tuning", named
+    assert len(named) <= 4, named

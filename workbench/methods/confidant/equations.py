@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from workbench.planners.memory import Need
+from workbench.core.plan import Plan
+from workbench.core.virtual_workers import delay_of
+from workbench.models.configuration import ModelFacts
+from workbench.planners.equation3 import Equation3
+from workbench.planners.memory import Need, readable
 
 
 def printed_need(
@@ -21,6 +25,32 @@ def printed_need(
     """
     activations = tokens * batch * hidden * (18 + 8 * feed_forward / hidden + 5 * heads * tokens / hidden)
     return round(need.weights_bytes + need.gradient_bytes + (behind + 1) * num_layers * activations)
+
+
+def memory_notes(facts: ModelFacts, costs: Equation3, plan: Plan) -> Iterator[str]:
+    """Yield each device's memory by the measured model, and by Eq. 1 and 2 as printed."""
+    num_stages = len(plan.stages)
+    for number, stage in enumerate(plan.stages):
+        [rank] = stage.ranks
+        behind = num_stages - 1 - number
+        need = costs.need(rank, behind, stage.start, stage.stop, num_stages=num_stages, activations=stage.activations)
+        printed = printed_need(
+            need,
+            num_layers=stage.num_layers,
+            behind=behind,
+            heads=facts.num_heads,
+            batch=costs.batch_size,
+            tokens=costs.memory_length,
+            hidden=facts.hidden_size,
+            feed_forward=facts.feed_forward_size,
+        )
+        device, off = costs.cluster.devices[rank], printed / need.total_bytes - 1
+        yield (
+            f"Memory of {device.name} (stashed versions of its weights: "
+            f"{delay_of(costs.versions, behind, num_stages)}):"
+            f" {readable(need.total_bytes)} by the measured model,"
+            f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
+        )
 
 
 def compatibilities(

@@ -1,12 +1,12 @@
 """Confidant as a Method: its partition of the layers (section 3.2), and heads over a device's processors (3.3).
 
-Model, operations and training are those of fine-tuning.
+Model, data, operations and training are those of fine-tuning.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,27 +16,42 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import RECOMPUTE, Plan
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
-from workbench.core.virtual_workers import delay_of
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
 from workbench.methods.common.scaling import describe_facts, kept
-from workbench.methods.confidant.equations import compatibilities, printed_need
+from workbench.methods.confidant.equations import compatibilities, memory_notes
 from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
-from workbench.methods.confidant.prepare import prepare, require_known
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.fine_tuning.method import FineTuning, choose_activations, pace_of_job, stage_costs
 from workbench.methods.fine_tuning.method import rank_job as whole_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
-from workbench.methods.fine_tuning.prepare import PreparedJob
+from workbench.methods.fine_tuning.prepare import PreparedJob, checked, prepare_by
+from workbench.methods.option_values import read_options
 from workbench.models.sharding.trained import column_groups, require_divisible
 from workbench.planners.asynchronous import asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
 from workbench.planners.equation3 import Equation3
-from workbench.planners.memory import readable
 from workbench.planners.recomputation import recomputing
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
 from workbench.runtime.context import RankContext
+
+
+def require_known(job: Job) -> ConfidantOptions:
+    """Return the options.  Raises ConfigError for an unknown option, task or model."""
+    options = read_options("confidant", ConfidantOptions, job.options)
+    if options.schedule != "asynchronous_1f1b" or options.paradigm != "hybrid":
+        raise ConfigError(
+            f"Confidant with schedule = '{options.schedule}' and paradigm = '{options.paradigm}' was asked for.",
+            "Confidant is an asynchronous pipeline.",
+            "Leave both out, or use method fine_tuning.",
+        )
+    return checked(job, options)
+
+
+def prepare(job: Job) -> PreparedJob:
+    """Load and tokenize the task and read the model's shape."""
+    return prepare_by(job, require_known(job))
 
 
 def divisions(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> dict[int, Division]:
@@ -110,33 +125,7 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
         for rank, division in shared.items()
     )
     costs = costs_of(prepared, profile, cluster)
-    return replace(plan, notes=(*plan.notes, *memory_notes(prepared, costs, plan), *notes))
-
-
-def memory_notes(prepared: PreparedJob, costs: Equation3, plan: Plan) -> Iterator[str]:
-    """Yield each device's memory by the measured model, and by Eq. 1 and 2 as printed."""
-    facts, num_stages = prepared.facts, len(plan.stages)
-    for number, stage in enumerate(plan.stages):
-        [rank] = stage.ranks
-        behind = num_stages - 1 - number
-        need = costs.need(rank, behind, stage.start, stage.stop, num_stages=num_stages, activations=stage.activations)
-        printed = printed_need(
-            need,
-            num_layers=stage.num_layers,
-            behind=behind,
-            heads=facts.num_heads,
-            batch=costs.batch_size,
-            tokens=costs.memory_length,
-            hidden=facts.hidden_size,
-            feed_forward=facts.feed_forward_size,
-        )
-        device, off = costs.cluster.devices[rank], printed / need.total_bytes - 1
-        yield (
-            f"Memory of {device.name} (stashed versions of its weights: "
-            f"{delay_of(costs.versions, behind, num_stages)}):"
-            f" {readable(need.total_bytes)} by the measured model,"
-            f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
-        )
+    return replace(plan, notes=(*plan.notes, *memory_notes(prepared.facts, costs, plan), *notes))
 
 
 def stand_in(
