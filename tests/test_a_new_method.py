@@ -20,7 +20,10 @@ from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of, registered
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
+from workbench.core.summary import summary_rows
 from workbench.methods.base import Event
+from workbench.models.loading import load_stack
 from workbench.runtime.engines import default_pool
 from workbench.runtime.ssh_setup import code_files
 from workbench.widgets import JobForm
@@ -93,6 +96,12 @@ def test_executed_it_equals_one_device(job: Job, whole: Report, tmp_path: Path) 
     alone = experiment.run(job, two_devices().part([0]), workdir=tmp_path, fidelity="paced")
     assert losses(whole) == pytest.approx(losses(alone), rel=1e-3)
     assert len(losses(whole)) == 8
+    layers = load_stack(job.model).layers
+    biases = sum(one.numel() for name, one in layers.named_parameters() if name.endswith("bias"))
+    shown = dict(summary_rows(whole))["Weights"]  # by its costs, a simulation counts all weights
+    count = whole.bytes[TRAINED_WEIGHTS] // 4
+    assert biases <= count < biases + 1000 and shown.endswith(f"% are trained: {count:,} numbers")
+    assert shown.startswith(f"{4 * count / whole.bytes[ALL_WEIGHTS]:.1%} ")
 
 
 def test_a_device_is_killed(job: Job, whole: Report, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from workbench.methods.step_parts import step_parts
 from workbench.methods.sustained import plan_over_run
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
+from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import own_folder, reporting_full_disk
@@ -186,11 +187,11 @@ def run(
         prediction = method.predict(planned)
         layers = method.layer_costs(prepared, batch=1, sequence_length=1)
         trained, frozen = (
-            sum(getattr(layer, kind) for layer in layers) for kind in ("trainable_bytes", "frozen_bytes")
+            sum(getattr(layer, f"{kind}_params") for layer in layers) for kind in ("trainable", "frozen")
         )
         if trained:
-            nbytes = prediction.bytes | {TRAINED_WEIGHTS: trained, ALL_WEIGHTS: trained + frozen}
-            prediction = replace(prediction, bytes=nbytes)
+            nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * (trained + frozen)}
+            prediction = replace(prediction, bytes=prediction.bytes | nbytes)
         parts = step_parts(method, planned, is_planners=chosen_plan is None)
         notify(Event("predicted", predicted=prediction.steps))
         timelines = {name.removesuffix(", predicted"): timeline for name, timeline in prediction.timelines.items()}

@@ -202,7 +202,11 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
         count = f"{_three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
-        rows.append(("Weights", f"{trained / report.bytes[ALL_WEIGHTS]:.1%} are trained at most: {count} numbers"))
+        share = trained / report.bytes[ALL_WEIGHTS]
+        # Layers may be unfrozen later, or never; and costs may be computed for more weights than a method trains.
+        is_most = report.mode == "simulate" or any(step.lowest_trained for step in report.steps)
+        which = "all" if share >= 1 and not is_most else f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+        rows.append(("Weights", f"{which} are trained{' at most' * is_most}: {count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [
         step for step, layer in enumerate(lowest) if layer is not None and (not step or layer != lowest[step - 1])

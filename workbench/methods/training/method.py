@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.report import EpochRecord, SweepPoint
+from workbench.core.report import TRAINED_WEIGHTS, EpochRecord, SweepPoint
 from workbench.core.run_files import ADAPTER, DEVICES
 from workbench.core.sealed import owner_of
 from workbench.core.serial import to_json
@@ -49,6 +49,7 @@ from workbench.profiler.analytic import (
     analytic_profile,
     layer_costs,
 )
+from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.runtime.engine_service import Engines
@@ -226,6 +227,7 @@ class TrainingMethod(LayerMethod[P], Plans):
 
         epochs, metrics, best = chosen_epoch(epochs, scores, partial(quality, prepared.task), notify)
         saved = trained.save(folder / ADAPTER, best)
+        num_trained = sum(tensor.numel() for tensor in message.trained(best).values())
 
         shutil.rmtree(folder / DEVICES, ignore_errors=True)
         for path in list(
@@ -243,7 +245,7 @@ class TrainingMethod(LayerMethod[P], Plans):
             chosen_epoch=best + 1,
             technique=self.technique(prepared).name,
             phases_s=records.phase_seconds(results) | policy.spent_s,
-            bytes=records.device_bytes(results, cluster),
+            bytes=records.device_bytes(results, cluster) | {TRAINED_WEIGHTS: FP32_BYTES * num_trained},
             overrun_share=records.overrun_share(results, is_real=is_real),
             notes=(*notes, *(note for result in results for note in result.notes)),
             artifacts={"adapter": str(saved)},
