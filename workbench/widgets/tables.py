@@ -18,6 +18,9 @@ joined = Markup().join
 
 _NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \(!\))?|-?")
 
+_MANY_COLUMNS = 9
+"""From so many columns on they are closer together, so that a notebook next to its file browser shows them all."""
+
 
 class Table:
     """Rows of text with a heading: HTML in a notebook, aligned columns elsewhere.  Columns of numbers are flush right.
@@ -68,7 +71,8 @@ class Table:
 
     def _row(self, tag: str, cells: Sequence[str], is_faint: bool = False) -> Markup:
         """Return a row.  A single word, such as a device's name, is not broken at its hyphens."""
-        cell = Markup(f"<{tag} style='text-align:{{}};padding:2px 14px 2px 0{{}}'>{{}}</{tag}>")
+        gap = 14 if len(cells) < _MANY_COLUMNS else 7
+        cell = Markup(f"<{tag} style='text-align:{{}};padding:2px {gap}px 2px 0{{}}'>{{}}</{tag}>")
         parts = (
             cell.format(side, "" if " " in text else ";white-space:nowrap", text)
             for text, side in zip(cells, self._aligned, strict=True)
