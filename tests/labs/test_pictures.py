@@ -49,7 +49,8 @@ def test_an_executed_run_is_drawn_from_its_report_and_a_simulated_one_is_refused
     stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1),))
     plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=1, num_micro_batches=1)
     shared = {"device_names": ("alpha",)}
-    simulated = Timeline(source="simulated", spans=(Span(0, Op("F", 0, 0), 0.0, 0.181),), **shared)
+    spans = (Span(0, Op("F", 0, 0), 0.0, 0.18), Span(0, Op("STEP", 0), 0.18, 0.181))
+    simulated = Timeline(source="simulated", spans=spans, **shared)
     measured = Timeline(source="emulated", fidelity="kernel", spans=(Span(0, Op("F", 0, 0), 0.0, 0.184),), **shared)
     report = Report(
         source="emulated",
@@ -62,6 +63,7 @@ def test_an_executed_run_is_drawn_from_its_report_and_a_simulated_one_is_refused
     )
     drawn = executed_run(report)
     assert "simulated: 181 ms" in drawn and "measured: 184 ms" in drawn
+    assert [name for name in ("forward", "update", "on the link") if f">{name}<" in drawn] == ["forward", "update"]
     for unusable in (replace(report, valid=False), replace(report, timelines={"first epoch, predicted": simulated})):
         with pytest.raises(ConfigError):
             executed_run(unusable)

@@ -17,6 +17,14 @@ from workbench_labs.pictures import shapes
 
 KINDS = {"first epoch": "a step of the first epoch", "cached epoch": "a step from the cache"}
 """What timelines of a report stand side by side, and how they are called."""
+CALLED = {
+    "side forward": "side network, forward",
+    "side backward": "side network, backward",
+    "load from cache": "from the cache",
+    "optimizer": "update",
+    "send": "on the link",
+}
+"""How the legend calls classes of operations; others by their names."""
 LEFT, TOP, GAP, LANE = 92.0, 76.0, 40.0, 22.0
 
 
@@ -49,14 +57,10 @@ def executed_run(report: Report) -> str:
                 shapes.lanes(shown, x, y, width, names=names, label=_number, whole_s=whole_s, height=LANE, network=True)
             )
         x += scale * whole_s + GAP
-    colours = style.COLOURS
+    drawn = {kind for pair in pairs.values() for timeline in pair for kind in _drawn(timeline)}
     legend = shapes.legend(
         below + len(used) * pitch + 30,
-        (shapes.BOX, colours["forward"], "forward"),
-        (shapes.BOX, colours["side forward"], "side network, forward"),
-        (shapes.BOX, colours["side backward"], "side network, backward"),
-        (shapes.BOX, colours["load from cache"], "from the cache"),
-        (shapes.BOX, colours["send"], "on the link"),
+        *((shapes.BOX, colour, CALLED.get(kind, kind)) for kind, colour in style.COLOURS.items() if kind in drawn),
     )
     said = "; ".join(
         f"{words} takes {_ms(predicted.makespan_s)} simulated and {_ms(measured.makespan_s)} measured"
@@ -66,6 +70,14 @@ def executed_run(report: Report) -> str:
     return shapes.card(
         "A run, simulated and measured", description, *parts, legend, height=below + len(used) * pitch + 46
     )
+
+
+def _drawn(timeline: Timeline) -> set[str]:
+    """Return the classes of operations that lanes of a timeline show."""
+    classes = {
+        (style.class_of(span.op), span.op.is_communication) for span in timeline.spans if span.end_s > span.start_s
+    }
+    return {name for name, is_communication in classes if not is_communication or name == "send"}
 
 
 def _number(op: Op) -> str:

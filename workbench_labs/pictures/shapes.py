@@ -167,8 +167,9 @@ BOX, ARROW, DASHED = "box", "arrow", "dashed"
 
 def legend(y: float, *entries: tuple[str, str, str]) -> str:
     """Return what the colours mean, in one centred row.  entries: (BOX, ARROW or DASHED, colour, words)."""
-    mark, gap = 29.0, 22.0
+    mark = 29.0
     widths = [mark + len(text) * 6.4 for _, _, text in entries]
+    gap = min(22.0, (WIDTH - 2 * MARGIN - sum(widths)) / max(1, len(entries) - 1))
     x = (WIDTH - sum(widths) - gap * (len(entries) - 1)) / 2
     parts = []
     for (kind, colour, text), width in zip(entries, widths, strict=True):
