@@ -142,8 +142,8 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     words = ["advise", "--serve", "--computed", "--model", "tiny-llama-4", "--cluster", "pair"]
     shown = CliRunner().invoke(app, words).output
     assert "Drafts, simulated; without one" in shown and "pays from" in shown
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    assert {draft["draft"] for draft in found["drafts"]} == {"layers:1", "layers:2", "int4"}
+    content = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    assert {draft["draft"] for draft in content["drafts"]} == {"layers:1", "layers:2", "int4"}
 
 
 def test_the_expected_gain_of_a_draft_is_that_of_the_counted_guesses() -> None:
@@ -213,9 +213,9 @@ def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:
     words += ["--cluster", "pair"]
     shown = CliRunner().invoke(app, [*words, "--figure", str(tmp_path / "all.html")])
     assert shown.exit_code == 0 and "Best for time" in shown.output and (tmp_path / "all.html").is_file()
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
-    command = shlex.split(found["choices"][0]["command"])
-    assert "drafts" not in found
+    content = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    command = shlex.split(content["choices"][0]["command"])
+    assert "drafts" not in content
     assert command[:2] == ["workbench", "run"] and command[-2:] == ["--cluster", "pair"]
 
 

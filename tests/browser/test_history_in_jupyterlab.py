@@ -32,18 +32,18 @@ TRACES = """
 
 def keep_runs(folder: Path) -> None:
     """Three finished runs: with other numbers, with another method, and one that the host was too busy for."""
-    made = made_up_report.report()
+    example_report = made_up_report.report()
     steps = tuple(
         replace(step, step=at, epoch=epoch, loss=0.7 / (1 + 0.04 * (40 * epoch + at)) + 0.03 * (at * 7 % 5) / 5)
         for epoch in range(3)
-        for at, step in enumerate([made.steps[2 * epoch]] * 40)
+        for at, step in enumerate([example_report.steps[2 * epoch]] * 40)
     )
-    made = replace(made, steps=steps, chosen_epoch=3)
+    example_report = replace(example_report, steps=steps, chosen_epoch=3)
     for number, name in enumerate(("narrow", "wide", "busy")):
-        job = replace(made.job, options={"reduction": 4 * (number + 1)}, epochs=3)
+        job = replace(example_report.job, options={"reduction": 4 * (number + 1)}, epochs=3)
         losses = tuple(replace(step, loss=step.loss * (1 - 0.1 * number)) for step in steps)
-        epochs = tuple(replace(epoch, metrics={"accuracy": 0.7 + 0.04 * number}) for epoch in made.epochs)
-        run = replace(made, job=job, steps=losses, epochs=epochs, valid=name != "busy")
+        epochs = tuple(replace(epoch, metrics={"accuracy": 0.7 + 0.04 * number}) for epoch in example_report.epochs)
+        run = replace(example_report, job=job, steps=losses, epochs=epochs, valid=name != "busy")
         begin_folder(folder / name, "digest", job)
         run.write(folder / name / "report.json")
 

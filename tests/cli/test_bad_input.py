@@ -136,9 +136,9 @@ def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: p
         monkeypatch.setattr(
             "workbench.experiment.run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute")
         )
-        told = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
-        assert told.exit_code == 2 and "Devices     fast" in told.stderr
-        said = told.stderr.splitlines()[-1]
+        invoked = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
+        assert invoked.exit_code == 2 and "Devices     fast" in invoked.stderr
+        said = invoked.stderr.splitlines()[-1]
         assert said.startswith(
             "WriteError: Writing '/dev/full' was asked for. No space left on device. Free some space"
         )
@@ -179,9 +179,9 @@ def test_what_the_system_refuses_is_told_with_its_cause(
 
 
 def test_unknown_commands() -> None:
-    told = CliRunner().invoke(app, ["simulat"])
-    assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
-    assert "Did you mean 'simulate'?" in told.stderr
+    invoked = CliRunner().invoke(app, ["simulat"])
+    assert (invoked.exit_code, invoked.stderr.count("\n")) == (2, 1)
+    assert "Did you mean 'simulate'?" in invoked.stderr
 
 
 def test_mistakes_of_the_first_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

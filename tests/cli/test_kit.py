@@ -63,9 +63,9 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(
     Path("kit.toml").write_text(
         Path("kit.toml").read_text().replace("[defaults]\n", f'[defaults]\npython = "{sys.executable}"\n')
     )
-    found = json.loads(kit("check", "--json"))
-    assert [one["problem"] for one in found] == ["", ""]
-    assert found[0]["facts"]["cores"] >= 1 and abs(found[0]["facts"]["clock_off_s"]) < 60
+    content = json.loads(kit("check", "--json"))
+    assert [one["problem"] for one in content] == ["", ""]
+    assert content[0]["facts"]["cores"] >= 1 and abs(content[0]["facts"]["clock_off_s"]) < 60
 
     assert "is ready already" in kit("setup")
     [code] = (hosts.home("alpha") / ".workbench-kit").glob("code-*")

@@ -44,13 +44,13 @@ def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> No
         app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"]
     )
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    content = json.loads(result.stdout)
     report = ServingReport.read(path)
-    assert told["requests answered"] == len(report.requests) == 60
-    assert told["requests lost"] == 0 and told["devices excluded"] >= 1 and told["devices lost"] == 1
+    assert content["requests answered"] == len(report.requests) == 60
+    assert content["requests lost"] == 0 and content["devices excluded"] >= 1 and content["devices lost"] == 1
     assert [fault.kind for fault in report.faults] == ["slow", "kill"]
-    assert told["latency p95 (s)"] == report.percentile_s(0.95)
-    assert (tmp_path / "serving.html").is_file() and str(path) in told["files"]
+    assert content["latency p95 (s)"] == report.percentile_s(0.95)
+    assert (tmp_path / "serving.html").is_file() and str(path) in content["files"]
     plain = CliRunner().invoke(app, [*words, "--requests", "2"])
     assert "simulated" in plain.stdout and "answers per second" in plain.stdout
 

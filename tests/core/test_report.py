@@ -110,10 +110,12 @@ def test_a_report_survives_windows_and_no_other_encoding(tmp_path: Path) -> None
 
 def test_energy_by_hand() -> None:
     """fast computes for 4 of 10 s and sends 4 MB: 1 W, and 4 W x 4 s and 4 J in 10 s; over an epoch of 2 s."""
-    made = report()
-    fast, slow = made.cluster.devices
+    example_report = report()
+    fast, slow = example_report.cluster.devices
     fast = replace(fast, watts_busy=5.0, watts_idle=1.0, joules_per_byte=1e-6)
-    first = replace(made, cluster=replace(made.cluster, devices=(fast, slow)), epochs=made.epochs[:1])
+    first = replace(
+        example_report, cluster=replace(example_report.cluster, devices=(fast, slow)), epochs=example_report.epochs[:1]
+    )
     assert energy_j(first) == {"fast": pytest.approx(2.0 * (1 + (4 * 4 + 4) / 10))}
     assert ("Energy", "6 J (0.433 mAh at 3.85 V), modelled: fast 6 J") in summary_rows(first)
-    assert energy_j(replace(first, epochs=made.epochs)) == {}, "nothing is known of a cached step"
+    assert energy_j(replace(first, epochs=example_report.epochs)) == {}, "nothing is known of a cached step"

@@ -67,9 +67,9 @@ def test_a_document_is_read_by_its_owner_alone(tmp_path: Path) -> None:
         read_sealed(path, "other", dict[str, float])
     with pytest.raises(DamagedError, match="does not read"):
         read_sealed(path, "mine", dict[str, str])
-    whole = path.read_bytes()
-    for at, byte in enumerate(whole):
-        for data in (whole[:at], whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :]):
+    content = path.read_bytes()
+    for at, byte in enumerate(content):
+        for data in (content[:at], content[:at] + bytes([byte ^ 1]) + content[at + 1 :]):
             path.write_bytes(data)
             with pytest.raises(DamagedError):
                 read_sealed(path, "mine", dict[str, float])

@@ -226,13 +226,13 @@ def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> N
 def test_a_base_model_that_has_changed_is_told(trained: Trained) -> None:
     assert trained["pac_plus"].about.base_digest
     weights = trained.base / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     try:
         with pytest.raises(ConfigError, match=r"base model .* have changed since"):
             load_result(trained.folder / "pac_plus")
     finally:
-        weights.write_bytes(whole)
+        weights.write_bytes(content)
 
 
 def test_data_of_about_the_same_length_are_profiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

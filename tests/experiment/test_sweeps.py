@@ -77,8 +77,8 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     assert {(one["point"]["option.reduction"], one["error"]) for one in failed} == {(5, "ConfigError")}
     assert len(failed) == 6 and "32 is not a multiple of 5" in failed[0]["found"]
     again = call(*words, "--json")
-    told = json.loads(again.stdout)
-    assert again.exit_code == 1 and len(told["done"]) == 12 and len(told["failed"]) == 6
+    content = json.loads(again.stdout)
+    assert again.exit_code == 1 and len(content["done"]) == 12 and len(content["failed"]) == 6
 
     frame = reports_frame(folder)
     assert len(frame) == 12 and set(frame["bandwidth"]) == set(BANDWIDTHS) and set(frame["label"]) == {"simulated"}
@@ -249,10 +249,12 @@ def test_a_comparison_sets_origins_apart_and_names_what_is_better(tmp_path: Path
 
 
 def test_a_result_of_one_side_alone_is_left_to_the_table(tmp_path: Path) -> None:
-    made = made_up_report.report()
-    made.write(tmp_path / "a.json")
-    replace(made, job=replace(made.job, seed=0, method="fine_tuning"), metrics={"accuracy": 0.7, "f1": 0.6}).write(
-        tmp_path / "b.json"
-    )
+    example_report = made_up_report.report()
+    example_report.write(tmp_path / "a.json")
+    replace(
+        example_report,
+        job=replace(example_report.job, seed=0, method="fine_tuning"),
+        metrics={"accuracy": 0.7, "f1": 0.6},
+    ).write(tmp_path / "b.json")
     titles = [figure.layout.title.text for figure in figures(sides(reports_frame(tmp_path)))]
     assert any("Accuracy" in title for title in titles) and not any("F1" in title for title in titles)

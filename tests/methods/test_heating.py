@@ -98,9 +98,9 @@ def test_heat_by_steps_is_heat_by_operations(job: Job) -> None:
                 heats[span.rank].advance(now_s + span.start_s)
                 heats[span.rank].advance(now_s + span.end_s, span.end_s - span.start_s)
         now_s += timeline.makespan_s
-    found = predict(hot._job)
-    assert total_s(found.steps) == pytest.approx(now_s, rel=0.02)
-    assert sum(epoch.seconds for epoch in found.epochs) == pytest.approx(total_s(found.steps))
+    predictions = predict(hot._job)
+    assert total_s(predictions.steps) == pytest.approx(now_s, rel=0.02)
+    assert sum(epoch.seconds for epoch in predictions.epochs) == pytest.approx(total_s(predictions.steps))
     assert now_s > 1.1 * sum(map(cold.seconds, range(cold.num_steps)))
 
 

@@ -85,8 +85,8 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
     assert 0 < abs(answer.answer - float(whole.predict([("a film", "the film")])[0].answer)) < 0.1
     other = tmp_path / "other.csv"
     other.write_text("one,two,stars\na film,the film,1\nnews,people,2.5\ntown,a town,3\n")
-    found = model.evaluate(str(other), "text=one,pair=two,label=stars")
-    assert (set(found.metrics), found.samples, found.source) == ({"pearson"}, 3, "other.csv")
+    evaluation = model.evaluate(str(other), "text=one,pair=two,label=stars")
+    assert (set(evaluation.metrics), evaluation.samples, evaluation.source) == ({"pearson"}, 3, "other.csv")
     assert model.read(str(other), "text=one,pair=two")[1] == ("news", "people")
     assert model.evaluate(samples=4).samples == 4
     other.write_text("one,two\na film,the film\n")

@@ -37,8 +37,10 @@ def texts(folder: Path, settings: dict[str, Any]) -> tuple[list[int], list[int]]
     model, ids = kind.from_pretrained(folder).eval(), torch.arange(5, 12)[None]
     start = torch.tensor([[settings.get("decoder_start_token_id", 0)]])
     request = Request(7, ids, 1, start) if is_pair else Request(7, ids)
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, num_beams=1)
-    return local_texts(str(folder), [request], COUNT)[0].tolist(), found[0, 1 if is_pair else 7 :].tolist()
+    tokens = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, num_beams=1
+    )
+    return local_texts(str(folder), [request], COUNT)[0].tolist(), tokens[0, 1 if is_pair else 7 :].tolist()
 
 
 PLAIN = {"pad_token_id": 1}

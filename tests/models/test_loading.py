@@ -204,16 +204,16 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     device.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (device / name).write_bytes((base / name).read_bytes())
-    whole = (base / "model.safetensors").read_bytes()
-    (device / "model.safetensors.header").write_bytes(whole[: header_bytes(base / "model.safetensors")])
+    content = (base / "model.safetensors").read_bytes()
+    (device / "model.safetensors.header").write_bytes(content[: header_bytes(base / "model.safetensors")])
 
     def fetch(paths):
         asked.append(len(paths))
         for path in paths:
             sent.append(path)
             path.parent.mkdir(exist_ok=True)
-            begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(whole))
-            path.write_bytes(whole[begin:end])
+            begin, end = map(int, path.name.split("-")) if "-" in path.name else (0, len(content))
+            path.write_bytes(content[begin:end])
 
     monkeypatch.setattr(MISSING_WEIGHTS, "fetch", fetch)
     with made_up_weights():

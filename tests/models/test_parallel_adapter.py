@@ -39,10 +39,10 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by
     hand."""
     batch, config = batch_for(stack), small_config(stack)
-    whole = ParallelAdapter(config).train()
+    training = ParallelAdapter(config).train()
     statistics = calibrate(stack, [batch])
-    set_statistics(whole, statistics)
-    expected = reference_loss(stack, whole, batch, epoch=1)
+    set_statistics(training, statistics)
+    expected = reference_loss(stack, training, batch, epoch=1)
     expected.backward()
     bounds = [(sum(split[:index]), sum(split[: index + 1])) for index in range(len(split))]
     stages = [ParallelAdapterStage(config, *bound).train() for bound in bounds]
@@ -68,7 +68,7 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
             gradient = None if side_input is None else side_input.grad
     close(loss, expected.detach())
     found = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
-    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    wanted = {name: parameter.grad for name, parameter in training.named_parameters()}
     assert found.keys() == wanted.keys()
     for name in wanted:
         # Relative to the largest entry (small ones are differences of large ones); lambda's sums thousands of terms

@@ -55,14 +55,14 @@ def words_batch(stack):
 @pytest.mark.parametrize("bounds", [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))], ids=str)
 def test_sequences_have_the_same_gradients_however_cut(stack, bounds):
     batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence")
-    whole = ParallelAdapter(config).train()
-    whole.attach(stack.language_model_head)
-    set_statistics(whole, calibrate(stack, [batch]))
-    expected = reference_loss(stack, whole, batch, epoch=1)
+    training = ParallelAdapter(config).train()
+    training.attach(stack.language_model_head)
+    set_statistics(training, calibrate(stack, [batch]))
+    expected = reference_loss(stack, training, batch, epoch=1)
     expected.backward()
     loss, found = staged_gradients(stack, config, bounds, batch)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
-    wanted = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    wanted = {name: parameter.grad for name, parameter in training.named_parameters()}
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
         assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 5e-8, name

@@ -273,17 +273,17 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     about = TrainedDescription(config=config, model=str(base))
     save_trained(folder, TechniqueStage(stack.stage(0, 1), config), about)
     weights = folder / "adapter_model.safetensors"
-    whole = weights.read_bytes()
+    content = weights.read_bytes()
     with pytest.raises(WorkbenchError, match=r"fine-tuned model .* No such file"):
         load_trained(tmp_path)
     tensors = load_file(weights)
     save_file({name: tensor for name, tensor in tensors.items() if "classifier" not in name}, weights)
     with pytest.raises(WorkbenchError, match=r"'head.output.weight' was asked for. It is missing"):
         load_trained(folder)
-    weights.write_bytes(whole[:-100])
+    weights.write_bytes(content[:-100])
     with pytest.raises(WorkbenchError, match=r"damaged"):
         load_trained(folder)
-    weights.write_bytes(whole)
+    weights.write_bytes(content)
     base.rename(tmp_path / "moved")
     with pytest.raises(WorkbenchError, match=r"The model '.*base' was asked for"):
         load_trained(folder)

@@ -105,8 +105,8 @@ def test_special_tokens_in_tokenizer_json_alone(tmp_path, pair, truncated):
 def test_the_end_and_the_padding_of_a_decoder(tmp_path, tokenizer_config, config, end, pad):
     settings = bare_folder(tmp_path / "gpt2", "gpt2", tokenizer_config) | config
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(settings))
-    found = load_tokenizer(str(tmp_path / "gpt2"))
-    assert (found.end_id, found.pad_id) == (end, pad)
+    tokenizer = load_tokenizer(str(tmp_path / "gpt2"))
+    assert (tokenizer.end_id, tokenizer.pad_id) == (end, pad)
 
 
 def test_a_tokenizer_without_an_end_learns_no_answers(tmp_path):

@@ -127,8 +127,8 @@ def planned(
 ) -> Plan:
     """Return the plan that methods/pac_plus makes."""
     problem = Problem(profile, cluster, **job)
-    found = candidates(problem, order=order, objective="bottleneck")
-    return refine(found, problem, judge, max_prices=200)
+    plans = candidates(problem, order=order, objective="bottleneck")
+    return refine(plans, problem, judge, max_prices=200)
 
 
 class Result(NamedTuple):

@@ -11,11 +11,11 @@ ASKED = Setting(4, 4)
 
 
 def test_candidates_keep_the_work_then_halve_it() -> None:
-    found = candidates(ASKED)
-    same = [setting for setting in found if setting.passes == 16]
+    settings = candidates(ASKED)
+    same = [setting for setting in settings if setting.passes == 16]
     assert same == [Setting(4, 4), Setting(8, 2), Setting(16, 1), Setting(2, 8), Setting(1, 16)]
-    assert found[: len(same)] == tuple(same)
-    assert list(dict.fromkeys(setting.passes for setting in found)) == [16, 8, 4, 2, 1]
+    assert settings[: len(same)] == tuple(same)
+    assert list(dict.fromkeys(setting.passes for setting in settings)) == [16, 8, 4, 2, 1]
     assert candidates(Setting(1, 1)) == (Setting(1, 1),)
 
 

@@ -69,15 +69,15 @@ def test_paradigms_have_the_forms_that_they_are_named_for():
 
 def test_homogeneous_believes_in_equal_devices():
     profile, cluster = env_b()
-    made = homogeneous(Problem(profile, cluster, **JOB))
-    assert (made.grouping(), made.method) == ("[4]", "pac_plus_homogeneous")
-    assert [share.samples for share in made.stages[0].shares] == [1, 1, 1, 1]
-    assert made.cached is not None
-    assert [share.samples for share in made.cached.shares] == [4, 4, 4, 4]
+    plan = homogeneous(Problem(profile, cluster, **JOB))
+    assert (plan.grouping(), plan.method) == ("[4]", "pac_plus_homogeneous")
+    assert [share.samples for share in plan.stages[0].shares] == [1, 1, 1, 1]
+    assert plan.cached is not None
+    assert [share.samples for share in plan.cached.shares] == [4, 4, 4, 4]
     # The price is the real devices': the slowest one's.
-    cost = closed_form(profile, cluster, made.stages, 4)
-    assert made.predicted_s == cost.parts()
-    assert made.predicted_s["execution"] == pytest.approx(4 * 12 * 1.5 / 0.95)
+    cost = closed_form(profile, cluster, plan.stages, 4)
+    assert plan.predicted_s == cost.parts()
+    assert plan.predicted_s["execution"] == pytest.approx(4 * 12 * 1.5 / 0.95)
 
 
 def test_homogeneous_equals_pac_plus_on_equal_devices():
@@ -115,7 +115,7 @@ def test_the_mean_device_is_between_the_others():
     slow = tuple(
         replace(one, times={"F": one.times["F"].scaled(3), "SB": one.times["SB"]}) for one in profile.layers[1]
     )
-    made = homogeneous(
+    plan = homogeneous(
         Problem(
             replace(profile, layers=(profile.layers[0], slow)),
             cluster,
@@ -124,8 +124,8 @@ def test_the_mean_device_is_between_the_others():
             sequence_length=4,
         )
     )
-    assert [share.samples for share in made.stages[0].shares] == [2, 2]
-    assert made.predicted_s["execution"] == pytest.approx(2 * (2 * 3 + 2 * 1))
+    assert [share.samples for share in plan.stages[0].shares] == [2, 2]
+    assert plan.predicted_s["execution"] == pytest.approx(2 * (2 * 3 + 2 * 1))
 
 
 def test_asteroid_cuts_finer_only_where_that_helps():
@@ -135,9 +135,9 @@ def test_asteroid_cuts_finer_only_where_that_helps():
     tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
     with pytest.raises(PlanError):
         candidates(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
-    made = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
-    assert made.num_micro_batches > 2
-    assert made.mini_batch_size == 8
+    plan = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+    assert plan.num_micro_batches > 2
+    assert plan.mini_batch_size == 8
     with pytest.raises(PlanError, match="Device 'd"):
         small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
         asteroid(Problem(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
@@ -146,9 +146,9 @@ def test_asteroid_cuts_finer_only_where_that_helps():
 def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():
     for seed in range(10):
         profile, cluster = unequal(seed, num_layers=8, world_size=4, tight=False)
-        made = asteroid(Problem(profile, cluster, **JOB))
+        plan = asteroid(Problem(profile, cluster, **JOB))
         given = candidates(Problem(profile, cluster, **JOB), objective="bottleneck")[0]
         seconds = [
-            closed_form(profile, cluster, one.stages, one.num_micro_batches).bottleneck_s for one in (made, given)
+            closed_form(profile, cluster, one.stages, one.num_micro_batches).bottleneck_s for one in (plan, given)
         ]
         assert seconds[0] <= seconds[1]

@@ -109,8 +109,8 @@ def test_standalone_takes_the_fastest_device_that_holds_the_model():
 
 def test_data_parallel_puts_the_whole_model_everywhere():
     profile, cluster = equal(6, 4)
-    made = data_parallel(Problem(profile, cluster, batch_size=16, sequence_length=SEQUENCE_LENGTH))
-    assert (made.grouping(), made.partition(), made.num_micro_batches, samples(made)) == (
+    plan = data_parallel(Problem(profile, cluster, batch_size=16, sequence_length=SEQUENCE_LENGTH))
+    assert (plan.grouping(), plan.partition(), plan.num_micro_batches, samples(plan)) == (
         "[4]",
         "[6]",
         1,
@@ -123,8 +123,8 @@ def test_data_parallel_puts_the_whole_model_everywhere():
 
 def test_pipeline_parallel_gives_each_device_a_stage():
     profile, cluster = equal(6, 3)
-    made = pipeline_parallel(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
-    assert (made.grouping(), made.partition(), made.num_micro_batches, made.method) == (
+    plan = pipeline_parallel(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
+    assert (plan.grouping(), plan.partition(), plan.num_micro_batches, plan.method) == (
         "[1-1-1]",
         "[2, 2, 2]",
         4,

@@ -70,12 +70,14 @@ def test_the_time_of_groups_lies_between_one_and_all() -> None:
     assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert part_s(layer, "CF", 2, 4, 1, 8) == 2.5  # in proportion, without a time of one alone
     [device] = made_up_devices(2.0, 1.0)
-    found = divide(layer, device, heads=4, columns=0, samples=1, length=8, by="optimal")
-    assert found is not None and found.heads == (3, 1) and found.columns == () and found.slower == (1.0, 2.0)
+    division = divide(layer, device, heads=4, columns=0, samples=1, length=8, by="optimal")
+    assert (
+        division is not None and division.heads == (3, 1) and division.columns == () and division.slower == (1.0, 2.0)
+    )
     # Forward: 3 of the heads by the first, 1 x 2 by the second, and 6 of the rest; backward twice that.
-    assert found.layer_s(layer, "F", 1, 8) == 9.0 and found.layer_s(layer, "B", 1, 8) == 18.0
+    assert division.layer_s(layer, "F", 1, 8) == 9.0 and division.layer_s(layer, "B", 1, 8) == 18.0
     profile = Profile(model="m", method="m", source="scaled", layers=((layer,),))
-    [[quick]] = quickened(profile, {0: found}, samples=1, length=8).layers
+    [[quick]] = quickened(profile, {0: division}, samples=1, length=8).layers
     assert (quick.forward_s(1, 8), quick.backward_s(1, 8)) == (9.0, 18.0)
     both = divide(layer, device, heads=4, columns=4, samples=1, length=8, by="optimal")
     assert both is not None and both.columns == (3, 1) and both.layer_s(layer, "F", 1, 8) == 1.0 + 3.0 + 3.75
@@ -93,13 +95,15 @@ def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
     layer = LayerProfile(name="layer", times=times, **NO_BYTES)
     processors = (Processor(name="cuda:0", flops_per_s=1e13), Processor(name="cores 0-3", flops_per_s=1e9))
     [device] = made_up_devices(1.0)
-    found = divide(layer, replace(device, processors=processors), heads=4, columns=0, samples=1, length=8, by="optimal")
-    assert found is not None and (found.names, found.heads, found.slower) == (
+    division = divide(
+        layer, replace(device, processors=processors), heads=4, columns=0, samples=1, length=8, by="optimal"
+    )
+    assert division is not None and (division.names, division.heads, division.slower) == (
         ("cores 0-3", "cuda:0"),
         (3, 1),
         (1.0, 1.0),
     )
-    assert found.layer_s(layer, "F", 1, 8) == 6.0 + 3.0
+    assert division.layer_s(layer, "F", 1, 8) == 6.0 + 3.0
 
 
 def made_up_devices(*gflops: float) -> tuple[Device, ...]:

@@ -84,10 +84,10 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
 def bottlenecks(profile, cluster, job, order=None):
     """Return W(0 -> L, D, s) for every number of stages s that fits."""
     try:
-        found = candidates(Problem(profile, cluster, **job), order=order or range(cluster.world_size))
+        plans = candidates(Problem(profile, cluster, **job), order=order or range(cluster.world_size))
     except PlanError:
         return {}
-    return {len(made.stages): bottleneck_s(profile, made) for made in found}
+    return {len(made.stages): bottleneck_s(profile, made) for made in plans}
 
 
 def test_more_memory_is_never_slower():
@@ -158,10 +158,10 @@ def test_every_plan_fits_exactly_and_divides_a_micro_batch():
     for seed in range(0, 80, 2):
         profile, cluster, job = instance(seed, rough if seed % 4 else unequal)
         try:
-            found = candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))
+            plans = candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))
         except PlanError:
             continue
-        for made in found:
+        for made in plans:
             assert made.num_layers == profile.num_layers
             ranks = [rank for stage in made.stages for rank in stage.ranks]
             assert ranks == sorted(set(ranks))
@@ -180,8 +180,8 @@ def test_in_flight_contexts_decide_what_fits():
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     assert candidates(Problem(profile, cluster, **job), max_group=1)[0].partition() == "[3, 3]"
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
-    found = candidates(Problem(profile, tight, **job))
-    assert [made.partition() for made in found] == ["[2, 4]"]
+    plans = candidates(Problem(profile, tight, **job))
+    assert [made.partition() for made in plans] == ["[2, 4]"]
 
 
 def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
@@ -340,9 +340,9 @@ def test_thirty_two_devices_are_planned():
     """Three times as many devices as the paper has, all different (48 layers and micro-batches of 64 take about a
     second)."""
     profile, cluster = unequal(5, num_layers=24, world_size=32, tight=True)
-    found = candidates(Problem(profile, cluster, batch_size=64, micro_batches=4, sequence_length=1))
-    assert len(found) > 20
-    for made in found:
+    plans = candidates(Problem(profile, cluster, batch_size=64, micro_batches=4, sequence_length=1))
+    assert len(plans) > 20
+    for made in plans:
         assert made.num_layers == 24
         memory.check(profile, cluster, made, sequence_length=1)
 
@@ -350,8 +350,8 @@ def test_thirty_two_devices_are_planned():
 def test_forty_eight_layers_and_eight_devices_are_planned():
     """The size of T5-Large on PAC+'s largest testbed (about a tenth of a second)."""
     profile, cluster = unequal(5, num_layers=48, world_size=8, tight=True)
-    found = candidates(Problem(profile, cluster, batch_size=128, micro_batches=4, sequence_length=1))
-    assert {len(made.stages) for made in found} >= {2, 3, 4}
-    for made in found:
+    plans = candidates(Problem(profile, cluster, batch_size=128, micro_batches=4, sequence_length=1))
+    assert {len(made.stages) for made in plans} >= {2, 3, 4}
+    for made in plans:
         assert made.num_layers == 48
         memory.check(profile, cluster, made, sequence_length=1)

@@ -64,9 +64,11 @@ def test_memory_in_use_stands_beside_the_bytes_of_values() -> None:
     assert [list(trace.y) for trace in named(figure, "in use")] == [[250, 250]]
     headings = [annotation.text for annotation in figure.layout.annotations]
     assert any("peak 180 MB of values, 250 MB in use, of 150 MB" in heading for heading in headings)
-    made = report()
-    measured = replace(made.timelines["first epoch, measured"], in_use_bytes=(250_000_000, 0))
-    rows = dict(summary_rows(replace(made, timelines=made.timelines | {"first epoch, measured": measured})))
+    example_report = report()
+    measured = replace(example_report.timelines["first epoch, measured"], in_use_bytes=(250_000_000, 0))
+    rows = dict(
+        summary_rows(replace(example_report, timelines=example_report.timelines | {"first epoch, measured": measured}))
+    )
     assert rows["Memory"].startswith("fast 180 and 250 MB (first epoch")
 
 

@@ -70,12 +70,12 @@ def in_threads(count, function):
 def test_a_wire_of_known_rate_is_measured():
     wire = Wire()
     sizes = (1, 1 << 18, 1 << 20)
-    found = in_threads(
+    results = in_threads(
         2, lambda rank: measure_link(wire.rank(rank), rank, 0, 1, sizes=sizes, repeats=3, clock=wire.clock)
     )
-    assert found[1] == ()
-    assert [sample.nbytes for sample in found[0]] == list(sizes)
-    link = fit_link(found[0])
+    assert results[1] == ()
+    assert [sample.nbytes for sample in results[0]] == list(sizes)
+    link = fit_link(results[0])
     assert link.bytes_per_s == pytest.approx(10e6, rel=0.01)
     assert link.latency_s == pytest.approx(1e-3, rel=0.01)
 
@@ -83,9 +83,9 @@ def test_a_wire_of_known_rate_is_measured():
 def test_every_link_of_a_gloo_group():
     store = dist.HashStore()
     groups = in_threads(3, lambda rank: dist.ProcessGroupGloo(store, rank, 3))
-    found = in_threads(3, lambda rank: measure_links(groups[rank], rank, sizes=SIZES, repeats=2))
-    assert [sorted(found[rank]) for rank in range(3)] == [[(0, 1), (0, 2)], [(1, 0), (1, 2)], [(2, 0), (2, 1)]]
-    for samples in (samples for links in found.values() for samples in links.values()):
+    results = in_threads(3, lambda rank: measure_links(groups[rank], rank, sizes=SIZES, repeats=2))
+    assert [sorted(results[rank]) for rank in range(3)] == [[(0, 1), (0, 2)], [(1, 0), (1, 2)], [(2, 0), (2, 1)]]
+    for samples in (samples for links in results.values() for samples in links.values()):
         assert [sample.nbytes for sample in samples] == list(SIZES)
         assert all(sample.seconds > 0 for sample in samples)
 

@@ -27,9 +27,9 @@ class Clock:
 
 def test_calls_are_timed_in_turn_after_a_warm_up():
     clock = Clock()
-    found = time_calls({"a": clock.call("a", 1.0), "b": clock.call("b", 3.0)}, repeats=4, budget_s=1e9, clock=clock)
+    timings = time_calls({"a": clock.call("a", 1.0), "b": clock.call("b", 3.0)}, repeats=4, budget_s=1e9, clock=clock)
     assert clock.order == list("ab") + list("abba") * 2
-    assert found == {"a": 1.0, "b": 3.0}
+    assert timings == {"a": 1.0, "b": 3.0}
 
 
 def test_every_timing_is_reported_and_rounds_that_are_not_needed_are_no_longer_expected(monkeypatch):
@@ -59,13 +59,13 @@ def test_disturbances_do_not_show():
 def test_drift_hits_all_alike():
     clock = Clock()
     slower = iter(1 + 0.01 * step for step in range(10**6))
-    found = time_calls(
+    timings = time_calls(
         {"a": clock.call("a", lambda: next(slower)), "b": clock.call("b", lambda: next(slower))},
         repeats=20,
         budget_s=1e9,
         clock=clock,
     )
-    assert found["a"] == pytest.approx(found["b"], rel=0.01)
+    assert timings["a"] == pytest.approx(timings["b"], rel=0.01)
 
 
 def test_a_call_that_nothing_disturbs_is_timed_twice_while_others_go_on(monkeypatch):
@@ -73,8 +73,8 @@ def test_a_call_that_nothing_disturbs_is_timed_twice_while_others_go_on(monkeypa
     clock = Clock()
     quicker = iter(100 / step for step in range(1, 10**6))
     calls = {"steady": clock.call("steady", 1.0), "changing": clock.call("changing", lambda: next(quicker))}
-    found = time_calls(calls, budget_s=1e9, clock=clock)
-    assert clock.order.count("steady") == 1 + 2 and found["steady"] == 1.0
+    timings = time_calls(calls, budget_s=1e9, clock=clock)
+    assert clock.order.count("steady") == 1 + 2 and timings["steady"] == 1.0
     assert clock.order.count("changing") == 1 + 9
 
 

@@ -179,9 +179,9 @@ def test_another_devices_cache_is_refused(tmp_path: Path) -> None:
 
 def test_every_byte_is_checked(tmp_path: Path) -> None:
     finished(tmp_path)
-    whole = (tmp_path / "taps.bin").read_bytes()
-    for at in range(0, len(whole), 37):
-        (tmp_path / "taps.bin").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    content = (tmp_path / "taps.bin").read_bytes()
+    for at in range(0, len(content), 37):
+        (tmp_path / "taps.bin").write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         with pytest.raises(CacheError, match="checksum"):
             ActivationCache.open(tmp_path, fingerprint="mine")
 

@@ -49,9 +49,9 @@ def table(labels: list[str], head: str = "text,label") -> str:
     ],
 )
 def test_cells_stay_what_they_say(tmp_path: Path, name: str, text: str, labels: set[str]) -> None:
-    found = rows_of(load_task("classification", data=write(tmp_path / f"{name}.csv", text)))
-    assert set(found.values()) == labels
-    assert found["w 1"] == next(line for line in text.splitlines() if line.startswith("w 1,")).strip(",").split(",")[1]
+    rows = rows_of(load_task("classification", data=write(tmp_path / f"{name}.csv", text)))
+    assert set(rows.values()) == labels
+    assert rows["w 1"] == next(line for line in text.splitlines() if line.startswith("w 1,")).strip(",").split(",")[1]
 
 
 def test_numbers_of_every_size_are_in_order(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_quotes_that_enclose_nothing_are_characters(tmp_path: Path) -> None:
     begin = {5: '"w', 25: '"w'}
     lines = [f"{begin.get(number, 'w')} {number},{'ab'[number % 2]}" for number in range(60)]
     task = load_task("classification", data=write(tmp_path / "a.csv", "\n".join(["text,label", *lines])))
-    found = rows_of(task)
-    assert len(found) == 60 and '"w 5' in found
+    rows = rows_of(task)
+    assert len(rows) == 60 and '"w 5' in rows
     assert "quotes are read as ordinary characters" in task.notes[0] and "line 27" in task.notes[0]
 
 

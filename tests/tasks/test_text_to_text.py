@@ -16,25 +16,31 @@ def task(name, labels, *, kind="classification", pairs=None, **options):
 
 
 def test_classes_become_words():
-    found = as_text_to_text(task("sentiment", (1, 0)))
-    assert (found.kind, found.words, found.num_outputs) == ("sequence_to_sequence", ("negative", "positive"), 2)
-    assert found.train.texts == ("sst2 sentence: good", "sst2 sentence: bad") and found.train.labels == (1, 0)
-    assert found.train.sample_ids == (4, 5) and found.metrics == ("accuracy",)
-    assert as_text_to_text(found) is found
+    text_task = as_text_to_text(task("sentiment", (1, 0)))
+    assert (text_task.kind, text_task.words, text_task.num_outputs) == (
+        "sequence_to_sequence",
+        ("negative", "positive"),
+        2,
+    )
+    assert text_task.train.texts == ("sst2 sentence: good", "sst2 sentence: bad") and text_task.train.labels == (1, 0)
+    assert text_task.train.sample_ids == (4, 5) and text_task.metrics == ("accuracy",)
+    assert as_text_to_text(text_task) is text_task
 
 
 def test_a_pair_becomes_one_text():
-    found = as_text_to_text(task("mrpc", (1, 0), pairs=("fine", "poor")))
-    assert found.test.texts[0] == "mrpc sentence1: good sentence2: fine" and found.test.pairs is None
-    assert found.words == ("not_equivalent", "equivalent")
+    text_task = as_text_to_text(task("mrpc", (1, 0), pairs=("fine", "poor")))
+    assert text_task.test.texts[0] == "mrpc sentence1: good sentence2: fine" and text_task.test.pairs is None
+    assert text_task.words == ("not_equivalent", "equivalent")
 
 
 def test_numbers_become_words_in_steps():
-    found = as_text_to_text(task("stsb", (3.74, 5.0), kind="regression", pairs=("fine", "poor")))
+    text_task = as_text_to_text(task("stsb", (3.74, 5.0), kind="regression", pairs=("fine", "poor")))
     assert (
-        len(found.words) == found.num_outputs == 26 and found.words[:2] == ("0.0", "0.2") and found.words[-1] == "5.0"
+        len(text_task.words) == text_task.num_outputs == 26
+        and text_task.words[:2] == ("0.0", "0.2")
+        and text_task.words[-1] == "5.0"
     )
-    assert [found.words[label] for label in found.train.labels] == ["3.8", "5.0"]
+    assert [text_task.words[label] for label in text_task.train.labels] == ["3.8", "5.0"]
     rating = as_text_to_text(task("sentiment-rating", (-3.9, 0.04), kind="regression"))
     assert [rating.words[label] for label in rating.train.labels] in (["-4.0", "0.0"], ["-3.8", "0.0"])
 

@@ -148,8 +148,8 @@ def test_a_cell_uses_the_panels_report_of_the_same_job_only() -> None:
     form = JobForm()
     panel = RunPanel(form, ClusterForm(CLUSTER), runner=runner)
     panel.run_button.click()
-    made = panel.report("execute")  # waits for the panel
-    assert made is panel.report("execute") and len(runner.calls) == 1
+    example_report = panel.report("execute")  # waits for the panel
+    assert example_report is panel.report("execute") and len(runner.calls) == 1
     assert panel.report("simulate").mode == "simulate" and len(runner.calls) == 2
     form.controls["seed"].value = 1
     assert panel.report("execute").job.seed == 1 and len(runner.calls) == 3

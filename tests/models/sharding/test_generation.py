@@ -28,7 +28,7 @@ def expected_of(case, ids, count):
         {} if not case.layout.has_decoder else {"decoder_start_token_id": case.layout.config.decoder_start_token_id}
     )
     settings = {"forced_eos_token_id": None, "forced_bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    found = case.model.generate(
+    tokens = case.model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
@@ -39,7 +39,7 @@ def expected_of(case, ids, count):
         **settings,
         **options,
     )
-    return found[:, 1:] if case.layout.has_decoder else found[:, ids.shape[1] :]
+    return tokens[:, 1:] if case.layout.has_decoder else tokens[:, ids.shape[1] :]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -56,25 +56,25 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_weights(make, technique
     for step in range(5):
         log.append(estimator.step(prompts(seed=step), step).log)
     expected = model.trainables.state()
-    whole = path.read_bytes()
-    lines = whole.splitlines(keepends=True)
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
     in_place = config if make is Mezo else None
     for cut in (
-        len(whole),
-        len(whole) - 1,
-        len(whole) - len(lines[-1]) + 3,
+        len(content),
+        len(content) - 1,
+        len(content) - len(lines[-1]) + 3,
         len(lines[0]) + len(lines[1]) + 1,
         len(lines[0]) - 2,
     ):
-        path.write_bytes(whole[:cut])
+        path.write_bytes(content[:cut])
         model = fresh(technique)
         estimator = make(model, config)
         log = LogFile(path, HEADER)
         done = replay(model.trainables, log.steps, in_place=in_place)
-        assert done == max(0, whole[:cut].count(b"\n") - 1)
+        assert done == max(0, content[:cut].count(b"\n") - 1)
         for step in range(done, 5):
             log.append(estimator.step(prompts(seed=step), step).log)
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
         assert all(torch.equal(value, expected[name]) for name, value in model.trainables.state().items())
     header, steps = read_log(path)
     assert header == HEADER and [step.step for step in steps] == [0, 1, 2, 3, 4]

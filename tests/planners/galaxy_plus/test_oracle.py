@@ -39,22 +39,22 @@ def test_it_is_what_trying_everything_finds(seed, medium):
     cluster = replace(cluster, medium=medium)
     profile, cluster = as_printed(profile, cluster)
     profile = replace(profile, full_everywhere=bool(seed % 3))
-    found = oracle(sequence(profile, cluster, length=4))
+    best = oracle(sequence(profile, cluster, length=4))
     tried = brute_force(profile, cluster, length=4)
     if tried is None:
-        assert found is None
+        assert best is None
         return
-    assert found.value_s == pytest.approx(tried, rel=2e-4)
-    assert found.bound_s <= tried * (1 + 1e-9)
-    assert found.value_s == pytest.approx(price_plan(found.plan, profile, cluster).layers_s)
-    check_inference(found.plan, profile, cluster)
+    assert best.value_s == pytest.approx(tried, rel=2e-4)
+    assert best.bound_s <= tried * (1 + 1e-9)
+    assert best.value_s == pytest.approx(price_plan(best.plan, profile, cluster).layers_s)
+    check_inference(best.plan, profile, cluster)
 
 
 def test_two_stacks_that_are_cut_alike():
     profile, cluster = instance([2e9, 1e9], (shape(2, 4, unit_width=8), shape(2, 4, unit_width=8, cross=True)))
-    found = oracle(sequence(profile, cluster, length=12))
-    assert found is not None
-    assert len(found.plan.schemes) == 4
+    best = oracle(sequence(profile, cluster, length=12))
+    assert best is not None
+    assert len(best.plan.schemes) == 4
     with pytest.raises(ConfigError, match="differ"):
         oracle(sequence(profile, cluster, length=12, decoder_length=3))
 

@@ -96,9 +96,9 @@ def test_steps_follow_the_price_and_stay_within_memory():
     problem, whole = sequence(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
     start = tune(problem, plans(problem), cache(price), tries=0, **whole)
     count = len(asked)
-    found = tune(problem, plans(problem), cache(price), tries=25, **whole)
+    plan = tune(problem, plans(problem), cache(price), tries=25, **whole)
     assert len(asked) - count <= count + 50
-    assert found.predicted_s == price(found) < start.predicted_s
+    assert plan.predicted_s == price(plan) < start.predicted_s
     for one in asked:
         check_inference(one, profile, cluster)
         assert (sum(one.units), sum(one.columns), sum(one.tokens(64))) == (12, stack.columns, 64)
@@ -283,9 +283,9 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
         length=32,
     )
     by_hand = choose_tiles(by_hand, price)
-    found = tune(problem, plans(problem), price)
-    check(problem, found)
-    assert price(found) <= price(by_hand)
+    plan = tune(problem, plans(problem), price)
+    check(problem, plan)
+    assert price(plan) <= price(by_hand)
 
 
 def test_on_slow_air_fewer_devices_share_a_sequence_and_the_plan_is_near_the_best_of_all_rings():

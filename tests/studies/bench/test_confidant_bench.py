@@ -33,12 +33,13 @@ def test_its_sides_train_as_many_samples(name: str) -> None:
 
 
 def test_a_table_compares_round_by_round() -> None:
-    made = made_up_report.report()
+    example_report = made_up_report.report()
 
     def taking(seconds: float, other_s: float, busiest_s: float) -> Side:
-        step = replace(made.steps[0], predicted_s=2.0)
+        step = replace(example_report.steps[0], predicted_s=2.0)
         reports = [
-            replace(made, steps=(replace(step, measured_s=one),), valid=one != 9.0) for one in (seconds, other_s)
+            replace(example_report, steps=(replace(step, measured_s=one),), valid=one != 9.0)
+            for one in (seconds, other_s)
         ]
         return Side(reports=reports, watched=[[3_000_000], []], busiest_s=busiest_s, peaks={1: (4_000_000, 1)})
 

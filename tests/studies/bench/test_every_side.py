@@ -71,11 +71,11 @@ def test_the_words_that_help_names_are_those_that_choose(name: str) -> None:
 
 @needs_kernel_links
 def test_executor() -> None:
-    made = executor.bench(lambda line: None, sizes=(2,), rounds=1)
+    report = executor.bench(lambda line: None, sizes=(2,), rounds=1)
     for medium in ("switch", "wifi"):
-        programs = {point["program"] for point in made["points"] if point["medium"] == medium}
-        assert programs == set(executor.cases(2, medium)) and made["median_ratio"][medium] > 0
-    assert all(point["ratio"] > 0 for point in made["points"]) and made["own_cost_us"] > 0
+        programs = {point["program"] for point in report["points"] if point["medium"] == medium}
+        assert programs == set(executor.cases(2, medium)) and report["median_ratio"][medium] > 0
+    assert all(point["ratio"] > 0 for point in report["points"]) and report["own_cost_us"] > 0
 
 
 @needs_kernel_links
@@ -92,7 +92,7 @@ def test_pac_plus(monkeypatch: Patch, tmp_path: Path) -> None:
     given = {"MODEL": str(tmp_path), "asset_path": Path, "load_task": lambda name: task, "ROUNDS": 1, "STEPS": 1}
     for name, value in given.items():
         monkeypatch.setattr(pac_plus, name, value)
-    made = pac_plus.bench(lambda line: None)
+    report = pac_plus.bench(lambda line: None)
     sides = {
         "cached",
         "cached, by autograd",
@@ -101,8 +101,8 @@ def test_pac_plus(monkeypatch: Patch, tmp_path: Path) -> None:
         "full, float32",
         "first epoch",
     }
-    assert {point["side"] for point in made["points"]} == sides
-    assert all(point["ratio_to_cached"] > 0 for point in made["points"])
+    assert {point["side"] for point in report["points"]} == sides
+    assert all(point["ratio_to_cached"] > 0 for point in report["points"])
 
 
 def test_galaxy_plus(monkeypatch: Patch) -> None:
@@ -111,23 +111,23 @@ def test_galaxy_plus(monkeypatch: Patch) -> None:
     for name, value in {"PLANNED_MODELS": ("BERT-Large",), "PLANNED_LAYERS": 4, "PLANNER_ROUNDS": 1}.items():
         monkeypatch.setattr(inference_parts, name, value)
     monkeypatch.setattr(galaxy_plus, "ROUNDS", 1)
-    made = galaxy_plus.bench(lambda line: None, ["minilm", "homogeneous", "1000"])
-    [point] = made["points"]
-    baselines = galaxy_plus.BASELINES if "kernel" in made["label"] else galaxy_plus.BASELINES[:-1]
+    report = galaxy_plus.bench(lambda line: None, ["minilm", "homogeneous", "1000"])
+    [point] = report["points"]
+    baselines = galaxy_plus.BASELINES if "kernel" in report["label"] else galaxy_plus.BASELINES[:-1]
     assert [name for name in baselines if not point[name] > 0] == []
     assert (
         point["overlap"] > 0
-        and made["weak scaling"].keys() == {1, 2, 3, 4}
-        and made["planner"].keys() == {"BERT-Large"}
+        and report["weak scaling"].keys() == {1, 2, 3, 4}
+        and report["planner"].keys() == {"BERT-Large"}
     )
     assert point["plan"]["gap"] < galaxy_plus.LARGEST_GAP
 
 
 def test_p_rge_over_all_parameters() -> None:
     """The other sections stand in test_p_rge_bench.py."""
-    made = p_rge.bench(lambda line: None, only=("full",), model="tiny-llama-2", length=24, grid=((1, 1),), rounds=1)
-    assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (1, 4), (4, 1), (4, 4)]
-    assert all(point["ratio"] > 0 and point["first_order_ms"] > 0 for point in made["points"])
+    report = p_rge.bench(lambda line: None, only=("full",), model="tiny-llama-2", length=24, grid=((1, 1),), rounds=1)
+    assert [(point["q"], point["E"]) for point in report["points"]] == [(1, 1), (1, 4), (4, 1), (4, 4)]
+    assert all(point["ratio"] > 0 and point["first_order_ms"] > 0 for point in report["points"])
 
 
 def briefly(jobs: Mapping[str, Job], *, epochs: int, train_samples: int) -> dict[str, Job]:
@@ -140,9 +140,9 @@ def briefly(jobs: Mapping[str, Job], *, epochs: int, train_samples: int) -> dict
 def test_memory(monkeypatch: Patch) -> None:
     """A step that recomputes, and one by torch.utils.checkpoint, give the loss of a plain one."""
     monkeypatch.setattr(memory, "child_peak_bytes", lambda module, side, *words: 1 + memory._child(side, *words))
-    made = memory.bench(lambda line: None, model="tiny-llama-2", length=16, samples=4, rounds=1)
-    assert [point["side"] for point in made["points"]] == list(get_args(memory.Side))
-    assert all(point["step_ms"] > 0 and point["time_over_torch"] > 0 for point in made["points"])
+    report = memory.bench(lambda line: None, model="tiny-llama-2", length=16, samples=4, rounds=1)
+    assert [point["side"] for point in report["points"]] == list(get_args(memory.Side))
+    assert all(point["step_ms"] > 0 and point["time_over_torch"] > 0 for point in report["points"])
     losses = [memory.step_of(side, "tiny-llama-2", 16, 4)(0) for side in get_args(memory.Side)[:3]]
     torch.testing.assert_close(losses[1:], [losses[0]] * 2, rtol=1e-6, atol=0.0)
 
@@ -155,10 +155,10 @@ def test_ringada(monkeypatch: Patch) -> None:
         for name, job in jobs.items()
     }
     monkeypatch.setattr(ringada, "SIDES", jobs)
-    made = ringada.bench(lambda line: None)
-    assert {row["side"] for row in made["points"]} == set(jobs)
-    assert all(row["s"] > 0 and row["over_bound"] > 0 and row["MB_measured"] > 0 for row in made["points"])
-    assert [row["trained"] for row in made["trained layers"]] == [2, 4, 6]
+    report = ringada.bench(lambda line: None)
+    assert {row["side"] for row in report["points"]} == set(jobs)
+    assert all(row["s"] > 0 and row["over_bound"] > 0 and row["MB_measured"] > 0 for row in report["points"])
+    assert [row["trained"] for row in report["trained layers"]] == [2, 4, 6]
 
 
 @needs_kernel_links
@@ -168,9 +168,9 @@ def test_confidant(name: str, monkeypatch: Patch) -> None:
         side: job for side, job in briefly(confidant.JOBS, epochs=1, train_samples=16).items() if side.startswith(name)
     }
     monkeypatch.setattr(confidant, "JOBS", jobs)
-    made = confidant.bench(lambda line: None, only=[name], rounds=1)
-    assert {f"{row['point'].split()[0]}: {row['side']}" for row in made["points"]} == set(jobs)
-    assert all(row["s"] > 0 and row["speedup"] > 0 and row["bound"] > 0 for row in made["points"])
+    report = confidant.bench(lambda line: None, only=[name], rounds=1)
+    assert {f"{row['point'].split()[0]}: {row['side']}" for row in report["points"]} == set(jobs)
+    assert all(row["s"] > 0 and row["speedup"] > 0 and row["bound"] > 0 for row in report["points"])
 
 
 @needs_kernel_links
@@ -197,8 +197,8 @@ def test_serving(left: tuple[str, ...], monkeypatch: Patch) -> None:
         with pytest.raises(AssertionError, match="process 7"):
             serving.bench(lambda line: None, soak=2)
     else:
-        made = serving.bench(lambda line: None, soak=2)
-        assert (made["requests"], made["repeated"], made["latency_p95_s"]) == (2, 1, 0.5)
+        report = serving.bench(lambda line: None, soak=2)
+        assert (report["requests"], report["repeated"], report["latency_p95_s"]) == (2, 1, 0.5)
 
 
 def test_live(monkeypatch: Patch) -> None:
@@ -206,8 +206,8 @@ def test_live(monkeypatch: Patch) -> None:
     short = replace(job, batch_size=4, train_samples=60)
     monkeypatch.setattr(live, "jobs_of", lambda name: {"pac_plus": short})
     monkeypatch.setattr(live, "BLOCK", 5)
-    made = live.bench(lambda line: None)
-    assert made["ratio_min"] <= made["with_view_over_without"] <= made["ratio_max"] and made["drawing_ms"] > 0
+    report = live.bench(lambda line: None)
+    assert report["ratio_min"] <= report["with_view_over_without"] <= report["ratio_max"] and report["drawing_ms"] > 0
 
 
 def test_classroom(monkeypatch: Patch) -> None:
@@ -241,10 +241,10 @@ def test_text(monkeypatch: Patch, tmp_path: Path) -> None:
     save_tokenizer("tiny-llama-2", tmp_path)
     for name, value in {"MODEL": str(tmp_path), "SYSTEMS": ("galaxy_plus", "galaxy"), "NEW_TOKENS": 4}.items():
         monkeypatch.setattr(text, name, value)
-    made = text.bench(lambda line: None, rounds=1)
-    assert made["generate_over_ours"] > 0 and made["tokens per s"] > 0
-    assert [point["devices"] > 0 and point["first token s"] > 0 for point in made["on devices"]] == [True, True]
-    assert made["on devices"][0]["Galaxy+ over it"] == 1 and made["on devices"][1]["devices"] == 4
+    report = text.bench(lambda line: None, rounds=1)
+    assert report["generate_over_ours"] > 0 and report["tokens per s"] > 0
+    assert [point["devices"] > 0 and point["first token s"] > 0 for point in report["on devices"]] == [True, True]
+    assert report["on devices"][0]["Galaxy+ over it"] == 1 and report["on devices"][1]["devices"] == 4
 
 
 def test_serve(monkeypatch: Patch) -> None:

@@ -46,8 +46,8 @@ def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(folder_of_a_kit)
     monkeypatch.setattr(kit, "FILE_BYTES", 1_000_000)
     monkeypatch.setattr(kit, "JOB", JOB)
-    made = kit.bench(lambda line: None, rounds=1)
+    report = kit.bench(lambda line: None, rounds=1)
     expected = {f"epoch_{name}_{data}" for name in ("s", "ratio") for data in ("plain", "tls")}
     expected |= {"check_s", "second_setup_s", "file_mb_per_s", "ssh_share_of_link", "first_step_s"}
     expected |= {"fault_to_next_step_s", "fault_to_next_step_s_emulated"}
-    assert [name for name in sorted(expected) if not made[name] > 0] == []
+    assert [name for name in sorted(expected) if not report[name] > 0] == []

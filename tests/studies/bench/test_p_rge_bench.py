@@ -78,8 +78,8 @@ def test_the_engine_is_compared_with_the_same_steps_in_pytorch(monkeypatch):
         return peaks[side]
 
     monkeypatch.setattr(p_rge_engine, "child_peak_bytes", measured)
-    made = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4, "label_words"),))
-    [point] = made["points"]
+    report = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4, "label_words"),))
+    [point] = report["points"]
     assert (point["steps"], point["q"], point["E"]) == (4, 2, 2)
     assert 0 < point["largest_relative_deviation"] < 1e-4
     assert point["file_mb"] > 0.01
@@ -88,14 +88,14 @@ def test_the_engine_is_compared_with_the_same_steps_in_pytorch(monkeypatch):
 
 
 def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
-    made = p_rge.bench(
+    report = p_rge.bench(
         lambda line: None, only=("steps",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 1)), rounds=1
     )
-    assert [(point["q"], point["E"]) for point in made["points"]] == [(1, 1), (2, 1)]
-    assert set(made["points"][0]["tried"]) == {"sequential_ms", "both_ms"}
-    assert set(made["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
-    assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in made["points"])
-    assert made["smallest_ratio"] == min(point["ratio"] for point in made["points"])
+    assert [(point["q"], point["E"]) for point in report["points"]] == [(1, 1), (2, 1)]
+    assert set(report["points"][0]["tried"]) == {"sequential_ms", "both_ms"}
+    assert set(report["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
+    assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in report["points"])
+    assert report["smallest_ratio"] == min(point["ratio"] for point in report["points"])
     copies = p_rge.bench(
         lambda line: None, only=("copies",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 4)), rounds=1
     )

@@ -47,13 +47,15 @@ def test_its_sides_train_as_many_samples_and_the_ring_wins_in_the_simulation() -
 
 
 def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
-    made = made_up_report.report()
-    layers, size = made.plan.num_layers, made.job.batch_size
+    example_report = made_up_report.report()
+    layers, size = example_report.plan.num_layers, example_report.job.batch_size
 
     def side(seconds: float, lowest: int | None = None) -> Side:
-        step = replace(made.steps[0], samples=2 * size, predicted_s=2.0, measured_s=seconds, lowest_trained=lowest)
+        step = replace(
+            example_report.steps[0], samples=2 * size, predicted_s=2.0, measured_s=seconds, lowest_trained=lowest
+        )
         runs = [
-            replace(made, steps=(replace(step, measured_s=one),), valid=seconds != 9.0)
+            replace(example_report, steps=(replace(step, measured_s=one),), valid=seconds != 9.0)
             for one in (seconds, 2 * seconds)
         ]
         return Side(

@@ -45,12 +45,12 @@ def test_after_one_loss_the_others_go_on_at_their_own_rate(way: str) -> None:
     """The closed form: the rate of both until the loss, that of one from then on, and at most two steps in between."""
     end_s, lost_s = 200.0, 60.0
     stays = chain([lost_s], repeat(math.inf))
-    made = run(way, 2, BOARD, Draw(stay=lambda draws: next(stays), away=lambda draws: math.inf), end_s)
+    result = run(way, 2, BOARD, Draw(stay=lambda draws: next(stays), away=lambda draws: math.inf), end_s)
     both, one = (undisturbed(way, count, BOARD, end_s) for count in (2, 1))
     free = both * lost_s + one * (end_s - lost_s)
-    assert made.changes == 1 and made.present == pytest.approx(1 - (end_s - lost_s) / (2 * end_s))
-    assert free - 3 * 32 <= made.rate * end_s <= free + 32
-    assert 0.1 < made.lost_s < 2 * 32 / one
+    assert result.changes == 1 and result.present == pytest.approx(1 - (end_s - lost_s) / (2 * end_s))
+    assert free - 3 * 32 <= result.rate * end_s <= free + 32
+    assert 0.1 < result.lost_s < 2 * 32 / one
 
 
 def test_devices_are_there_as_long_as_the_distributions_say() -> None:

@@ -27,16 +27,16 @@ from workbench_studies.papers.result import printed
 
 def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     item = find_item("confidant", "Table 1")
-    made = item.run(Settings())
-    assert not made.checks and len(made.findings) == 4
-    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    assert not result.checks and len(result.findings) == 4
+    cells = {comparison.labels: comparison for comparison in result.comparisons}
     assert len(cells) == 12 and {cell.kind for cell in cells.values()} == {"fitted", "predicted", "computed"}
     assert [labels for labels, cell in cells.items() if cell.kind == "fitted"] == [("BERT-Base", "memory")]
     assert abs(cells["BERT-Base", "memory"].deviation or 100) < 0.2  # the constant is what it is fitted to
     assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
     assert cells["LLaMA-7B", "memory"].deviation == pytest.approx(164, abs=1)
     assert cells["Phi-2", "parameters"].ours == pytest.approx(2780, abs=1)
-    assert [figure.name for figure in item.draw(from_json(to_json(made), Result))] == ["table1"]
+    assert [figure.name for figure in item.draw(from_json(to_json(result), Result))] == ["table1"]
 
 
 def test_equations_1_and_2_by_hand() -> None:
@@ -50,19 +50,19 @@ def test_equations_1_and_2_by_hand() -> None:
 
 def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     item = find_item("confidant", "Algorithm 1")
-    made = item.run(Settings())
-    cells = {comparison.labels[0]: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    cells = {comparison.labels[0]: comparison for comparison in result.comparisons}
     assert {cell.kind for cell in cells.values()} == {"computed"} and all(cell.paper is None for cell in cells.values())
-    assert cells["misses the optimum, as returned"].ours == 421 and not made.checks[0].holds
-    smooth = {row[:2]: row[2:] for row in made.tables[1].rows}
+    assert cells["misses the optimum, as returned"].ours == 421 and not result.checks[0].holds
+    smooth = {row[:2]: row[2:] for row in result.tables[1].rows}
     for (processors, start), (missed, mean, largest) in smooth.items():  # smooth profiles are missed less
         assert 0 < float(missed or 0) < 1000 and 0 < float(mean or 0) < float(largest or 0)
         assert start != "costs nothing" or float(mean or 0) < 6.6, processors
-    surplus = {row[0]: row[2] for row in made.tables[0].rows}
+    surplus = {row[0]: row[2] for row in result.tables[0].rows}
     assert surplus["0.5"] == cells["too many heads"].ours == 0 and surplus["0.125"] == 399
-    for curve in made.series.values():  # gaps in order, none below the optimum
+    for curve in result.series.values():  # gaps in order, none below the optimum
         assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
-    [drawn] = item.draw(from_json(to_json(made), Result))
+    [drawn] = item.draw(from_json(to_json(result), Result))
     assert [line.name for line in drawn.figure.data] == [
         f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")
     ]
@@ -70,17 +70,17 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
 
 def test_table_7_two_fitted_cells() -> None:
     item = find_item("confidant", "Table 7")
-    made = item.run(Settings())
-    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
     assert all(abs(cells[labels].deviation or 100) < 0.1 for labels in fitted)
     blocks = 2 * 7_087_872  # parameters of two of the lost device's four
     assert cells["passive", "Weight redistribution"].ours == pytest.approx(1e3 * blocks / 4.99e6 * 4, rel=0.05)
-    assert [check.holds for check in made.checks] == [True] and "repartitioning" in made.findings[2]
-    full, lora = ([row for row in made.tables[0].rows if row[0] == name] for name in ("full", "lora"))
+    assert [check.holds for check in result.checks] == [True] and "repartitioning" in result.findings[2]
+    full, lora = ([row for row in result.tables[0].rows if row[0] == name] for name in ("full", "lora"))
     assert all(slow[3] > fast[3] for rows in (full, lora) for slow, fast in pairwise(rows))  # type: ignore[operator]
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_goodput_by_hand_and_its_findings() -> None:
@@ -95,18 +95,18 @@ def test_goodput_by_hand_and_its_findings() -> None:
     on_notice, lost = (goodput_of(prices, keeps=True, noticed=share, **stays) for share in (1.0, 0.0))
     assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
     item = find_item("confidant", "goodput")
-    made = item.run(Settings())
-    assert len(made.comparisons) == 56 and all(
-        0 <= float(comparison.ours or 0) <= 100 for comparison in made.comparisons
+    result = item.run(Settings())
+    assert len(result.comparisons) == 56 and all(
+        0 <= float(comparison.ours or 0) <= 100 for comparison in result.comparisons
     )
-    found = {comparison.labels: float(comparison.ours or 0) for comparison in made.comparisons}
+    found = {comparison.labels: float(comparison.ours or 0) for comparison in result.comparisons}
     assert found["passive", "constant", "600"] < found["none", "constant", "600"]  # backups cost more than losses
     for way in (
         "proactive: all on notice",
         "passive",
     ):  # runs begin in the morning, when devices leave more often than in the mean
         assert found[way, "diurnal", "2"] < found[way, "constant", "2"]
-    [drawn] = item.draw(from_json(to_json(made), Result))
+    [drawn] = item.draw(from_json(to_json(result), Result))
     assert len(drawn.figure.data) == 8 and sum(line.line.dash == "dash" for line in drawn.figure.data) == 4
 
 
@@ -117,66 +117,66 @@ def test_what_heads_over_two_processors_can_give() -> None:
         1 / (1 - share)
     )
     item = find_item("confidant", "Fig. 4")
-    made = item.run(Settings())
-    assert len(made.comparisons) == 4  # the paper's ratios need more than heads over processors
-    assert {comparison.how for comparison in made.comparisons} == {"refuted upper bound"} and not made.checks
+    result = item.run(Settings())
+    assert len(result.comparisons) == 4  # the paper's ratios need more than heads over processors
+    assert {comparison.how for comparison in result.comparisons} == {"refuted upper bound"} and not result.checks
     assert {labels for labels, ratio in printed("confidant", "fig4").items() if ratio > bound(1.0, 2)} == {
         ("GPT2-Medium", "3"),
         ("GPT2-Medium", "4"),
     }
-    assert item.draw(made)
+    assert item.draw(result)
 
 
 def test_table_3_is_what_we_count_with() -> None:
-    made = find_item("confidant", "Table 3").run(Settings())
-    assert len(made.comparisons) == 16 and {comparison.deviation for comparison in made.comparisons} == {0.0, None}
-    assert all(comparison.agrees for comparison in made.comparisons if comparison.labels[1] == "dataset")
+    result = find_item("confidant", "Table 3").run(Settings())
+    assert len(result.comparisons) == 16 and {comparison.deviation for comparison in result.comparisons} == {0.0, None}
+    assert all(comparison.agrees for comparison in result.comparisons if comparison.labels[1] == "dataset")
 
 
 def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     item = find_item("confidant", "Table 8")
-    made = item.run(Settings())
-    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
     assert all(abs(cells[labels].deviation or 100) < 1 for labels in fitted)
-    assert not made.checks and "as printed" in made.findings[0]
-    for _, _, blocks, used in made.tables[0].rows:
+    assert not result.checks and "as printed" in result.findings[0]
+    for _, _, blocks, used in result.tables[0].rows:
         assert sum(map(int, str(blocks).split(", "))) == 32  # of every device some, all together
         assert all(float(gb) <= most for gb, most in zip(str(used).split(", "), (9.8, 14, 30), strict=True))
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
     item = find_item("confidant", "Fig. 7")
-    made = item.run(Settings(quick=True))
+    result = item.run(Settings(quick=True))
     own, authors = (
-        [comparison for comparison in made.comparisons if (comparison.paper is None) == is_own]
+        [comparison for comparison in result.comparisons if (comparison.paper is None) == is_own]
         for is_own in (True, False)
     )
-    assert len(own) == 8 and {comparison.kind for comparison in made.comparisons} == {"quick trial"}
+    assert len(own) == 8 and {comparison.kind for comparison in result.comparisons} == {"quick trial"}
     assert all(float(one.ours or 0) > 0 for one in own)
     assert len(authors) == 96 and all(author.ours is None for author in authors)
-    sizes = {tuple(row[:4]): row[-1] for row in made.tables[0].rows}
+    sizes = {tuple(row[:4]): row[-1] for row in result.tables[0].rows}
     for (model, direction, form, batch), size in sizes.items():
         if form == "binary":
             assert size == pytest.approx(int(batch or 0) * 256 * 768 * 4 / 1e6, rel=1e-3)
             assert float(sizes[model, direction, "json", batch] or 0) > 4 * float(size or 0)
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_rules_for_stale_weights_compute_with_other_weights(tmp_path: Path) -> None:
     item = find_item("confidant", "delays")
-    made = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
-    assert [row[1:3] for row in made.tables[0].rows] == [
+    result = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
+    assert [row[1:3] for row in result.tables[0].rows] == [
         ("0, 0, 0, 0", 0),
         *[("3, 2, 1, 0", 6)] * 2,
         ("3, 3, 3, 3", 12),
         ("1, 1, 1, 1", 4),
     ]
-    losses = [row[3] for row in made.tables[0].rows]
+    losses = [row[3] for row in result.tables[0].rows]
     assert len(set(losses)) == 5
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 @pytest.mark.parametrize(("rule", "delay"), [("vertical sync", 3), ("2BW", 1), ("synchronous", 0)])
@@ -221,65 +221,67 @@ def test_table_5_trains_both_ways_on_the_tasks_that_it_has(tmp_path: Path) -> No
     for split in ("train", "validation", "test"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps(one) for one in words * 4), encoding="utf-8")
     item = find_item("confidant", "Table 5")
-    made = item.run(Settings(quick=True, seeds=(0,), data=tmp_path, workdir=tmp_path / "kept"))
+    result = item.run(Settings(quick=True, seeds=(0,), data=tmp_path, workdir=tmp_path / "kept"))
     ours = {
-        comparison.labels[:2]: comparison.ours for comparison in made.comparisons if comparison.labels[2] == "Confidant"
+        comparison.labels[:2]: comparison.ours
+        for comparison in result.comparisons
+        if comparison.labels[2] == "Confidant"
     }
-    assert None not in ours.values() and ours["Phi-2, Alpaca", "loss"] > 0 and len(made.tables[0].rows) == 6
+    assert None not in ours.values() and ours["Phi-2, Alpaca", "loss"] > 0 and len(result.tables[0].rows) == 6
     assert [
         len(list((tmp_path / "kept" / name).glob("stashing-0-*.json"))) for name in ("questions", "instructions")
     ] == [1, 1]
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_tables_2_and_4_are_the_catalogue_s() -> None:
-    made = find_item("confidant", "Table 2").run(Settings())
+    result = find_item("confidant", "Table 2").run(Settings())
     missing = {
         comparison.labels
-        for comparison in made.comparisons
+        for comparison in result.comparisons
         if comparison.labels[1] != "GPU" and comparison.paper != comparison.ours
     }
-    assert missing == {("Jetson Nano", "CPU")} and len(made.comparisons) == 29
-    made = find_item("confidant", "Table 4").run(Settings())
-    assert len(made.comparisons) == 7 and all(comparison.agrees for comparison in made.comparisons)
+    assert missing == {("Jetson Nano", "CPU")} and len(result.comparisons) == 29
+    result = find_item("confidant", "Table 4").run(Settings())
+    assert len(result.comparisons) == 7 and all(comparison.agrees for comparison in result.comparisons)
 
 
 def test_table_6_one_fitted_length_and_three_budgets() -> None:
     item = find_item("confidant", "Table 6")
-    made = item.run(Settings())
-    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [cell for cell in cells.values() if cell.kind == "fitted"]
     assert len(cells) == 40 and len(fitted) == 11 and all(abs(one.deviation or 100) < 8 for one in fitted)
     assert abs(cells["GPT2-Medium", "2", "Redmi K50", "memory"].deviation or 100) < 1
-    assert [check.holds for check in made.checks] == [True]
+    assert [check.holds for check in result.checks] == [True]
     assert all(cell.ours != "OOM" for cell in cells.values())  # a partition fits wherever the paper has one
     off = sorted(abs(cell.deviation or 0.0) for cell in cells.values() if cell.labels[0] == "GPT2-Medium")
     assert off[len(off) // 2] < 5
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_speedups_over_the_fastest_device_and_charge() -> None:
     item = find_item("confidant", "fastest")
-    made = item.run(Settings())
-    for row in made.tables[0].rows:  # a partition is never faster than all devices together
+    result = item.run(Settings())
+    for row in result.tables[0].rows:  # a partition is never faster than all devices together
         assert 1 < float(row[3] or 0) < float(row[2] or 0) and float(row[4] or 0) < float(row[2] or 0)
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
     item = find_item("confidant", "Fig. 8")
-    made = item.run(Settings())
-    charge = {comparison.labels: float(comparison.ours or 0) for comparison in made.comparisons}
+    result = item.run(Settings())
+    charge = {comparison.labels: float(comparison.ours or 0) for comparison in result.comparisons}
     models = [device.model for device in load_cluster("confidant-3").devices]
     total = sum(charge["BERT-Base", f"{model}, Confidant"] for model in models)
     assert charge["BERT-Base", "all three, Confidant"] == pytest.approx(total)
-    ratios = {row[:3]: float(row[3] or 0) for row in made.tables[0].rows}
+    ratios = {row[:3]: float(row[3] or 0) for row in result.tables[0].rows}
     for (model, processors, idle), ratio in ratios.items():
         assert idle == "charged" or ratio < ratios[model, processors, "charged"]
         assert processors == 1 or ratio == pytest.approx(ratios[model, 1, idle] / 2)
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_transmission_and_acceleration_are_compared_with_the_text() -> None:
-    made = find_item("confidant", "transmission").run(Settings())
-    least, most = (float(comparison.ours or 0) for comparison in made.comparisons)
-    assert 0 < least < most < 100 and made.checks[0].holds
-    made = find_item("confidant", "acceleration").run(Settings())
-    assert [comparison.paper for comparison in made.comparisons] == [1.13, 5.56]
+    result = find_item("confidant", "transmission").run(Settings())
+    least, most = (float(comparison.ours or 0) for comparison in result.comparisons)
+    assert 0 < least < most < 100 and result.checks[0].holds
+    result = find_item("confidant", "acceleration").run(Settings())
+    assert [comparison.paper for comparison in result.comparisons] == [1.13, 5.56]

@@ -64,12 +64,12 @@ def failing(result: Result) -> list[str]:
 
 @pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
 def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
-    made = result(item.name)
-    assert failing(made) == []
-    drawn = item.draw(from_json(to_json(made), Result))
+    example_result = result(item.name)
+    assert failing(example_result) == []
+    drawn = item.draw(from_json(to_json(example_result), Result))
     assert bool(drawn) == bool(item.figures)
     for captioned in drawn:
-        assert f"({made.source})" in captioned.figure.layout.title.text
+        assert f"({example_result.source})" in captioned.figure.layout.title.text
         assert captioned.figure.data
 
 

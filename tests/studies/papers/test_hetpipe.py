@@ -91,9 +91,9 @@ def test_a_predicted_wave_is_near_the_simulated_one():
     ratios = []
     for seed in range(12):
         profile, cluster = full(*unequal(seed, num_layers=8, world_size=3 + seed % 3, tight=False))
-        made = hetpipe(Problem(profile, cluster, **JOB))
-        assert made.predicted_s == wave_seconds(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
-        ratios.append(wave_s(profile, cluster, made) / predicted_wave_s(made))
+        plan = hetpipe(Problem(profile, cluster, **JOB))
+        assert plan.predicted_s == wave_seconds(profile, cluster, plan, sequence_length=SEQUENCE_LENGTH)
+        ratios.append(wave_s(profile, cluster, plan) / predicted_wave_s(plan))
     assert sorted(ratios)[len(ratios) // 2] == pytest.approx(1, abs=0.15)
     assert min(ratios) > 0.75
     assert max(ratios) < 1.5
@@ -108,13 +108,13 @@ def test_simulated_memory_stays_within_what_was_planned_for():
             cluster, devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices)
         )
         try:
-            made = hetpipe(Problem(profile, cluster, **JOB))
+            plan = hetpipe(Problem(profile, cluster, **JOB))
         except PlanError:
             continue
-        for rank, need in needs(profile, made, sequence_length=SEQUENCE_LENGTH).items():
+        for rank, need in needs(profile, plan, sequence_length=SEQUENCE_LENGTH).items():
             assert need.total_bytes <= cluster.devices[rank].memory_bytes
-            assert waves(profile, cluster, made, 5).peak_bytes(rank) <= need.total_bytes
-        planned.add(len(made.pipelines))
+            assert waves(profile, cluster, plan, 5).peak_bytes(rank) <= need.total_bytes
+        planned.add(len(plan.pipelines))
     assert planned >= {1, 2}
 
 

@@ -68,12 +68,13 @@ def compared(name, ours, constants=CONSTANTS):
 
 @pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
 def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
-    made = result(item)
-    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
-    drawn = item.draw(from_json(to_json(made), Result))
+    example_result = result(item)
+    assert [f"{check.claim}: {check.found}" for check in example_result.checks if not check.holds] == []
+    drawn = item.draw(from_json(to_json(example_result), Result))
     assert bool(drawn) == bool(item.figures)
     assert all(
-        f"({made.source})" in captioned.figure.layout.title.text and captioned.figure.data for captioned in drawn
+        f"({example_result.source})" in captioned.figure.layout.title.text and captioned.figure.data
+        for captioned in drawn
     )
 
 

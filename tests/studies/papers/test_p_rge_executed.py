@@ -135,14 +135,14 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     assert beside[q4] == full[q4]
     assert beside[q4].steps == 4 * beside[fewer].steps == 200
     assert beside["MeZO (full)"].epsilon == 1e-3
-    made = two.run(settings)
-    assert set(made.series) == {name for name, one in full.items() if one.steps}
-    by_name = {comparison.labels[0]: comparison for comparison in made.comparisons}
+    result = two.run(settings)
+    assert set(result.series) == {name for name, one in full.items() if one.steps}
+    by_name = {comparison.labels[0]: comparison for comparison in result.comparisons}
     told = printed("p_rge", "table2")
     assert by_name[q4].paper == told[TINY, q4, "SST-2"]
-    rates = {row[0]: row[4] for row in made.tables[0].rows if row[3]}
+    rates = {row[0]: row[4] for row in result.tables[0].rows if row[3]}
     assert set(rates.values()) <= set(executed.trials()["rates"]["P-RGE, lora_fa"])
-    assert two.draw(from_json(to_json(made), Result))
+    assert two.draw(from_json(to_json(result), Result))
     longer = long.run(settings)
     assert not longer.checks and {
         comparison.kind for comparison in longer.comparisons if comparison.ours is not None

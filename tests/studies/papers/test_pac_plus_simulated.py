@@ -38,8 +38,8 @@ def result():
 
 
 def test_table_1_every_memory_cell_within_10_percent(result):
-    made = result("table1")
-    memory = {comparison.labels: comparison for comparison in made.comparisons if comparison.unit == "GB"}
+    example_result = result("table1")
+    memory = {comparison.labels: comparison for comparison in example_result.comparisons if comparison.unit == "GB"}
     assert len(memory) == 14
     for labels, one in memory.items():
         assert one.ours == pytest.approx(one.paper, rel=0.10, abs=0.005), labels
@@ -64,16 +64,16 @@ def test_table_5_floors():
 
 
 def test_table_5_was_fitted_on_two_cells_of_t5_base_and_on_no_other(result):
-    made = result("table5")
-    fitted = [comparison for comparison in made.comparisons if comparison.kind == "fitted"]
+    example_result = result("table5")
+    fitted = [comparison for comparison in example_result.comparisons if comparison.kind == "fitted"]
     assert {one.labels[2] for one in fitted} == {"T5-Base"}
     assert len(fitted) == 2
     product = 1.0
     for one in fitted:
         product *= one.ours / one.paper
     assert product**0.5 == pytest.approx(1, abs=0.005)
-    assert all(comparison.kind == "predicted" for comparison in made.comparisons if comparison not in fitted)
-    assert len(made.comparisons) == 120
+    assert all(comparison.kind == "predicted" for comparison in example_result.comparisons if comparison not in fitted)
+    assert len(example_result.comparisons) == 120
 
 
 def test_the_order_of_methods_is_judged():
@@ -105,8 +105,8 @@ def test_fig_17_floors():
 
 
 def test_fig_17_prints_sensitivity_and_the_trivial_rule(result):
-    made = result("fig17")
-    [table] = [table for table in made.tables if table.title.startswith("Sensitivity")]
+    example_result = result("fig17")
+    [table] = [table for table in example_result.tables if table.title.startswith("Sensitivity")]
     names = [row[0] for row in table.rows]
     assert names[0] == "as they are"
     assert {"nano_bytes -5%", "nano_bytes +5%"} <= set(names)
@@ -123,11 +123,11 @@ def test_fig_17_depends_on_the_memory_budget():
 
 
 def test_fig_13_percentages_within_5_points(result):
-    made = result("fig13")
-    assert len(made.comparisons) == 11
-    for comparison in made.comparisons:
+    example_result = result("fig13")
+    assert len(example_result.comparisons) == 11
+    for comparison in example_result.comparisons:
         assert comparison.ours == pytest.approx(comparison.paper, abs=5), comparison.labels
-    assert sum(comparison.kind == "fitted" for comparison in made.comparisons) == 2
+    assert sum(comparison.kind == "fitted" for comparison in example_result.comparisons) == 2
 
 
 def test_fig_13s_percentages_contradict_each_other(result):
@@ -166,16 +166,16 @@ def test_fig_12_pac_plus_is_ahead_of_every_other_system():
 
 @pytest.mark.parametrize("item", COUNTED, ids=lambda item: item.name)
 def test_every_claim_holds_and_results_survive_json_and_are_drawn_from_it(item, result):
-    made = result(item.name)
-    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
-    read = from_json(to_json(made), Result)
+    example_result = result(item.name)
+    assert [f"{check.claim}: {check.found}" for check in example_result.checks if not check.holds] == []
+    read = from_json(to_json(example_result), Result)
     assert [comparison.labels for comparison in read.comparisons] == [
-        comparison.labels for comparison in made.comparisons
+        comparison.labels for comparison in example_result.comparisons
     ]
     drawn = item.draw(read)
     assert bool(drawn) == bool(item.figures)
     for captioned in drawn:
-        assert f"({made.source})" in captioned.figure.layout.title.text
+        assert f"({example_result.source})" in captioned.figure.layout.title.text
         assert captioned.figure.data
 
 

@@ -24,9 +24,9 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json(monkeypatch: pytest.M
     monkeypatch.setattr(
         Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given)
     )
-    made = item.run(Settings())
-    assert [f"{check.claim}: {check.found}" for check in made.checks if not check.holds] == []
-    cells = {comparison.labels: comparison for comparison in made.comparisons}
+    result = item.run(Settings())
+    assert [f"{check.claim}: {check.found}" for check in result.checks if not check.holds] == []
+    cells = {comparison.labels: comparison for comparison in result.comparisons}
     assert len(cells) == 15 and {cell.kind for cell in cells.values() if cell.ours is not None} == {
         "fitted",
         "lower bound",
@@ -37,7 +37,7 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json(monkeypatch: pytest.M
     assert all(
         cell.ours is None for labels, cell in cells.items() if labels[1] in ("F1", "EM", "epochs to convergence")
     )
-    assert item.draw(from_json(to_json(made), Result))
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_sizes_and_times() -> None:
@@ -56,16 +56,16 @@ def test_sizes_and_times() -> None:
 
 def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> None:
     item = find_item("ringada", "Fig. 3")
-    made = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
-    assert made.source == "executed" and len(made.comparisons) == 3
-    assert made.quick and not made.checks and made.title.startswith("Quick trial: ")
-    losses = {made.series[f"loss, {scheme}"] for scheme in ("Single", "PipeAdapter", "RingAda")}
+    result = item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path))
+    assert result.source == "executed" and len(result.comparisons) == 3
+    assert result.quick and not result.checks and result.title.startswith("Quick trial: ")
+    losses = {result.series[f"loss, {scheme}"] for scheme in ("Single", "PipeAdapter", "RingAda")}
     assert len(losses) == 3  # stashed weights are not Single's
     for scheme in ("Single", "PipeAdapter", "RingAda", "FedAvg"):
-        assert len(made.series[f"accuracy, {scheme}"]) == 4
+        assert len(result.series[f"accuracy, {scheme}"]) == 4
     assert len(list((tmp_path / "fig3").iterdir())) == 4  # trainings are kept
-    assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == made
-    assert [figure.name for figure in item.draw(from_json(to_json(made), Result))] == ["fig3a", "fig3b"]
+    assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == result
+    assert [figure.name for figure in item.draw(from_json(to_json(result), Result))] == ["fig3a", "fig3b"]
 
 
 def test_table_1_s_scores_are_trained_where_it_is_named_and_kept_by_their_settings(tmp_path: Path) -> None:

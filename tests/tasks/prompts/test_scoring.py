@@ -85,10 +85,10 @@ def test_the_candidate_of_the_highest_mean_log_likelihood(decodes: bool, calibra
         int(score(one.fields, f" {one.fields['candidate2']}") > score(one.fields, f" {one.fields['candidate1']}"))
         for one in many
     ]
-    found = evaluate(
+    evaluation = evaluate(
         by_chance, many, PromptEncoder(copa, tokenizer, is_causal=not decodes, max_length=90), calibration=calibration
     )
-    assert list(found.predictions) == expected and 0 < sum(expected) < 12 and found.calibration == calibration
+    assert list(evaluation.predictions) == expected and 0 < sum(expected) < 12 and evaluation.calibration == calibration
 
 
 @pytest.mark.parametrize(("calibration", "accuracy"), [("none", 0.5), ("content_free", 1.0), ("mean_prior", 1.0)])
@@ -107,8 +107,8 @@ def test_calibration_takes_out_what_a_model_prefers_whatever_it_reads(calibratio
         logits[:, 0, ord("t")] = 1.0 * is_bad
         return logits
 
-    found = evaluate(biased, films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
-    assert found.value == accuracy
+    evaluation = evaluate(biased, films, PromptEncoder(FILM, Characters(), **FIXED), calibration=calibration)
+    assert evaluation.value == accuracy
 
 
 @pytest.mark.parametrize("decodes", [False, True])
@@ -133,9 +133,9 @@ def test_answers_are_written_token_by_token_to_their_end(decodes: bool, monkeypa
         return logits
 
     encoder = PromptEncoder(PROMPTS["squad"], tokenizer, is_causal=not decodes, max_length=120)
-    found = evaluate(scripted, QUESTIONS, encoder)
-    assert found.predictions == ("the us", "never now, here") and found.metric == "f1"
-    assert found.correct == (1.0, 0.5) and found.value == 0.75
+    evaluation = evaluate(scripted, QUESTIONS, encoder)
+    assert evaluation.predictions == ("the us", "never now, here") and evaluation.metric == "f1"
+    assert evaluation.correct == (1.0, 0.5) and evaluation.value == 0.75
     monkeypatch.setattr("workbench.tasks.prompts.scoring.MAX_NEW_TOKENS", 4)
     short = evaluate(scripted, QUESTIONS, encoder)
     assert short.predictions == ("the", "nev")
