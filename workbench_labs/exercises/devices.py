@@ -87,7 +87,7 @@ def judge_fit_link(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     for _ in range(CASES):
         link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * 125_000)
         messages = noisy_messages(draws, *link)
-        answered = [number_of(value) for value in require_list(_plain(answer(messages)), "A link", 2)]
+        answered = [number_of(value) for value in require_list(answer(messages), "A link", 2)]
         if any(abs(value - true) > WITHIN * true for value, true in zip(answered, link, strict=True)):
             raise WrongAnswerError(
                 f"Messages of a link with {1e3 * link[0]:.2f} ms and {link[1]:,.0f} bytes/s: "
@@ -106,10 +106,6 @@ def _link_table(messages: Sequence[Sequence[float]], link: Sequence[float], foun
             (f"{nbytes:,}", " ".join(f"{taken_ms:.3g}" for taken_ms in taken), *(f"{line_ms:.3g}" for line_ms in lines))
         )
     return comparison("Milliseconds", ("bytes", "measured", "of the link", "of yours"), rows)
-
-
-def _plain(found: Any) -> Any:
-    return found.tolist() if hasattr(found, "tolist") else found
 
 
 def _amounts(flops: float = 0.0, memory: float = 0.0, sent: float = 0.0) -> Amounts:

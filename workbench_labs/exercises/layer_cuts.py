@@ -64,9 +64,8 @@ def _only(matrix: Tensor, kept: slice, dim: int, other: float) -> Tensor:
 
 def _require_term(found: Any, expected: Tensor, case: str) -> None:
     """Raise WrongAnswerError unless a term, given as lists or as a tensor, is the expected matrix."""
-    found = found.tolist() if hasattr(found, "tolist") else found
     rows = [
-        [_entry(value) for value in require_list(_plain(row), "A row of the term", expected.shape[1])]
+        [_entry(value) for value in require_list(row, "A row of the term", expected.shape[1])]
         for row in require_list(found, "The term", expected.shape[0])
     ]
     if any(math.isnan(value) for row in rows for value in row):
@@ -85,10 +84,6 @@ def _require_term(found: Any, expected: Tensor, case: str) -> None:
             f"{case}: row {first} of the term differs by up to {float(difference[first].max()):.2g}.",
             comparison(f"Row {first} of the term", columns, shown),
         )
-
-
-def _plain(row: Any) -> Any:
-    return row.tolist() if hasattr(row, "tolist") else row
 
 
 def _entry(value: Any) -> float:
