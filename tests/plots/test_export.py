@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from made_up_report import report
 
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import RuntimeSetupError, WriteError
 from workbench.plots import browser_path, export, style, write_figures
 
 
@@ -115,3 +115,24 @@ def test_png_files_are_pictures(tmp_path) -> None:
     files, why_none = export.write_pngs([export.Captioned("cluster", "", figure)], tmp_path, "auto")
     assert why_none == ""
     assert files[0].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("num_files", [0, 1, 3])
+def test_a_disk_that_becomes_full_keeps_what_was_there_and_nothing_else(tmp_path, monkeypatch, num_files: int) -> None:
+    written = []
+
+    def refuse(path, text) -> None:
+        if len(written) == num_files:
+            raise WriteError(f"Writing '{path}' was asked for.", "No space left on device.", "Free some space.")
+        written.append(path)
+        path.write_text(text)
+
+    monkeypatch.setattr(export, "write_text", refuse)
+    with pytest.raises(WriteError):
+        write_figures(report(), tmp_path / "new" / "figures", png=False)
+    assert not list(tmp_path.iterdir())
+    written.clear()
+    (tmp_path / "index.html").write_text("mine")
+    with pytest.raises(WriteError):
+        write_figures(report(), tmp_path, png=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from string import Template
 from typing import Literal, NamedTuple
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from workbench.core.errors import RuntimeSetupError
+from workbench.core.errors import RuntimeSetupError, WriteError
 from workbench.core.files import make_folder
 from workbench.core.methods import title_of
 from workbench.core.report import Report, all_notes, busy_note
@@ -27,6 +28,7 @@ from workbench.plots.style import CONFIG, DARK_PAGE, dark_css
 from workbench.plots.training import curves, epoch_times
 
 PNG_WIDTH, PNG_SCALE, PNG_TIMEOUT_S = 1100, 2, 90
+LIBRARY = "plotly.min.js"
 INDEX = "index.html"
 
 
@@ -92,14 +94,33 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     HTML files share one plotly.min.js in the same folder, so they open without network.  png: 'auto' writes PNG files
     if Chromium is installed, otherwise the index says that there are none; True raises RuntimeSetupError instead; False
     writes none.
+    Raises WriteError if the system refuses a file, such as on a full disk; then no new file or folder is left.
     """
-    folder = make_folder(folder)
-    drawn = figures(report)
-    written = [write_html(figure, folder / f"{name}.html") for name, _, figure in drawn]
-    pictures, why_none = write_pngs(drawn, folder, png)
-    index = folder / INDEX
-    write_text(index, _index(report, drawn, why_none))
+    folder = Path(folder)
+    drawn, index = figures(report), folder / INDEX
+    pages = [folder / f"{name}.html" for name, _, _ in drawn]
+    with _whole_or_none(folder, [*pages, folder / LIBRARY, index]):
+        written = [write_html(figure, path) for path, (_, _, figure) in zip(pages, drawn, strict=True)]
+        pictures, why_none = write_pngs(drawn, folder, png)
+        write_text(index, _index(report, drawn, why_none))
     return [index, *written, *pictures]
+
+
+@contextlib.contextmanager
+def _whole_or_none(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
+    """Make a folder.  If the block cannot write, remove those of the files, and the folder, that were not there."""
+    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
+    make_folder(folder)
+    new = [path for path in paths if not path.exists()]
+    try:
+        yield
+    except WriteError:
+        for path in new:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            for place in new_folders:
+                place.rmdir()
+        raise
 
 
 def write_html(figure: go.Figure, path: Path) -> Path:
@@ -109,7 +130,7 @@ def write_html(figure: go.Figure, path: Path) -> Path:
     dark = DARK_PAGE(f"body {{ background: #121212; }} {dark_css('.js-plotly-plot')}")
     style = f"<style>:root {{ color-scheme: light dark; }} {dark}</style></head>"
     write_text(path, figure.to_html(include_plotlyjs="directory", config=CONFIG).replace("</head>", style, 1))
-    library = path.with_name("plotly.min.js")
+    library = path.with_name(LIBRARY)
     if not library.exists():
         write_text(library, get_plotlyjs())
     return path
