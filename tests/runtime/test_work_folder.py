@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -21,6 +23,30 @@ def test_one_run_at_a_time_and_no_trace_of_the_lock(tmp_path: Path) -> None:
         pass
     with own_folder(tmp_path / "a" / "run"):
         assert list((tmp_path / "a" / "run").iterdir()) == []
+
+
+def test_runs_that_begin_or_end_at_the_same_time_keep_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is refused does not remove the other's empty folder, and one that another removes is made again."""
+    folder = tmp_path / "runs" / "run"
+    with own_folder(folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(os.path, "lexists", lambda path: False)  # it began before the other had made its folder
+            with pytest.raises(ConfigError, match="Another run is using it"), own_folder(folder):
+                pass
+        assert folder.is_dir()
+    flock, removed = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(folder.rmdir())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with own_folder(folder):
+        assert removed and folder.is_dir()
+    assert not list(tmp_path.iterdir())
 
 
 def test_disk_is_looked_at_beforehand_without_making_the_folder(

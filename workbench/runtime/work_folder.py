@@ -14,6 +14,8 @@ from pathlib import Path
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
 from workbench.core.files import FULL_DISK
 
+_MOST_REMOVALS = 5
+"""How often a run makes its folder again that others, which end, remove."""
 _FULL_WORDS = re.compile(
     r"no space left on device|disk quota exceeded", re.IGNORECASE
 )  # libraries keep the text, not the error number
@@ -24,38 +26,48 @@ def own_folder(folder: Path) -> Iterator[None]:
     """Lock the folder for this run.  Raises ConfigError if the folder cannot be created or another run uses it."""
     request = f"A run in the folder '{folder}' was asked for."
     created = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    descriptor = None
     try:
+        descriptor = _locked(folder, request)
+        if descriptor is None:
+            created.clear()  # they are the other run's now, perhaps still empty
+            raise ConfigError(
+                request, "Another run is using it now.", "Wait for it to end, or choose another with --workdir."
+            )
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # leave no empty folders behind
+            for place in created:
+                place.rmdir()  # while it is locked: a run that begins now sees that it is gone, and makes it again
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _locked(folder: Path, request: str) -> int | None:
+    """Make and lock a folder; return its descriptor, None if another run has it.  Raises ConfigError."""
+    for is_last in (*[False] * _MOST_REMOVALS, True):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
+            descriptor = os.open(folder, os.O_RDONLY)
         except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+            if isinstance(error, FileNotFoundError) and not is_last:
+                continue  # another run has ended and removed it
             problem = f"It cannot be written to: {getattr(error, 'strerror', error)}."
             raise ConfigError(request, problem, "Choose another with --workdir or WORKBENCH_CACHE.") from error
-        with _locked(folder, request):
-            yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):  # leave no empty folders behind
-            for place in created:
-                place.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, request: str) -> Iterator[None]:
-    # A lock on the folder itself leaves no file behind, and ends with the process in any case.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+        # A lock on the folder itself leaves no file behind, and ends with the process in any case.
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                request, "Another run is using it now.", "Wait for it to end, or choose another with --workdir."
-            ) from None
+            os.close(descriptor)
+            return None
         except OSError:
             pass  # the file system has no locks
-        yield
-    finally:
+        if is_last or (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
+            break
         os.close(descriptor)
+    return descriptor
 
 
 def require_disk(folder: Path, nbytes: int) -> None:
