@@ -167,7 +167,8 @@ def test_everything_that_a_notebook_shows_is_in_the_table() -> None:
     of_labs = {
         name: item for name, item in vars(labs).items() if getattr(item, "__module__", "").startswith("workbench_labs")
     }
-    public = {name: one for name, one in (vars(widgets) | of_labs).items() if inspect.isclass(one)}
+    of_widgets = {name: getattr(widgets, name) for name in dir(widgets)}
+    public = {name: item for name, item in (of_widgets | of_labs).items() if inspect.isclass(item)}
     shows = ("_repr_html_", "_repr_mimebundle_")
     assert {
         name for name, one in public.items() if any(hasattr(one, way) for way in shows)
