@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ MODULES = sorted(
 )
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Every module that the file imports anywhere, also inside functions, as dotted names."""
     names: set[str] = set()
