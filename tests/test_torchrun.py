@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank
 from workbench.profiler.cache import measuring_threads
 from workbench.runtime.context import RankContext
 from workbench.runtime.messages import CallMessage, CallTable, decode, encode
+from workbench.runtime.pipe_engine import Engine
 from workbench.runtime.torchrun import Line, TorchrunEngines
 
 
@@ -131,6 +133,20 @@ def test_calls_answers_and_events(leader: TorchrunEngines) -> None:
         (1, {"step": 7}),
         (1, {"cached": True}),
     ]
+
+
+def test_a_rank_that_answers_is_no_longer_busy(leader: TorchrunEngines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 may end as soon as it has the answers; a rank that is busy then exits with an error."""
+    busy, send = [], Engine.send
+
+    def watched(engine: Engine, kind: Any, *message: Any) -> None:
+        if kind == "answer":
+            busy.append(engine.is_busy)
+        send(engine, kind, *message)
+
+    monkeypatch.setattr(Engine, "send", watched)
+    leader.run(talk, [1, 1])
+    assert busy == [False, False]
 
 
 def test_the_cause_is_raised_and_the_next_call_works(leader: TorchrunEngines) -> None:

@@ -330,8 +330,8 @@ class Engine:
             answer = self._answer(message)
             if self._channel is not None and self._channel.upward is not None:
                 self._channel.upward.everything()
+            self._channel = None  # before the answer: whoever has it may close the pipe at once
             self.send("answer", encode(answer), message.number)
-            self._channel = None
 
     def _answer(self, message: Message) -> AnswerMessage:
         try:
