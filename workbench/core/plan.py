@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -254,6 +255,7 @@ class Plan:
         return "[" + ", ".join(str(stage.num_layers) for stage in self.stages) + "]"
 
 
+@lru_cache(maxsize=4096)  # a search divides by the same shares again and again
 def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Split range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
     return tuple(pairwise(accumulate(proportional_parts(total, weights), initial=0)))

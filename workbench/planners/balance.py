@@ -111,19 +111,31 @@ def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tup
     """
     tables = [list(costs[0][: samples + 1])]
     for row in costs[1:]:
-        before = tables[-1]
-        # Of b samples the device takes 0 to b, and those before it the others.
-        tables.append([min(map(max, before[b::-1], row)) for b in range(samples + 1)])
-    best = tables[-1][samples]
-    if not math.isfinite(best):
-        return best, (0,) * len(costs)
-    shares, left = [], samples
+        tables.append(_with_device(tables[-1], row))
+    return tables[-1][samples], _divided(tables, costs)
+
+
+def _with_device(before: Sequence[float], row: Sequence[float]) -> list[float]:
+    """Return H of 0, 1, 2, ... samples of a group with one more device: it takes 0 to all of them, the others the rest.
+
+    before: H of the others.  row: the device's costs.
+    """
+    return [min(map(max, before[samples::-1], row)) for samples in range(len(before))]
+
+
+def _divided(tables: Sequence[Sequence[float]], costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """Return each device's samples.  tables: H of the first, the first two, ... devices, which ends with all samples
+    (see dispatch).
+    """
+    if not math.isfinite(tables[-1][-1]):
+        return (0,) * len(costs)
+    shares, left = [], len(tables[-1]) - 1
     for device in range(len(costs) - 1, 0, -1):
         row, others = costs[device], tables[device - 1][left::-1]
         _, _, take = min(zip(map(max, others, row), map(add, others, row), range(left + 1), strict=False))
         shares.append(take)
         left -= take
-    return best, (left, *reversed(shares))
+    return (left, *reversed(shares))
 
 
 class StageTimes:
@@ -173,6 +185,9 @@ class StageTimes:
             self._costs.append(cost)
         self._slowest: dict[frozenset[int], np.ndarray] = {}
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
+        self._column_costs: dict[tuple[int, int], list[float]] = {}
+        # By column and devices: H of a group's first devices, which other groups begin with, too.
+        self._tables: dict[tuple[int, tuple[int, ...]], list[float]] = {}
 
     def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
         """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >=
@@ -195,10 +210,23 @@ class StageTimes:
         """Return the samples of each rank for which the group takes T."""
         key = (start, stop, tuple(ranks), in_flight)
         if key not in self._shares:
-            column = self._columns[in_flight - 1, start, stop - 1]
-            costs = [[0.0, *self._costs[rank][:, column].tolist()] for rank in ranks]
-            self._shares[key] = dispatch(costs, self.micro_batch_size)[1]
+            column = int(self._columns[in_flight - 1, start, stop - 1])
+            costs = [self._costs_of(rank, column) for rank in ranks]
+            tables: list[list[float]] = []
+            for number, row in enumerate(costs, start=1):
+                first = (column, key[2][:number])
+                if first not in self._tables:
+                    self._tables[first] = _with_device(tables[-1], row) if tables else row
+                tables.append(self._tables[first])
+            self._shares[key] = _divided(tables, costs)
         return self._shares[key]
+
+    def _costs_of(self, rank: int, column: int) -> list[float]:
+        """Return the costs of 0, 1, 2, ... samples on a device."""
+        key = (rank, column)
+        if key not in self._column_costs:
+            self._column_costs[key] = [0.0, *self._costs[rank][:, column].tolist()]
+        return self._column_costs[key]
 
     def _row(self, ranks: Ranks) -> np.ndarray:
         key = frozenset(ranks)

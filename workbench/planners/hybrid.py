@@ -6,10 +6,10 @@ The paper uses one device order; order="all" shows the loss by that: Algorithm 1
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster
@@ -73,7 +73,8 @@ def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_
 def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -> float:
     if samples == 0:
         return 0.0
-    return sum(layer.seconds(kind, samples, sequence_length) for layer in profile.layers[rank] for kind in SAMPLE_KINDS)
+    kinds = (profile.layer_seconds(rank, kind, samples, sequence_length) for kind in SAMPLE_KINDS)
+    return sum(itertools.chain.from_iterable(zip(*kinds, strict=True)))
 
 
 def _step_s(profile: Profile, rank: int, sequence_length: int) -> float:
@@ -93,7 +94,7 @@ def _costs(problem: Problem[Profile], rank: int) -> list[float]:
             if need.total_bytes > budget
             else _sample_s(problem.profile, rank, samples, problem.sequence_length)
         )
-    return list(accumulate(seconds, max))
+    return list(itertools.accumulate(seconds, max))
 
 
 def _cached_refusal(problem: Problem[Profile], usable: Sequence[int]) -> PlanError:
