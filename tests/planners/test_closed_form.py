@@ -114,6 +114,24 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
     assert closed_form.boundary_s(cluster, replace(first, shares=first.shares[:1]), side, 10, 4) > 0
 
 
+def test_the_bound_of_a_pipeline_is_its_time_once_the_messages_are_known():
+    lower = 0
+    for seed in range(20):
+        profile, cluster = unequal(seed, num_layers=6, world_size=4, tight=False)
+        costs = closed_form.ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))
+        groups, starts = ((0,), (1, 2), (3,)), (0, 1, 4, 6)
+        numbers = tuple(
+            costs.number(
+                Stage(start=start, stop=stop, shares=tuple(Share(rank=rank, samples=4 // len(group)) for rank in group))
+            )
+            for group, (start, stop) in zip(groups, itertools.pairwise(starts), strict=True)
+        )
+        bound_s, seconds = costs.at_least_s(numbers, 4), costs.phase_times(numbers, 4).bottleneck_s
+        assert 0 < bound_s <= seconds == costs(costs.stages(numbers), 4).bottleneck_s == costs.at_least_s(numbers, 4)
+        lower += bound_s < seconds
+    assert lower > 10
+
+
 def test_a_stage_takes_as_long_as_its_slowest_rank():
     profile, cluster = equal(3, 2)
     stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))

@@ -13,7 +13,7 @@ from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
-from workbench.simulator import simulate
+from workbench.simulator import makespan_s, simulate
 
 
 def run(text: str, nbytes: dict[str, int] | None = None, **seconds: float) -> Timeline:
@@ -281,7 +281,9 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     expected = reference(schedule, seconds)
     ready = [expected[rank, i - 1][1] for rank, row in enumerate(ops) for i, op in enumerate(row) if op.kind == SEND]
     costs = TableCosts(seconds_by_kind=dict.fromkeys((op.kind for row in ops for op in row), price))
-    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple("abcd"[:num_ranks])))
+    program = Program(schedule=schedule, costs=costs, devices=tuple("abcd"[:num_ranks]))
+    timeline = simulate(program)
+    assert makespan_s(program) == timeline.makespan_s
     got = {(span.rank, str(span.op)): (span.start_s, span.end_s) for span in timeline.spans}
     if len(set(ready)) == len(ready):
         assert got == {(rank, str(schedule.ops[rank][index])): span for (rank, index), span in expected.items()}
