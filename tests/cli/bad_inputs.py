@@ -83,6 +83,7 @@ devices --cluster {binary}
 devices --fidelity best
 draw -> report
 draw {folder}/none.json
+draw {data} -> no run
 draw {empty}
 draw {binary}
 draw {file}

@@ -192,6 +192,10 @@ def is_there(process: psutil.Process) -> bool:
         ("seed = [-1]", "Expected `int` >= 0"),
         ("faults = ['kill:zeta@step2']", "The devices of 'laptop' are"),
         ("data = ['absent']\ntask = 'sst2'", "The data in 'absent' was asked for. There is no such folder."),
+        (
+            "data = ['/dev/null']\ntask = 'sst2'",
+            "It is a file, and the task 'sst2' has its own data. For data of your own",
+        ),
     ],
 )
 def test_a_grid_that_cannot_be_run_is_refused_before_anything_runs(

@@ -47,10 +47,11 @@ def require_possible(method: Method, job: Job, cluster: Cluster, engines: Engine
         request = f"An end of {job.method} once its loss has not fallen for {job.converged_after} epochs was asked for."
         raise ConfigError(request, "It does not train by epochs.", "Leave converged_after out.")
     if job.data is not None and job.task not in FROM_FILES and not (data := user_path(job.data, "The data")).is_dir():
-        problem = "It is a file." if data.exists() else "There is no such folder."
-        raise MissingDataError(
-            f"The data in '{job.data}' was asked for.", problem, "Name a folder that holds the task's files."
-        )
+        problem, todo = "There is no such folder.", "Name a folder that holds the task's files."
+        if data.exists():
+            problem = f"It is a file, and the task '{job.task}' has its own data."
+            todo = f"For data of your own, choose a task among {', '.join(FROM_FILES)}."
+        raise MissingDataError(f"The data in '{job.data}' was asked for.", problem, todo)
 
 
 def prepared_job(

@@ -171,7 +171,12 @@ def one_report(name: str) -> Path:
     reports = reports_of([name])
     if len(reports) > 1:
         raise ConfigError(f"The report of '{name}' was asked for.", f"{len(reports)} runs have that tag.", "Name one.")
-    return reports[0] / REPORT if _is_run(reports[0]) else reports[0]
+    if _is_run(reports[0]):
+        return reports[0] / REPORT
+    if reports[0].is_dir():
+        request, problem = f"The report of '{name}' was asked for.", f"It is a folder without {REPORT}, so no run."
+        raise ConfigError(request, problem, "Name a run (`workbench runs` lists them) or a report.")
+    return reports[0]
 
 
 def describe(folder: Path) -> PastRun:
