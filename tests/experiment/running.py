@@ -30,6 +30,10 @@ KEPT_AFTER_A_RUN = {
 }
 
 
+SLOW = 0.1
+"""A slow device's share of this machine's speed."""
+
+
 def run(
     job: Job,
     folder: Path,
@@ -37,11 +41,12 @@ def run(
     resume: bool = False,
     progress: Callable[[Event], None] | None = None,
     chosen_plan: Plan | None = None,
+    share: float | None = None,
 ) -> Report:
     """Run a job on two devices, slow ones if they are lost, leave or become slower: so that steps are left when that
-    happens, and what a busy host adds to a step is little."""
+    happens, and what a busy host adds to a step is little.  share: of this machine's speed, if it is to be another."""
     kinds = {fault.split(":")[0].strip() for fault in job.faults.split(";")}
-    cluster = two_devices(share=0.1 if kinds & {"kill", "freeze", "leave", "slow"} else 1.0)
+    cluster = two_devices(share=share or (SLOW if kinds & {"kill", "freeze", "leave", "slow"} else 1.0))
     return experiment.run(
         job, cluster, workdir=folder, fidelity="paced", resume=resume, progress=progress, chosen_plan=chosen_plan
     )

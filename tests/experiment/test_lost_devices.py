@@ -14,7 +14,7 @@ import pytest
 from ssh_hosts import WHY_NOT, best_hosts, home, over_pipes, real_cluster
 from tiny_job import two_devices
 
-from tests.experiment.running import at, losses, run
+from tests.experiment.running import SLOW, at, losses, run
 from workbench import experiment
 from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
@@ -63,10 +63,10 @@ def test_the_other_goes_on_from_the_last_step(epoch: int, alone: Report, tmp_pat
     killed: list[int] = []
 
     def kill() -> None:
-        killed.append(default_pool().acquire(two_devices(), "paced").engine_pids[1])
+        killed.append(default_pool().acquire(two_devices(share=SLOW), "paced").engine_pids[1])
         os.kill(killed[0], signal.SIGKILL)
 
-    report = run(alone.job, tmp_path, progress=at(epoch, kill))
+    report = run(alone.job, tmp_path, progress=at(epoch, kill), share=SLOW)
     assert "beta is lost, in step" in told(report)
     same_losses(report, alone)
     assert report.metrics == alone.metrics

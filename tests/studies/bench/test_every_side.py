@@ -157,7 +157,9 @@ def test_ringada(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ringada, "SIDES", jobs)
     report = ringada.bench(lambda line: None)
     assert {row["side"] for row in report["points"]} == set(jobs)
-    assert all(row["s"] > 0 and row["over_bound"] > 0 and row["MB_measured"] > 0 for row in report["points"])
+    assert all(row["s"] > 0 and row["over_bound"] > 0 for row in report["points"])
+    # A tiny job may find room in what an earlier one has left to the process, but not every one.
+    assert any(row["MB_measured"] > 0 for row in report["points"])
     assert [row["trained"] for row in report["trained layers"]] == [2, 4, 6]
 
 
