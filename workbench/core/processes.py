@@ -40,7 +40,7 @@ class ProcessId(NamedTuple):
     @property
     def cpu_s(self) -> float:
         """Return the processor seconds that the process has used.  0 if it does not run."""
-        import psutil  # see above
+        import psutil  # here, because the janitor needs none
 
         try:
             times = psutil.Process(self.pid).cpu_times()
@@ -89,7 +89,7 @@ def _started(pid: int) -> float:
         except (OSError, ValueError):
             return -1.0
         return -1.0 if fields[0] in "ZX" else float(fields[19])
-    import psutil  # see above
+    import psutil  # here, because the janitor needs none
 
     try:
         process = psutil.Process(pid)

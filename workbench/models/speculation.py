@@ -115,8 +115,8 @@ class Draft:
 
     longest: the draft's most tokens, 0 if it has no table of positions.  Of longer texts nothing is guessed.
     num_ids, num_model_ids: rows of the draft's and of the model's embedding; 0: the same.  Models of one tokenizer may
-    have more rows than it has tokens, and not the same number: Qwen2.5 has 151,936 with .5 B weights and 152,064 with
-    7 B.
+    have more rows than it has tokens, and not the same number: vocab_size in Qwen2.5's config.json is 151,936 with .5 B
+    weights and 152,064 with 7 B.
     """
 
     def __init__(self, model: BatchModel, longest: int = 0, *, num_ids: int = 0, num_model_ids: int = 0) -> None:

@@ -71,13 +71,6 @@ def settle(timeout_s: float = 60.0) -> None:
         _template().settle(timeout_s)
 
 
-def end_template() -> None:
-    """End the template process from which engines are forked.  It otherwise ends with this process.  The next start
-    creates a new one.
-    """
-    _template().end()
-
-
 class EngineStarter:
     """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread."""
 
