@@ -46,6 +46,20 @@ def test_a_button_runs_what_the_forms_say(button: str, mode: str) -> None:
     assert not panel.run_button.disabled and panel.stop_button.disabled
 
 
+def test_a_run_that_ends_before_the_click_is_over_leaves_the_buttons_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_and_wait(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "workbench-run":
+            thread.join()
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_wait)
+    panel = panel_of(Runner())
+    panel.run_button.click()
+    assert not panel.running and not panel.run_button.disabled and panel.stop_button.disabled
+
+
 def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
     begun, stopped = threading.Event(), threading.Event()
 

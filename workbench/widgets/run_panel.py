@@ -189,7 +189,8 @@ class RunPanel(Panel):
         self._job_form, self._cluster_form = job_form, cluster_form
         self._fidelity, self._runner, self._chosen_plan, self._tracker = fidelity, runner, chosen_plan, tracker
         self._thread: threading.Thread | None = None
-        self._in_cell = False
+        self._running = False
+        self._enabling = threading.RLock()  # the run's thread and the kernel's both set the buttons
         self._stop = threading.Event()
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
@@ -219,7 +220,7 @@ class RunPanel(Panel):
     @property
     def running(self) -> bool:
         """Return whether a run is in progress, in the panel's thread or in a cell."""
-        return self._in_cell or (self._thread is not None and self._thread.is_alive())
+        return self._running
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
@@ -234,11 +235,11 @@ class RunPanel(Panel):
             self.message.show_exception(error)
             return
         self._stop.clear()
+        self._enable(running=True)  # before the thread starts, which may end at once
         self._thread = threading.Thread(
             target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True
         )
         self._thread.start()
-        self._enable()
 
     def stop(self) -> None:
         """End the run at its next event, as Ctrl-C would."""
@@ -263,8 +264,7 @@ class RunPanel(Panel):
             if (report.job, report.cluster, report.mode) == (job, cluster, mode) and plan in (None, report.plan):
                 return report
         self._stop.clear()
-        self._in_cell = True
-        self._enable()
+        self._enable(running=True)
         try:
             return self._report_of((job, cluster, plan), mode)
         except KeyboardInterrupt:
@@ -275,8 +275,7 @@ class RunPanel(Panel):
             todo = "Press Resume in the panel to go on from the last completed step, then run this cell again."
             raise RuntimeSetupError(asked, found, todo if mode == "execute" else "Run this cell again.") from None
         finally:
-            self._in_cell = False
-            self._enable()
+            self._enable(running=False)
 
     def _described(self) -> Described:
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for
@@ -345,8 +344,10 @@ class RunPanel(Panel):
             return False
 
     def _enable(self, *, running: bool | None = None) -> None:
-        busy = self.running if running is None else running
-        is_valid = self._job_form.is_valid and self._cluster_form.is_valid
-        self.simulate_button.disabled = self.run_button.disabled = busy or not is_valid
-        self.stop_button.disabled = not busy
-        self.resume_button.disabled = busy or not self._can_resume()
+        """Enable the buttons that can be pressed now.  running: a run begins or has ended; None: as before."""
+        with self._enabling:
+            self._running = self._running if running is None else running
+            is_valid = self._job_form.is_valid and self._cluster_form.is_valid
+            self.simulate_button.disabled = self.run_button.disabled = self._running or not is_valid
+            self.stop_button.disabled = not self._running
+            self.resume_button.disabled = self._running or not self._can_resume()
