@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 
@@ -67,13 +68,73 @@ def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None
             "",
             "The column 'output' was to be read. Row 21 of train is empty.",
         ),
-        (ROWS[0], "output=answer", "The data have the columns 'instruction', 'input', 'output'. Name them"),
+        (ROWS[0], "output=reply", "The data have the columns 'instruction', 'input', 'output'. Name them"),
         (ROWS[0], "text=input", "The data have the columns 'instruction', 'input', 'output'. Name them"),
     ],
 )
 def test_unusable_rows_and_columns_are_named(row: dict, columns: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         load_task("instruction_tuning", data=write(tmp_path / "a.json", [*ROWS, row]), columns=columns)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("asked", "answered"), [("prompt", "completion"), ("Question", "Response")])
+def test_usual_names_of_the_columns_need_not_be_given(asked: str, answered: str, tmp_path: Path) -> None:
+    rows = [{asked: row["instruction"], "input": row["input"], answered: row["output"]} for row in ROWS]
+    task = load_task("instruction_tuning", data=write(tmp_path / "a.json", rows))
+    assert task.train == load_task("instruction_tuning", data=write(tmp_path / "b.json", ROWS)).train
+
+
+def conversation(kind: str, *texts: tuple[str, str]) -> dict[str, Any]:
+    """Return a row as chat models are trained with."""
+    if kind == "messages":
+        return {"messages": [{"role": writer, "content": text} for writer, text in texts]}
+    names = {"user": "human", "assistant": "gpt"}
+    return {"id": 7, "conversations": [{"from": names.get(writer, writer), "value": text} for writer, text in texts]}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["messages", "conversations"])
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_conversations_teach_their_first_answer_and_a_note_counts_those_that_go_on(
+    kind: str, ending: str, tmp_path: Path
+) -> None:
+    rows = [
+        conversation(kind, ("user", row["instruction"]), ("assistant", row["output"]), *[("user", "Why?")] * (n < 3))
+        for n, row in enumerate(ROWS)
+    ]
+    rows.append(conversation(kind, ("system", "Be brief."), ("user", "Who?"), ("assistant", "We.")))
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    task = load_task("instruction_tuning", data=path)
+    whole = task.train + task.validation + task.test
+    expected = {(row["instruction"], row["output"]) for row in ROWS} | {("Be brief.\n\nWho?", "We.")}
+    assert set(zip(whole.texts, whole.answers or (), strict=True)) == expected and set(whole.pairs or ()) == {""}
+    assert task.notes == ("3 of 21 conversations go on after the first answer; that is not learnt.",)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a text",
+        [],
+        ["a text"],
+        [{"role": "user", "content": "Who?"}],
+        [{"role": "assistant", "content": "We."}, {"role": "user", "content": "Who?"}],
+        [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": " "}],
+        [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": [{"type": "image"}]}],
+        [{"role": "user", "content": "Who?"}, {"role": "tool", "content": "We."}],
+        [{"role": ["user"], "content": "Who?"}, {"role": "assistant", "content": "We."}],
+    ],
+)
+def test_a_row_that_is_no_conversation_is_named(value: Any, tmp_path: Path) -> None:
+    good = conversation("messages", ("user", "Who?"), ("assistant", "We."))
+    with pytest.raises(ConfigError, match=r"column 'messages' were to be read\. Row 2 of train does not begin"):
+        load_task("instruction_tuning", data=write(tmp_path / "a.json", [good, {"messages": value}]))
 
 
 @pytest.mark.filterwarnings("ignore")

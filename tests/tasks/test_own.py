@@ -116,6 +116,25 @@ def test_as_a_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "text", "columns", "message"),
     [
+        (
+            "classification",
+            "a.csv",
+            "question,context,answers\na,b,b\n",
+            "",
+            "usual for --task question_answering. Name",
+        ),
+        ("regression", "a.json", '[{"title": "a", "paragraphs": []}]', "", "usual for --task question_answering. Name"),
+        (
+            "classification",
+            "a.json",
+            '[{"tokens": ["a"], "ner_tags": [1]}]',
+            "",
+            "for --task token_classification. Name",
+        ),
+        ("classification", "a.csv", "prompt,completion\na,b\n", "", "are usual for --task instruction_tuning. Name"),
+        ("classification", "a.json", '[{"messages": []}]', "", "are usual for --task instruction_tuning. Name"),
+        ("token_classification", "a.csv", "text,label\na,b\n", "", "are usual for --task classification. Name"),
+        ("instruction_tuning", "a.csv", "text,stars\na,b\n", "", "are usual for --task classification. Name"),
         ("classification", "a.csv", "a,b\n1,2\n", "", r"have the columns 'a', 'b'. Wanted is one of text, sentence"),
         ("classification", "a.csv", "text,what\nx,1\n", "", r"'text', 'what'. Wanted is one of label"),
         ("classification", "a.csv", "text,label\nx,a\n", "text=foo", "'text=foo' names no role or no column"),

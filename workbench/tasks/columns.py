@@ -24,6 +24,22 @@ _PAIRS = (
 _TEXTS = ("text", "sentence", "review", "content", "comment", "message", "question", "title")
 _LABELS = ("label", "labels", "class", "category", "target", "score", "rating", "stars", "sentiment")
 EXAMPLE = "text=review,label=stars"
+USUAL: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "question_answering": {"question": ("question",), "context": ("context",), "answers": ("answers",)},
+    "token_classification": {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")},
+    "instruction_tuning": {
+        "instruction": ("instruction", "prompt", "question"),
+        "input": ("input",),
+        "output": ("output", "response", "completion", "answer"),
+    },
+}
+"""By task: the usual names of each role's column."""
+OPTIONAL = ("input",)
+"""Roles without which the data are complete."""
+MESSAGES = {"messages": ("role", "content"), "conversations": ("from", "value")}
+"""Columns of whole conversations, and the fields of each message in them: who writes, and what."""
+_SQUAD = "paragraphs"
+"""The column of SQuAD's articles."""
 
 
 class Columns(NamedTuple):
@@ -72,24 +88,41 @@ def usual_column(table: Table, usual: Iterable[str]) -> str | None:
     return None
 
 
-def columns_by_role(
-    table: Table, columns: str, usual: Mapping[str, Sequence[str]], optional: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the column of each role, as named in `columns` (see named_columns) or by one of its usual names.
+def columns_by_role(table: Table, columns: str, task: str) -> dict[str, str]:
+    """Return the column of each of a task's roles, as named in `columns` (see named_columns) or by a usual name.
 
-    optional: roles without which the data are complete, which may be missing in the result.  Raises ConfigError with
-    the columns present if another role has none.
+    A role of OPTIONAL may be missing in the result.  Raises ConfigError with the columns present if another role has
+    none.
     """
+    usual = USUAL[task]
     example = ",".join(f"{role}=NAME" for role in usual)
     named = named_columns(columns, tuple(usual), table, example)
     column_of = {role: named.get(role) or usual_column(table, names) for role, names in usual.items()}
-    if any(name is None and role not in optional for role, name in column_of.items()):
+    if any(name is None and role not in OPTIONAL for role, name in column_of.items()):
         raise ConfigError(
             f"Data with the columns {listed(usual)} were asked for.",
             f"The data have the columns {listed(table.names)}.",
-            f"Name them, such as --columns {example}.",
+            f"{_other_task(table, task)}Name them, such as --columns {example}.",
         )
     return {role: name for role, name in column_of.items() if name is not None}
+
+
+def _other_task(table: Table, asked: str) -> str:
+    """Return a sentence that names the task whose usual columns a table has; '' if there is none."""
+    names = {name.strip().lower() for name in table.names}
+    fitting = [
+        task
+        for task, usual in USUAL.items()
+        if all(names & set(of_role) for role, of_role in usual.items() if role not in OPTIONAL)
+    ]
+    if _SQUAD in names:
+        fitting.append("question_answering")
+    if names & set(MESSAGES):
+        fitting.append("instruction_tuning")
+    if names & set(_TEXTS) and names & set(_LABELS):
+        fitting.append("classification")
+    other = next((task for task in fitting if task != asked), None)
+    return f"These columns are usual for --task {other}. " if other else ""
 
 
 def _require_one(table: Table, names: list[str]) -> str:
@@ -125,7 +158,7 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
     if missing:
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
         problem = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
-        todo = f"Name them, such as --columns {EXAMPLE}."
+        todo = f"{_other_task(table, 'classification')}Name them, such as --columns {EXAMPLE}."
         raise ConfigError(f"Data with a column of each {missing} were asked for.", problem, todo)
     assert text is not None
     return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))

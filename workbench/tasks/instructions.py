@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from workbench.tasks.columns import columns_by_role
+from workbench.core.errors import ConfigError
+from workbench.core.serial import shown
+from workbench.tasks.columns import MESSAGES, columns_by_role, usual_column
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.metrics import LOSS
 from workbench.tasks.own import divided, texts_of
@@ -19,6 +21,15 @@ from workbench.tasks.tables import Table, read_tables
 from workbench.tasks.task import Split, Task, numbered
 
 METRICS = (LOSS, "token_accuracy")
+_WRITERS = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+}
+"""Names of who writes a message, in files of several origins, by the role that they mean."""
 LIMITS = 2000, 200, 400
 """Embedded instructions of each split."""
 
@@ -59,18 +70,33 @@ def load_instructions(folder: Path | None = None) -> Task:
 
 
 def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole: bool = False) -> Task:
-    """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output.
+    """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output; or
+    a table with a column of conversations.
 
-    columns: for example 'instruction=prompt,output=answer'.  data: see own.load_own.  whole: see own.divided.
+    columns: for example 'instruction=ask,output=say'; other columns are found by their usual names.  data: see
+    own.load_own.  whole: see own.divided.
+    A conversation is a list of messages, as chat models are trained with ('messages' with role and content,
+    'conversations' with from and value).  Its first question and the answer to it are learnt, and a system message
+    stands before the question; a note counts what goes on after the answer.
     Raises MissingDataError if the data is unavailable, ConfigError for a missing column, naming the row of an empty
     value.
     """
     tables = read_tables("instruction_tuning", data)
     first = next(iter(tables.values()))
-    columns_of = columns_by_role(first, columns, {role: [role] for role in Instruction._fields}, optional=["input"])
-    parts = {name: _split(_rows(table, columns_of, name)) for name, table in tables.items()}
-    source = ", ".join([Path(str(data)).name, *columns_of.values()])
     notes = [note for table in tables.values() for note in table.notes]
+    conversations = None if columns else usual_column(first, MESSAGES)
+    if conversations is not None:
+        exchanges = {name: list(_exchanges(table, conversations, name)) for name, table in tables.items()}
+        parts = {name: _split(row for row, _ in rows) for name, rows in exchanges.items()}
+        source = f"{Path(str(data)).name}, {conversations}"
+        longer = sum(goes_on for rows in exchanges.values() for _, goes_on in rows)
+        if longer:
+            number = sum(map(len, exchanges.values()))
+            notes.append(f"{longer} of {number} conversations go on after the first answer; that is not learnt.")
+    else:
+        columns_of = columns_by_role(first, columns, "instruction_tuning")
+        parts = {name: _split(_rows(table, columns_of, name)) for name, table in tables.items()}
+        source = ", ".join([Path(str(data)).name, *columns_of.values()])
     return _task("instruction_tuning", divided(numbered(parts), data, whole=whole), source, notes)
 
 
@@ -81,6 +107,37 @@ def _rows(table: Table, columns: dict[str, str], split: str) -> Iterator[Instruc
         return map(str.strip, texts_of(table, columns[role], split, may_be_empty=role == "input"))
 
     return map(Instruction, texts("instruction"), texts("input"), texts("output"))
+
+
+def _exchanges(table: Table, column: str, split: str) -> Iterator[tuple[Instruction, bool]]:
+    """Yield each conversation's question and answer, and whether it goes on.  Raises ConfigError naming the row of
+    what is no conversation that begins with a question and its answer.
+    """
+    for row, messages in enumerate(table.values(column), 1):
+        written = _written(messages, *MESSAGES[column.strip().lower()])
+        before = [text for writer, text in written[:1] if writer == "system"]
+        rest = written[len(before) :]
+        if [writer for writer, _ in rest[:2]] != ["user", "assistant"] or not all(text for _, text in rest[:2]):
+            raise ConfigError(
+                f"The conversations in the column '{shown(column)}' were to be read.",
+                f"Row {row} of {split} does not begin with a user's message and an assistant's answer, after a system "
+                "message at most.",
+                "Fix or remove that row.",
+            )
+        (_, question), (_, answer), *more = rest
+        yield Instruction("\n\n".join([*before, question]), "", answer), bool(more)
+
+
+def _written(messages: Any, by: str, what: str) -> list[tuple[str, str]]:
+    """Return who writes each message, and its text; nothing if this is no list of messages."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return []
+    pairs = [(message.get(by), message.get(what)) for message in messages]
+    return [
+        (_WRITERS.get(writer, ""), text.strip() if isinstance(text, str) else "")
+        for writer, text in pairs
+        if isinstance(writer, str)
+    ]
 
 
 def _split(rows: Iterable[Instruction]) -> Split:

@@ -159,8 +159,7 @@ def official_questions(path: Path) -> Iterator[Question]:
 
 
 def _from_table(table: Table, columns: str, data: str, split: str) -> Iterator[Question]:
-    usual = {role: [role] for role in ("question", "context", "answers")}
-    question, context, answers = columns_by_role(table, columns, usual).values()
+    question, context, answers = columns_by_role(table, columns, "question_answering").values()
     texts, contexts = texts_of(table, question, split), texts_of(table, context, split)
     topic = next((name for name in (FILE, "title") if name in table.columns), None)
     topics = texts_of(table, topic, split, may_be_empty=True) if topic is not None else ("",) * len(table)
@@ -243,7 +242,6 @@ def _task(name: str, parts: Mapping[str, Split], source: str, notes: Sequence[st
     )
 
 
-USUAL = {"tokens": ("tokens", "words"), "tags": ("tags", "ner_tags", "pos_tags", "labels")}
 NOT_LEARNT = str(IGNORED)
 """The tag of a word that is neither learnt nor scored, as transformers' datasets have it."""
 
@@ -263,7 +261,7 @@ def load_token_classification(
     """
     tables = _conll(None if data is None else user_path(data, "The data")) or read_tables("token_classification", data)
     first = next(iter(tables.values()))
-    tokens, tags = columns_by_role(first, columns, USUAL).values()
+    tokens, tags = columns_by_role(first, columns, "token_classification").values()
     rows = {split: list(_tagged(table, tokens, tags, split)) for split, table in tables.items()}
     used_tags = (tag for split_rows in rows.values() for _, names in split_rows for tag in names if tag != NOT_LEARNT)
     classes = tuple(class_names) or first.classes.get(tags) or sorted_classes(used_tags, first="O")
