@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tests.models.model_folders import PATHS, Spoil, batch_for, forward_only, settings, tensors, whole, write
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import MissingDataError, WorkbenchError
 from workbench.models.configuration import model_facts
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_tokenizer
+from workbench.models.stored_tensors import require_finite
 
 
 def content(name: str, data: bytes) -> Spoil:
@@ -35,6 +38,18 @@ def missing(end: str) -> Spoil:
         return {key: tensor for key, tensor in found.items() if key != name}
 
     return tensors(drop)
+
+
+def test_weights_are_checked_without_memory_of_their_size() -> None:
+    """A word embedding of 671 MB on a device of 1600 MB has no room for another of it, least of all in float64."""
+    weight = torch.full((4096, 64), 4.0, dtype=torch.float32)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+        assert require_finite(weight, "They") is weight
+    assert max(event.cpu_memory_usage for event in measured.key_averages()) < weight.nbytes / 64
+    assert require_finite(weight.half(), "They").sum().isinf()  # a sum that overflows is no weight that does
+    weight[4095, 63] = float("nan")
+    with pytest.raises(MissingDataError, match="not numbers"):
+        require_finite(weight.half(), "They")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

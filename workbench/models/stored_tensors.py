@@ -80,6 +80,7 @@ def made_up_weights() -> Iterator[None]:
 
 _BUFFER_BYTES = 1 << 20
 """Bytes read and converted at a time."""
+_CHECKED_ROWS = 1024
 
 
 Span = tuple[int, int]
@@ -140,8 +141,9 @@ def require_finite(tensor: Tensor, owner: str) -> Tensor:
 
     owner: the beginning of the error's sentence.  Raises MissingDataError if the weight holds NaN or infinity.
     """
-    # A sum needs no memory of the tensor's size, and NaN and infinity survive in it.
-    if tensor.is_floating_point() and not bool(tensor.sum(dtype=torch.float64).isfinite()):
+    # A sum in the tensor's own dtype needs no memory of its size; NaN and infinity survive in it, and it may overflow.
+    parts = torch.atleast_1d(tensor).split(_CHECKED_ROWS)
+    if not bool(tensor.sum().isfinite()) and not all(bool(part.isfinite().all()) for part in parts):
         problem = "A tensor holds values that are not numbers."
         raise MissingDataError(f"{owner} were asked for.", problem, "Take the model's files from their source again.")
     return tensor
