@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel
 
 from tests.methods.test_result import saved
@@ -21,11 +22,14 @@ from workbench.methods.common.result import load_result
 from workbench.methods.common.text_model import load_text_model
 from workbench.models.configuration import model_config
 from workbench.models.generation import Sampling
+from workbench.models.gguf_file import require_gguf
 from workbench.models.hub import locate
 from workbench.models.loading import load_stack, load_stage
 from workbench.models.lora import PEFT_WEIGHTS
 from workbench.models.merging import merged_lora
+from workbench.models.tokenizer import TextTokenizer
 
+WINDOW = 320
 TALK: Any = [{"role": "user", "content": "Say 1."}]
 
 
@@ -41,8 +45,10 @@ def byte_level() -> tuple[Any, dict[str, Any]]:
     return backend, json.loads((Path(locate("SmolLM2-135M")) / "tokenizer_config.json").read_text())
 
 
-def pieces() -> tuple[Any, dict[str, Any]]:
-    """Return a tokenizer of SentencePiece's kind, as Gemma's, and its settings."""
+def pieces(begins_with_space: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer of SentencePiece's kind, as Gemma's, or as Mistral's with a space before a text, and its
+    settings.
+    """
     words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁▁", "▁s", "▁sa"]
     words += ["▁", *"abcdefghijklmnopqrstuvwxyzSU:.1"]
     backend: Any = Tokenizer(
@@ -54,8 +60,11 @@ def pieces() -> tuple[Any, dict[str, Any]]:
             byte_fallback=True,
         )
     )
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    if begins_with_space:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+    else:
+        backend.normalizer = normalizers.Replace(" ", "▁")
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
     backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:4]])
@@ -64,16 +73,18 @@ def pieces() -> tuple[Any, dict[str, Any]]:
     return backend, {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **roles}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3_text"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen3", "gemma3_text"])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with a tokenizer of its family's kind; the head is its own, but for Gemma's."""
     folder = tmp_path_factory.mktemp("base") / "small"
-    is_gemma = request.param == "gemma3_text"
-    backend, settings = pieces() if is_gemma else byte_level()
+    is_gemma, is_mistral = request.param == "gemma3_text", request.param == "mistral"
+    backend, settings = pieces(is_mistral) if is_gemma or is_mistral else byte_level()
     config = model_config(f"tiny-{request.param}-2")
     config.vocab_size, config.tie_word_embeddings, config.dtype = backend.get_vocab_size(), is_gemma, "float32"
     if request.param == "qwen3":
         config.head_dim = 128  # transformers' reader of GGUF files knows no other size of Qwen3's heads
+    if is_mistral:
+        config.sliding_window = WINDOW
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 0 if is_gemma else 2
     if is_gemma:
         config.head_dim = config.query_pre_attn_scalar = 256  # the only scale that transformers' reader knows
@@ -128,6 +139,8 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
     whole = merged_lora(load_result(result).about.job.model, result)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="merged.gguf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="merged.gguf")
+    longest = WINDOW if whole.config.model_type == "mistral" else 512  # no reader knows Mistral's window
+    assert read.config.max_position_embeddings == longest
     ours = load_text_model(str(result)).tokenizer
     assert tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False) == ours.chat(TALK)
     assert tokenizer("say  sas   a\n").input_ids == ours.prompt("say  sas   a\n")
@@ -179,9 +192,39 @@ def test_what_cannot_be_merged_or_written_is_refused(tmp_path: Path) -> None:
     for place, out, said in (
         (tmp_path / "run", "merged", "no change of the model's weight matrices"),
         ("tiny-gpt2", "out.gguf", "Of its family, gpt2, no GGUF is written here"),
-        ("tiny-llama", "out.gguf", "Its tokenizer is no byte-level BPE"),
+        ("tiny-llama", "out.gguf", "Its tokenizer is not BPE"),
         ("tiny-bert", "merged", "It predicts no words"),
     ):
         with pytest.raises(ConfigError, match=said):
             export_merged(str(place), tmp_path / out, "float16")
         assert not (tmp_path / out).exists()
+
+
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "split", "settings", "said"),
+    [
+        ("llama", LLAMA_3, {}, None),
+        ("llama", LLAMA_3.replace("{1,3}", "{1,4}"), {}, "would be read as other tokens"),
+        ("qwen3", LLAMA_3.replace("{1,3}", ""), {}, None),
+        ("qwen3", LLAMA_3, {"attention_bias": True}, "Its attention has biases"),
+        ("llama", LLAMA_3, {"attention_bias": True}, None),
+        ("llama", LLAMA_3, {"hidden_act": "gelu"}, r"Its activation is unusual \(gelu\)"),
+    ],
+)
+def test_what_a_gguf_file_could_not_say_is_refused(family: str, split: str, settings: Any, said: str | None) -> None:
+    """llama.cpp would read other tokens or weights, or compute with another activation."""
+    backend, _ = byte_level()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    config = model_config(f"tiny-{family}-2")
+    for name, value in settings.items():
+        setattr(config, name, value)
+    with nullcontext() if said is None else pytest.raises(ConfigError, match=said):
+        assert require_gguf("small", config, TextTokenizer(backend, pad_id=0)).architecture == family

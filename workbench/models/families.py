@@ -80,7 +80,7 @@ _LLAMA: dict[str, Any] = {
     },
 }
 """Of the decoders that differ from it in a few places."""
-_GGUF_LLAMA = Gguf(architecture="llama", interleaves_rotary=True)
+_GGUF_LLAMA = Gguf(architecture="llama", interleaves_rotary=True, has_output_bias=True)
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 FAMILIES: dict[str, Family] = {
@@ -139,13 +139,13 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(
         title="Qwen2",
         examples="Qwen/Qwen2-0.5B, Qwen2.5-0.5B",
-        gguf=Gguf(architecture="qwen2", pre_tokenizer="qwen2"),
+        gguf=Gguf(architecture="qwen2"),
         **_LLAMA,
     ),
     "qwen3": Family(
         title="Qwen3",
         examples="Qwen/Qwen3-0.6B",
-        gguf=Gguf(architecture="qwen3", pre_tokenizer="qwen2"),
+        gguf=Gguf(architecture="qwen3"),
         **_LLAMA | {"head_norms": _HEAD_NORMS, "tiny": _LLAMA["tiny"] | {"head_dim": 16}},
     ),
     "smollm3": Family(
@@ -237,7 +237,7 @@ FAMILIES: dict[str, Family] = {
         output_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         head_norms=_HEAD_NORMS,
         norm_adds_one=True,
-        gguf=Gguf(architecture="gemma3", window_pattern=6),
+        gguf=Gguf(architecture="gemma3", activation="gelu_pytorch_tanh", window_pattern=6),
         score_scale=lambda config, head_size, layer: config.query_pre_attn_scalar**-0.5,
         refused={
             "use_bidirectional_attention": "its tokens attend to later ones",

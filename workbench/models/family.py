@@ -51,14 +51,16 @@ class Gguf:
 
     architecture: its name there.  interleaves_rotary: whether the rows of queries and keys are interleaved by halves of
     the rotary dimensions.
-    pre_tokenizer: llama.cpp's name of how a byte-level tokenizer splits text, '' if the tokenizer itself says.
+    activation: that of the feed-forward network, which the file does not say.
+    has_output_bias: whether the attention's output may have a bias.
     window_pattern: the last of every so many layers attends to all tokens, which the file does not say; 0: all layers
-    do. Such a family's tokenizer is SentencePiece's.
+    do.
     """
 
     architecture: str
     interleaves_rotary: bool = False
-    pre_tokenizer: str = ""
+    activation: str = "silu"
+    has_output_bias: bool = False
     window_pattern: int = 0
 
 

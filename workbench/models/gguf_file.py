@@ -16,12 +16,22 @@ from torch import Tensor
 from workbench.core.errors import ConfigError
 from workbench.core.files import whole_file
 from workbench.models.families import FAMILIES
-from workbench.models.family import FULL, Gguf, patterns_of
+from workbench.models.family import FULL, Gguf, patterns_of, window_of
 from workbench.models.tokenizer import TextTokenizer
 
 GgufType = Literal["float32", "float16"]
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE, _UNMERGED = "\u2581", -1000.0
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASES = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {
+    "|".join((_ENGLISH, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", _SPACES)): "llama-bpe",
+    "|".join((_ENGLISH, r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", _SPACES)): "qwen2",
+    "|".join((_CASES, r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)): "tekken",
+}
+"""llama.cpp's names of how byte-level tokenizers split text: of Llama 3, of Qwen 2 and 3, and of Mistral since 2024."""
 
 
 def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> Gguf:
@@ -34,10 +44,12 @@ def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> Gguf:
         problem = f"Of its family, {config.model_type}, no GGUF is written here."
         known = ", ".join(name for name, family in FAMILIES.items() if family.gguf is not None)
         raise ConfigError(request, problem, f"Choose one of {known}, or export a folder.")
-    model = _tokenizer_json(tokenizer)["model"]
-    if model["type"] != "BPE" or bool(model.get("byte_fallback")) != bool(gguf.window_pattern):
-        wanted = "BPE of SentencePiece" if gguf.window_pattern else "byte-level BPE"
-        raise ConfigError(request, f"Its tokenizer is no {wanted}, the only kind that is written here.", todo)
+    described = _tokenizer_json(tokenizer)
+    if described["model"]["type"] != "BPE":
+        raise ConfigError(request, "Its tokenizer is not BPE, the only kind that is written here.", todo)
+    if not _has_pieces(described) and not _pre_tokenizer(described):
+        problem = "How its tokenizer splits text has no name here, and a file without it would be read as other tokens."
+        raise ConfigError(request, problem, todo)
     for what, setting in _unusual(config, gguf).items():
         raise ConfigError(request, f"{what} ({setting}), which is not written here.", todo)
     return gguf
@@ -50,6 +62,10 @@ def _unusual(config: Any, gguf: Gguf) -> dict[str, Any]:
     for rope in ropes.values():
         if rope.get("rope_type", "default") != "default":
             traits["Its positions are scaled"] = rope["rope_type"]
+    if (activation := getattr(config, FAMILIES[config.model_type].activation)) != gguf.activation:
+        traits["Its activation is unusual"] = activation
+    if getattr(config, "attention_bias", False) and not gguf.has_output_bias:
+        traits["Its attention has biases"] = "attention_bias"
     if gguf.window_pattern:
         kinds = patterns_of(config, config.num_hidden_layers)
         if kinds != [kinds[0] if (n + 1) % gguf.window_pattern else FULL for n in range(len(kinds))]:
@@ -116,7 +132,10 @@ def tensors_of(model: Any, gguf: Gguf) -> dict[str, Tensor]:
 
 def _add_shape(writer: Any, config: Any, gguf: Gguf) -> None:
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
+    windows = [window_of(config, kind) for kind in patterns_of(config, config.num_hidden_layers)]
+    # Readers know no windows of these families: the file is right for texts that fit one.
+    shortest = 0 if gguf.window_pattern else min(filter(None, windows), default=0)
+    writer.add_context_length(min(config.max_position_embeddings, shortest or config.max_position_embeddings))
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -136,7 +155,7 @@ def _add_shape(writer: Any, config: Any, gguf: Gguf) -> None:
 def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any, gguf: Gguf) -> None:
     described, backend = _tokenizer_json(tokenizer), tokenizer.backend
     added = {token["id"]: token for token in described["added_tokens"]}
-    has_pieces = bool(gguf.window_pattern)
+    has_pieces = _has_pieces(described)
     texts, kinds = [], []
     for index in range(config.vocab_size):
         text, token = backend.id_to_token(index), added.get(index)
@@ -145,7 +164,7 @@ def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any, gguf: Ggu
             text, kind = f"[PAD{index}]", _USER_DEFINED
         elif has_pieces and text == f"<0x{text[3:5]}>":
             kind = _BYTE
-        elif has_pieces and len(text) > 1 and not text.strip(_SPACE):
+        elif has_pieces and gguf.window_pattern and len(text) > 1 and not text.strip(_SPACE):
             text, kind = " " * len(text), _USER_DEFINED  # so llama.cpp's converter writes several spaces
         texts.append(text)
         kinds.append(kind)
@@ -154,10 +173,10 @@ def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any, gguf: Ggu
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_token_scores(_scores(texts, kinds, merges))
-        writer.add_add_space_prefix(False)
+        writer.add_add_space_prefix(_begins_with_space(described))
     else:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(gguf.pre_tokenizer or _pre_tokenizer(described))
+        writer.add_tokenizer_pre(_pre_tokenizer(described))
         writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
@@ -187,12 +206,32 @@ def _scores(texts: list[str], kinds: list[int], merges: list[tuple[str, ...]]) -
     ]
 
 
+def _has_pieces(described: Mapping[str, Any]) -> bool:
+    """Return whether a BPE tokenizer is of SentencePiece's kind, not of bytes."""
+    return bool(described["model"].get("byte_fallback"))
+
+
+def _begins_with_space(described: Mapping[str, Any]) -> bool:
+    """Return whether a tokenizer of SentencePiece's kind puts a space before a text."""
+    normalizer, splitter = described["normalizer"] or {}, described["pre_tokenizer"] or {}
+    kinds = [part["type"] for part in normalizer.get("normalizers", [normalizer] if normalizer else [])]
+    return "Prepend" in kinds or splitter.get("prepend_scheme", "never") != "never"
+
+
 def _pre_tokenizer(described: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of how text is split before the merges."""
-    split = json.dumps(described["pre_tokenizer"])
-    if '"Digits"' in split:
-        return "smollm"
-    return "llama-bpe" if "{1,3}" in split else "gpt-2"
+    """Return llama.cpp's name of how text is split before the merges of bytes, '' if it has none."""
+    splitter = described["pre_tokenizer"] or {}
+    parts = splitter.get("pretokenizers", [splitter])
+    match [part.get("type") for part in parts]:
+        case ["ByteLevel"] if parts[0]["use_regex"]:
+            name = "gpt-2"
+        case ["Digits", "ByteLevel"] if parts[0]["individual_digits"] and parts[1]["use_regex"]:
+            name = "smollm"
+        case ["Split", "ByteLevel"] if not parts[1]["use_regex"]:
+            name = _SPLITS.get(parts[0]["pattern"].get("Regex", ""), "")
+        case _:
+            name = ""
+    return "" if name and parts[-1]["add_prefix_space"] else name
 
 
 def _tokenizer_json(tokenizer: TextTokenizer) -> dict[str, Any]:
