@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -21,19 +22,20 @@ import pytest
 import torch
 import uvicorn
 
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_for
 from workbench.methods.common.text_model import TextModel, load_text_model
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.text import TextSettings
 from workbench.server.app import application
-from workbench.server.desk import Desk, Limits, Metrics
+from workbench.server.desk import Desk, Limits, Metrics, _Ticket
 from workbench.server.offers import Offer, offered
 from workbench.server.panel import OneProcess
 from workbench.server.run import listening
 
 MODEL = "tiny-llama-2"
 TALK: Any = [{"role": "user", "content": "hello"}]
+get, post = partial(httpx.get, timeout=LIMIT_S), partial(httpx.post, timeout=LIMIT_S)
 SEEDED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "seed": 3, "max_tokens": 6}
 
 
@@ -85,17 +87,20 @@ def test_the_official_client_reads_texts_whole_and_in_pieces(address: str) -> No
 
 def test_the_plain_grammar_is_that_of_server_sent_events(address: str) -> None:
     with httpx.stream(
-        "POST", f"{address}/v1/chat/completions", json={"messages": TALK, "stream": True, **SEEDED}
+        "POST",
+        f"{address}/v1/chat/completions",
+        json={"messages": TALK, "stream": True, **SEEDED},
+        timeout=LIMIT_S,
     ) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = reply.read().decode().removesuffix("\n\n").split("\n\n")
     assert all(event.startswith("data: ") for event in events) and events[-1] == "data: [DONE]"
     parts = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in events[:-1]]
     assert parts[0]["role"] == "assistant" and "".join(part.get("content", "") for part in parts) == expected(TALK)
-    metrics = httpx.get(f"{address}/metrics").text
+    metrics = get(f"{address}/metrics").text
     assert re.search(r'workbench_requests_total\{outcome="answered"\} [1-9]', metrics)
-    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-    page = httpx.get(f"{address}/")
+    assert get(f"{address}/health").json() == {"status": "ok"}
+    page = get(f"{address}/")
     assert page.status_code == 200 and not re.search(r"(src|href)=.https?:", page.text)
 
 
@@ -107,7 +112,7 @@ def test_a_draft_is_told_to_the_page_and_in_the_metrics() -> None:
     with (
         offered(MODEL, None, "auto", token="", say=lambda text: None, draft="int4") as offer,
         serving(offer) as url,
-        httpx.Client(base_url=url) as client,
+        httpx.Client(base_url=url, timeout=LIMIT_S) as client,
     ):
         before = client.get("/state").json()["draft"]
         assert before == {"name": "int4", "tokens_per_pass": None, "accepted_share": None}
@@ -142,7 +147,7 @@ def test_a_draft_is_told_to_the_page_and_in_the_metrics() -> None:
     ],
 )
 def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: int, said: str, address: str) -> None:
-    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
+    reply = post(f"{address}/v1/chat/completions", json=body)
     assert reply.status_code == status and said in reply.json()["error"]["message"]
     assert reply.json()["error"]["message"].endswith(".")
 
@@ -159,15 +164,13 @@ def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: i
 def test_ids_and_paths_that_are_not_there_are_refused(
     method: str, path: str, body: Any, status: int, said: str, address: str
 ) -> None:
-    reply = httpx.request(method, f"{address}{path}", json=body)
+    reply = httpx.request(method, f"{address}{path}", json=body, timeout=LIMIT_S)
     assert reply.status_code == status and said in reply.json()["error"]["message"]
 
 
 def test_a_page_of_another_site_is_refused_and_the_own_one_is_not(address: str) -> None:
     def sent_from(origin: str) -> httpx.Response:
-        return httpx.post(
-            f"{address}/v1/chat/completions", headers={"origin": origin}, json={"messages": TALK} | SEEDED
-        )
+        return post(f"{address}/v1/chat/completions", headers={"origin": origin}, json={"messages": TALK} | SEEDED)
 
     assert sent_from(address).status_code == 200
     for origin in ("https://another.example", "null", address.replace("127.0.0.1", "localhost")):
@@ -187,44 +190,62 @@ class Faulty:
         yield 7
 
 
-def test_a_fault_of_the_server_is_answered_and_takes_no_place() -> None:
+def test_a_fault_of_the_server_is_answered_and_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place is free before its text, or its fault, is read: whoever has read it may ask again at once."""
     model: Any = TextModel(MODEL, Faulty(), frozenset({7}))  # type: ignore[arg-type]
+    waiting, put = [], _Ticket.put
+
+    def watched(ticket: _Ticket, content: Any) -> None:
+        waiting.append(desk.waiting)
+        put(ticket, content)
+
+    monkeypatch.setattr(_Ticket, "put", watched)
     with Desk(model, Limits(together=1, waiting=0), Metrics()) as desk:
         offer = Offer(name=MODEL, desk=desk, tokenizer=model.tokenizer, panel=OneProcess(), hosts=["127.0.0.1"])
         with serving(offer) as url:
-            failed, written = (httpx.post(f"{url}/v1/completions", json={"prompt": "a"}) for _ in range(2))
+            failed, written = (post(f"{url}/v1/completions", json={"prompt": "a"}) for _ in range(2))
     assert failed.status_code == 500 and "IndexError: index out of range" in failed.text
     assert written.status_code == 200 and desk.metrics.outcomes == {"failed": 1, "answered": 1}
+    assert waiting == [0, 0]
 
 
 class Stuck:
     """A Writer that waits until it may write."""
 
     def __init__(self) -> None:
-        self.may = threading.Event()
+        self.has_begun, self.may = threading.Event(), threading.Event()
 
     def write(self, ids: Any, num_tokens: int, sampling: Any) -> Iterator[int]:
+        self.has_begun.set()
         assert self.may.wait(LIMIT_S)
         yield 7
 
 
 def test_a_full_queue_and_a_late_text_are_refused_and_a_token_is_needed() -> None:
-    stuck = Stuck()
+    """The late one is written on until the server has ended, which harms nothing."""
+    stuck, num_late = Stuck(), 0
     model: Any = TextModel(MODEL, stuck, frozenset({7}))  # type: ignore[arg-type]
     with Desk(model, Limits(together=1, waiting=0, request_s=0.2), Metrics()) as desk:
         offer = Offer(
             name=MODEL, desk=desk, tokenizer=model.tokenizer, panel=OneProcess(), token="s", hosts=["127.0.0.1"]
         )
-        with serving(offer) as url, httpx.Client(base_url=url, headers={"authorization": "Bearer s"}) as client:
-            late = client.post("/v1/chat/completions", json={"messages": TALK})
-            assert late.status_code == 503 and "not written within 0.2 s" in late.text
+        with (
+            serving(offer) as url,
+            httpx.Client(base_url=url, headers={"authorization": "Bearer s"}, timeout=LIMIT_S) as client,
+        ):
+            while not stuck.has_begun.is_set():  # a busy host may take a text up when it is too late
+                late = client.post("/v1/chat/completions", json={"messages": TALK})
+                assert late.status_code == 503 and "not written within 0.2 s" in late.text
+                num_late += 1
+                wait_for(lambda: stuck.has_begun.is_set() or not desk.waiting, "the writer")
             full = client.post("/v1/chat/completions", json={"messages": TALK})  # the writer still has the first
             assert full.status_code == 429 and full.headers["retry-after"] and "Ask again later" in full.text
-            assert httpx.get(f"{url}/v1/models").status_code == httpx.get(f"{url}/metrics").status_code == 401
+            assert get(f"{url}/v1/models").status_code == get(f"{url}/metrics").status_code == 401
             assert client.get("/v1/models", headers={"host": "elsewhere.example"}).status_code == 400
             assert client.post("/devices/alpha/kill").status_code == 403
-            stuck.may.set()
-        assert desk.metrics.outcomes == {"late": 1, "refused": 1}
+        stuck.may.set()
+        wait_for(lambda: not desk.waiting, "the end of the late text")
+        assert desk.metrics.outcomes == {"late": num_late, "refused": 1}
 
 
 def test_an_encoder_gives_embeddings_and_no_texts() -> None:
@@ -255,16 +276,17 @@ def test_a_signal_ends_the_server_with_nothing_left(end: signal.Signals, more: t
             assert process.stderr is not None
             line = next(line for line in process.stderr if "/v1 and a chat page" in line)
             address = line.split()[3].removesuffix("/v1")
-            assert httpx.get(f"{address}/health").status_code == 200
+            assert get(f"{address}/health").status_code == 200
             children = psutil.Process(process.pid).children(recursive=True)
             assert bool(children) == bool(more)
             if more:
-                text = httpx.post(f"{address}/v1/chat/completions", json={"messages": TALK, **SEEDED}, timeout=LIMIT_S)
+                text = post(f"{address}/v1/chat/completions", json={"messages": TALK, **SEEDED})
                 assert text.json()["choices"][0]["message"]["content"] == expected(TALK)
             process.send_signal(end)
             process.wait(LIMIT_S)
         finally:
             process.kill()
-    assert not [child for child in children if child.is_running()] and not list(tmp_path.iterdir())
+    wait_for(lambda: not [child for child in children if child.is_running()], "the end of its processes")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{address}/health")
+        get(f"{address}/health")

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -115,7 +115,8 @@ class _Ticket:
     is_wanted: threading.Event = field(default_factory=threading.Event)  # set while the client waits
 
     def put(self, content: Piece | WorkbenchError | Refusal) -> None:
-        self.loop.call_soon_threadsafe(self.pieces.put_nowait, content)
+        with suppress(RuntimeError):  # the server has ended, and its loop is closed
+            self.loop.call_soon_threadsafe(self.pieces.put_nowait, content)
 
 
 class Desk:
@@ -186,23 +187,30 @@ class Desk:
 
     def _work(self) -> None:
         while (ticket := self._tickets.get()) is not None:
+            end = None
             try:
                 if ticket.is_wanted.is_set():
-                    self._write(ticket)
+                    end = self._write(ticket)
             finally:
                 with self._lock:
                     self._waiting -= 1
+            if end is not None:  # not before: whoever has it may ask again at once
+                ticket.put(end)
 
-    def _write(self, ticket: _Ticket) -> None:
+    def _write(self, ticket: _Ticket) -> Piece | WorkbenchError | Refusal | None:
+        """Write a text, and return what ends it; None for one that nobody wants any longer."""
         try:
             with closing(self._model.continued(ticket.ids, ticket.settings)) as pieces:
                 for piece in pieces:
+                    if piece.finish:
+                        return piece
                     ticket.put(piece)
                     if not ticket.is_wanted.is_set():
                         break
         except WorkbenchError as error:
-            ticket.put(error)
+            return error
         except Exception as error:  # a fault of ours: this text fails, and the next one finds its thread
             _LOG.exception("A text could not be written")
             problem = f"The server failed at this text: {type(error).__name__}: {error}."
-            ticket.put(Refusal(500, f"{problem} Please report it, with what the server printed."))
+            return Refusal(500, f"{problem} Please report it, with what the server printed.")
+        return None
