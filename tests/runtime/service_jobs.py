@@ -22,7 +22,7 @@ def echo(context: RankContext, payload: None) -> str:
     while (command := commands.get()) != "stop":
         if isinstance(command, tuple):
             name, ranks = command
-            with group(_member(context, ranks), 20.0, name=name):
+            with group(_member(context, ranks), 200.0, name=name):
                 tensor = torch.tensor([float(context.rank)])
                 dist.all_reduce(tensor)
                 context.publish(("sum", tensor.item()))

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import engine_jobs
 import pytest
 import service_jobs
+from ssh_hosts import real_cluster
 
 from tests.waiting import LIMIT_S
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime.engine_service import EngineService
+from workbench.runtime.engine_session import LocalSlot
+from workbench.runtime.engine_slots import Inbox
 from workbench.runtime.engines import EngineCluster
+from workbench.runtime.frames import Message
+from workbench.runtime.messages import CallTable
+from workbench.runtime.pipe_engine import Engine
+from workbench.runtime.ssh_devices import SshEngines, SshSlot
 
 
 def wait_for(service: EngineService, wanted: set[tuple[int, str]]) -> dict[tuple[int, str], object]:
@@ -68,3 +79,71 @@ def test_a_job_that_does_not_end_is_ended(engines: EngineCluster, monkeypatch: p
         service.start(0)
         wait_for(service, {(0, "ready")})
     assert engines.run(engine_jobs.all_reduce, [1] * 3) == [[6.0]] * 3
+
+
+class Once:
+    """An attribute that another thread sets to None as soon as it has been read."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.value = value
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        value, instance.value = instance.value, None
+        return value
+
+
+class EndingEngine(Engine):
+    _channel = Once()
+
+
+class ClosingSlot(SshSlot):
+    connection = Once()
+
+
+class RestartingSlot(LocalSlot):
+    @property
+    def is_alive(self) -> bool:
+        self._pipe = None
+        return False
+
+
+def test_a_command_that_comes_as_its_job_ends_does_not_end_the_engine() -> None:
+    engine, heard = EndingEngine(CallTable({}), 0, 1, lambda engine: None), list[bytes]()
+    engine._channel = SimpleNamespace(command=heard.append)
+    for number in range(2):
+        engine._take(Message("command", 1, b"%d" % number))
+    assert heard == [b"0"]
+
+
+def test_a_device_is_looked_at_while_it_is_restarted() -> None:
+    cluster, heard = real_cluster(), list[str]()
+    slot = RestartingSlot(0, cluster.devices[0], Inbox(2), None)  # type: ignore[arg-type]
+    slot._pipe = SimpleNamespace(hang_up=lambda: heard.append("hang up"))  # type: ignore[assignment]
+    slot.look()
+    assert heard == ["hang up"] and slot._pipe is None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        SshSlot.kill,
+        lambda slot: slot.is_sending,
+        lambda slot: slot.cpu_s,
+        lambda slot: slot.memory,
+        lambda slot: slot.link.name,
+        lambda slot: slot.give_up(ValueError("odd")),
+        lambda slot: slot._write(b"x"),
+    ],
+)
+def test_a_device_whose_connection_is_closed_meanwhile(use: Callable[[SshSlot], object], tmp_path: Path) -> None:
+    engines, used = SshEngines(real_cluster(), tmp_path, CallTable({})), list[str]()
+
+    class Connection:
+        def __getattr__(self, name: str) -> Any:
+            used.append(name)
+            return None if name == "health" else lambda *words, **named: None
+
+    slot = ClosingSlot(0, engines.cluster.devices[0], engines)
+    slot.connection = Connection()
+    use(slot)
+    assert used

@@ -114,7 +114,9 @@ def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: py
     following.connection.close()
 
 
-def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path) -> None:
+def test_a_device_that_is_sent_files_is_not_silent(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent.connection.open()
     job = "workbench.core.job:Job"
     table = CallTable({"workbench.methods.fine_tuning.method:FineTuning.serve_rank": Parts(job, job)})
@@ -138,8 +140,16 @@ def test_a_device_that_is_sent_files_is_not_silent(agent: Agent, tmp_path: Path)
     )
     assert [item.content for item in service.news(0)] == [last]
     assert service.command(0, c.Ping()) and [item.content for item in service.news(0)] == [last]
+    set_result, is_sending = Future.set_result, list[bool]()
+
+    def watched(future: Future[Any], result: Any) -> None:
+        if future is sent:
+            is_sending.append(agent.connection.is_sending)
+        set_result(future, result)
+
+    monkeypatch.setattr(Future, "set_result", watched)
     arrives.set()
-    assert sent.result(LIMIT_S)
+    assert sent.result(LIMIT_S) and is_sending == [False]  # also for whoever has the result first
     assert service.command(0, c.Ping()) and not service.news(
         0
     )  # from here on the engine, which there is none of, has to answer
@@ -207,7 +217,7 @@ def test_a_killed_agent_takes_its_engine_along_and_its_folder_is_swept(agent: Ag
 
 
 def test_a_silent_laptop_is_taken_for_gone(agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "SILENCE_S", 1.0)
+    monkeypatch.setattr(ssh, "SILENCE_S", 2.0)  # a busy host may take its time to start an engine
     agent.connection.open()
     engine = start_sleeper(agent, tmp_path)
     monkeypatch.setattr(ssh.Connection, "post", lambda self, operation, frames=(), **fields: None)

@@ -101,9 +101,9 @@ class PipeSlot(EngineSlot):
 
     def close(self) -> None:
         """Close the connection."""
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        pipe, self._pipe = self._pipe, None  # at once: it may be called in two threads
+        if pipe is not None:
+            pipe.close()
 
     def bring(self, paths: Sequence[Path]) -> None:
         """Do nothing, because the device sees the run's files."""
@@ -184,8 +184,9 @@ class LocalSlot(PipeSlot):
 
     def look(self) -> None:
         """Notice the end of an engine whose own children hold the other end of the pipe."""
-        if self._pipe is not None and not self.why and not self.is_alive:
-            self._pipe.hang_up()
+        pipe = self._pipe  # which a restart may close meanwhile
+        if pipe is not None and not self.why and not self.is_alive:
+            pipe.hang_up()
 
     @property
     def is_alive(self) -> bool:

@@ -289,6 +289,7 @@ class Engine:
         self._ended(self)
 
     def _take(self, message: Message) -> None:
+        channel, waiting = self._channel, self._replies.get(message.number)  # once: the job may end meanwhile
         match message.kind:
             case "hello":
                 self._laptop_folder = Path(message.data.decode())
@@ -297,16 +298,16 @@ class Engine:
                 with suppress(RuntimeSetupError):  # its error is reported when its turn comes
                     self._next = message.number, decode(message.data, CallMessage, "A call").context
                 self._calls.put(message)
-            case "command" if self._channel is not None:
-                self._channel.command(message.data)
+            case "command" if channel is not None:
+                channel.command(message.data)
             case "command" if self._next is not None and is_ping(message.data):
                 # The libraries of a call are still being imported, which takes a slow or a busy device half a minute.
                 number, context = self._next
                 self.send("event", encode_message(self.health.reply(context, read_memory().anonymous_bytes)), number)
             case "stop":
                 self.stopped = message.number
-            case "reply" if message.number in self._replies:
-                self._replies[message.number].put(message.data)
+            case "reply" if waiting is not None:
+                waiting.put(message.data)
 
     @property
     def is_busy(self) -> bool:

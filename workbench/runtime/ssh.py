@@ -63,7 +63,6 @@ class Connection:
         self._urgent: deque[bytes] = deque()
         self._answers: dict[int, tuple[str, Future[Any]]] = {}
         self._pings: dict[int, float] = {}
-        self._files: set[Future[Any]] = set()
         self._number, self._lock = 0, threading.Lock()
         self._heard_s = time.monotonic()
         self._ready, self._closing = threading.Event(), threading.Event()
@@ -130,9 +129,6 @@ class Connection:
             self._number += 1
             number = self._number
             self._answers[number] = operation, future
-            if operation == "begin_file":
-                self._files.add(future)
-                future.add_done_callback(self._files.discard)
         if self.lost is not None:
             self._fail(number, self.lost)
         request = _frame(JSON, json.dumps({"id": number, "op": operation, **fields}).encode())
@@ -147,7 +143,7 @@ class Connection:
     @property
     def is_sending(self) -> bool:
         """Return whether files are being sent.  Everything but this connection's own pings waits behind them."""
-        return bool(self._files)
+        return any(operation == "begin_file" for operation, _ in list(self._answers.values()))
 
     def send_file(self, path: Path, place: str) -> Future[Any]:
         """Send a file and return a future for the agent's confirmation.  An incomplete file never appears on the
@@ -302,8 +298,8 @@ class Connection:
         answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
         if future is None or not isinstance(message, answers):
             raise frames.foreign("an answer of the agent", f"number {message.id} was not asked for, or not so")
-        # A future whose reply is invalid remains, and fails with the connection.
-        match message:
+        found, refusal = None, None
+        match message:  # a future whose reply is invalid remains, and fails with the connection
             case frames.Echo():
                 sent_s, now_s = self._pings.pop(message.id, 0.0), time.monotonic()
                 if not sent_s:
@@ -312,15 +308,18 @@ class Connection:
                 if (now_s - sent_s) / 2 < self.clock_bound_s:
                     self.clock_bound_s = (now_s - sent_s) / 2
                     self.clock_offset_s = (sent_s + now_s) / 2 - message.clock_s
-                future.set_result(None)
             case frames.Refusal():
                 todo = shown(message.todo, 500) or "See `workbench kit check`."
                 request = f"Device '{self.name}' was being used."
-                future.set_exception(RuntimeSetupError(request, shown(message.error, 500), todo))
+                refusal = RuntimeSetupError(request, shown(message.error, 500), todo)
             case frames.Answer():
                 expected = f"what device '{self.name}' answers to {operation}"
-                future.set_result(frames.decode_json(message.found, frames.ANSWERS[operation], expected))
-        del self._answers[message.id]
+                found = frames.decode_json(message.found, frames.ANSWERS[operation], expected)
+        del self._answers[message.id]  # before: whoever has the reply may ask whether files are being sent
+        if refusal is None:
+            future.set_result(found)
+        else:
+            future.set_exception(refusal)
 
     def _hear_errors(self) -> None:
         assert self._process.stderr is not None

@@ -272,7 +272,8 @@ class Agent:
         ]
         bits = read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip()  # a Raspberry Pi's
         now = int(bits, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]+", bits) else 0
-        pages = read_text(f"/proc/{self.engine.pid}/statm").split() if self.engine is not None else ()
+        engine = self.engine  # `facts` is another thread's
+        pages = read_text(f"/proc/{engine.pid}/statm").split() if engine is not None else ()
         return {
             "temperature_c": max(heat) if heat else None,
             "throttled": ", ".join(

@@ -60,7 +60,7 @@ class SshSlot(EngineSlot):
     def __init__(self, rank: int, device: Device, engines: SshEngines) -> None:
         super().__init__(rank, device, engines.inbox)
         self._engines = engines
-        self.connection: Connection | None = None
+        self.connection: Connection | None = None  # each method reads it once: another thread may close it meanwhile
         self.killed_s: float | None = None
         self._files = KeptFiles(engines.folder, engines.inbox.most_bytes)
         self._is_fetching = False
@@ -68,26 +68,28 @@ class SshSlot(EngineSlot):
     @property
     def link(self) -> Connection:
         """Return the connection.  Raises DeviceLostError without one."""
-        if self.connection is None:
+        connection = self.connection
+        if connection is None:
             raise DeviceLostError(
                 f"Device '{self.device.name}' was being used.",
                 f"It is lost: {self.why or 'no connection'}",
                 "Run again.",
             )
-        return self.connection
+        return connection
 
     def open(self) -> None:
         """Connect if necessary, and start the engine without waiting for it.  Raises RuntimeSetupError."""
-        if self.connection is None or self.connection.lost is not None:
+        connection = self.connection
+        if connection is None or connection.lost is not None:
             command = self._engines.command_of(self.device)
-            self.connection = Connection(self.device.name, command, self._take)
-            self.connection.open(owner=f"{getpass.getuser()} on {platform.node()}")
-            self._engines.certify(self.connection)
+            connection = self.connection = Connection(self.device.name, command, self._take)
+            connection.open(owner=f"{getpass.getuser()} on {platform.node()}")
+            self._engines.certify(connection)
         environment = {"WORKBENCH_IMPORTS": " ".join(self._engines.imports)}
         environment |= {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        environment["PYTHONPATH"] = bring_code(self.connection)
-        python = self.device.python or environment_python(self.connection)
-        self.connection.ask("start", python=python, module=_ENGINE, environment=environment)
+        environment["PYTHONPATH"] = bring_code(connection)
+        python = self.device.python or environment_python(connection)
+        connection.ask("start", python=python, module=_ENGINE, environment=environment)
         self.send("hello", str(self._engines.folder).encode())
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -109,9 +111,10 @@ class SshSlot(EngineSlot):
 
     def kill(self) -> None:
         """End the engine at once.  A device that does not report the engine's end counts as lost (see look)."""
-        if self.connection is not None:
+        connection = self.connection
+        if connection is not None:
             self.killed_s = self.killed_s or time.monotonic()
-            self.connection.post("signal_engine", name="kill")
+            connection.post("signal_engine", name="kill")
 
     def freeze(self) -> None:
         """Suspend the engine without ending it."""
@@ -119,7 +122,8 @@ class SshSlot(EngineSlot):
 
     def look(self) -> None:
         """Close the connection of a device that has not reported the end of its killed engine in time."""
-        if self.killed_s is not None and time.monotonic() - self.killed_s > _KILL_S and self.connection is not None:
+        killed_s = self.killed_s
+        if killed_s is not None and time.monotonic() - killed_s > _KILL_S and self.connection is not None:
             threading.Thread(target=self.close, daemon=True).start()
             self.killed_s, self.why = None, "it cannot be reached."
             self.inbox.put(self.rank, "died", self.why)
@@ -132,19 +136,22 @@ class SshSlot(EngineSlot):
     @property
     def is_sending(self) -> bool:
         """Return whether files are on their way."""
-        return self.connection is not None and self.connection.is_sending
+        connection = self.connection
+        return connection is not None and connection.is_sending
 
     @property
     def cpu_s(self) -> float:
         """Return the processor seconds of the engine that the device last reported."""
-        return 0.0 if self.connection is None else self.connection.cpu_s
+        connection = self.connection
+        return 0.0 if connection is None else connection.cpu_s
 
     @property
     def memory(self) -> MemoryReading | None:
         """Return the resident memory of the engine that the device last reported."""
-        if self.connection is None:
+        connection = self.connection
+        if connection is None:
             return None
-        health = self.connection.health
+        health = connection.health
         return MemoryReading(rss_bytes=0 if health is None else health.rss_bytes, peak_rss_bytes=0, data_bytes=0)
 
     def bring(self, paths: Sequence[Path]) -> None:
@@ -162,11 +169,12 @@ class SshSlot(EngineSlot):
 
     def give_up(self, error: BaseException) -> None:
         """End the connection because of an error that concerns only this device."""
-        if self.connection is not None:
+        connection = self.connection
+        if connection is not None:
             problem, todo = (
                 (error.found, error.todo) if isinstance(error, WorkbenchError) else (str(error), "Check it.")
             )
-            self.connection.give_up(Failure(problem, todo))
+            connection.give_up(Failure(problem, todo))
 
     def _give_up_for(self, answer: Future[Any]) -> None:
         error = answer.exception()
@@ -174,8 +182,9 @@ class SshSlot(EngineSlot):
             self.give_up(error)
 
     def _write(self, data: bytes) -> None:
-        if self.connection is not None:
-            self.connection.to_engine(data)
+        connection = self.connection
+        if connection is not None:
+            connection.to_engine(data)
 
     # In the reading thread.
 
@@ -374,7 +383,8 @@ class SshEngines(Engines):
     @property
     def clock_bound_s(self) -> float:
         """Return the uncertainty of the devices' clock offsets in seconds."""
-        return max(slot.connection.clock_bound_s if slot.connection is not None else 0.0 for slot in self.slots)
+        connections = [slot.connection for slot in self.slots]
+        return max(0.0 if connection is None else connection.clock_bound_s for connection in connections)
 
     @property
     def notes(self) -> tuple[str, ...]:
