@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import typer.testing
 
+import workbench.cli  # noqa: F401  # its folder for torch's compiler is in the cache, which a test may move later
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_made_once() -> Iterator[None]:

@@ -22,12 +22,13 @@ import pytest
 from tiny_job import CLUSTER_FILE, write_data
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S
 from workbench.core.errors import CacheError
 from workbench.core.job import Job
 from workbench.core.serial import to_json
 from workbench.methods.common.folder import begin_folder, holds_run
 
-HANGS_AFTER_S = 120
+HANGS_AFTER_S = int(LIMIT_S)
 LINK = '[[link]]\nfrom = "{}"\nto = "{}"\nbandwidth_mbit_per_s = {}'
 TEXTS = {
     "long": "a" * 300,

@@ -15,6 +15,7 @@ from ssh_hosts import WHY_NOT, best_hosts, home, over_pipes, real_cluster
 from tiny_job import two_devices
 
 from tests.experiment.running import SLOW, at, losses, run
+from tests.waiting import wait_for
 from workbench import experiment
 from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
@@ -139,7 +140,8 @@ def test_real_devices_over_ssh_go_on_likewise(
     assert "beta is lost, in step" in told(report)
     assert "clocks are aligned with this machine's" in told(report)
     assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(unbroken)], rel=1e-5)
-    assert not [path for name in names for path in (home(homes, name) / ".workbench-kit/runs").iterdir()]
+    runs = [home(homes, name) / ".workbench-kit/runs" for name in names]
+    wait_for(lambda: not any(list(folder.iterdir()) for folder in runs), "the end of the runs' folders")
 
 
 def steady(kind_s: float) -> Grid:

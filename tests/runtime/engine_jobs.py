@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from workbench.core.errors import GroupNotFormedError, PlanError
 from workbench.runtime.context import RankContext
@@ -92,6 +95,16 @@ def train_for_ever(context: RankContext, timeout_s: float) -> str:
             context.publish({"epoch": 1, "step": step})
             step += 1
             time.sleep(0.01)
+
+
+def freeze_in_a_step(context: RankContext, freezing: int) -> None:
+    """Add up twice.  One device freezes in between; the others wait for it until the group's time-out."""
+    with group(context, 200.0):
+        dist.all_reduce(torch.ones(1))
+        if context.rank == freezing:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        distributed_c10d._set_pg_timeout(timedelta(seconds=2.0))
+        dist.all_reduce(torch.ones(1))
 
 
 def sleep_deaf(context: RankContext, seconds: float) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from workbench.core import Cluster, Device, Link
-from workbench.runtime.engine_session import EngineSession
+from workbench.runtime.engine_session import EngineSession, LocalSlot
 from workbench.runtime.engine_slots import Inbox
 from workbench.runtime.engine_starter import EnginesLate
 
@@ -13,7 +13,8 @@ CLUSTER = Cluster(
 )
 
 
-def test_being_late_is_said_with_what_to_do() -> None:
+def test_being_late_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSlot, "_take_message", lambda slot, message: None)  # otherwise it may be up at once
     session = EngineSession(CLUSTER, "paced", Inbox(1))
     with pytest.raises(EnginesLate, match=r"cluster 'one'.*not up after 0 s.*try again"):
         session.open(0.0)

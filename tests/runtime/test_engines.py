@@ -175,14 +175,8 @@ def test_killed_engine_is_named_while_the_others_hang(engines: EngineCluster) ->
 
 
 def test_frozen_engine_is_named(engines: EngineCluster) -> None:
-    pids = engines.engine_pids
-
-    def freeze(rank: int, event: Any) -> None:
-        if event["step"] == 2 and rank == 0:
-            os.kill(pids[2], signal.SIGSTOP)
-
     with pytest.raises(DeviceLostError, match=r"'device-2' .*fell silent"):
-        engines.run(engine_jobs.train_for_ever, [2.0] * 3, on_event=freeze)
+        engines.run(engine_jobs.freeze_in_a_step, [2] * 3)
     assert works_again(engines)
 
 
@@ -229,10 +223,10 @@ def test_pool_keeps_engines(make_cluster: Callable[..., Cluster]) -> None:
     try:
         first = pool.acquire(make_cluster(1), "paced")
         assert pool.acquire(make_cluster(1), "paced") is first
-        pids = first.engine_pids
+        engines = [ProcessId.of(pid) for pid in first.engine_pids]
         other = pool.acquire(make_cluster(1, mbit_per_s=10), "paced")
         assert other is not first
-        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+        assert engines and all(engine.wait(LIMIT_S) for engine in engines)
     finally:
         pool.stop()
     assert other.engine_pids == ()

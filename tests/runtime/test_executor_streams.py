@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import on_executors, program
+from gloo_pairs import on_executors, on_ranks, program
 
 from tests.waiting import LIMIT_S
 from workbench.core.costs import Spec
@@ -20,6 +20,8 @@ from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, O
 from workbench.core.timeline import Span
 from workbench.profiler.processors import Place
 from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.pacing import Pacer
+from workbench.runtime.transport import Transport
 from workbench.schedules import check
 from workbench.schedules.tensor import split_heads
 from workbench.simulator import simulate
@@ -55,21 +57,31 @@ def only(executions: list[Execution]) -> Execution:
 
 
 def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
-    """Each waits for the other's operation to have begun: this ends only if they overlap."""
-    schedule = split_heads((1, 1))
+    """Each waits for the other's operation to have begun, and then sleeps as long as the other: this ends only if they
+    overlap."""
+    schedule, now_s = split_heads((1, 1)), [0.0]
     both = threading.Barrier(2, timeout=LIMIT_S)
+
+    def sleep(seconds: float) -> None:
+        end_s = now_s[0] + seconds
+        both.wait()
+        now_s[0] = max(now_s[0], end_s)
 
     def attend(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
         both.wait()
         return ones(made, reads)
 
-    made = program(schedule, small, ATTN=0.05, MLP=0.01)
+    def work(rank: int, transport: Transport) -> Execution:
+        pacer = Pacer(1.0, clock=lambda: now_s[0], sleep=sleep)
+        return Executor(rank, transport, pacer).run(made, handlers, inputs)
+
+    made = program(schedule, small, ATTN=0.05)
     inputs = {Value("hidden", 0, 0): torch.ones(WIDTH), Value("ghidden", 1, 0): torch.ones(WIDTH)}
     handlers = {"ATTN": attend, "MLP": ones, "MLPB": ones, "ATTNB": ones}
-    done = only(on_executors(1, lambda executor: executor.run(made, handlers, inputs)))
+    done = only(on_ranks(1, work))
     first, second = (span for span in done.spans if span.op.kind == "ATTN")
     assert {first.op.stream, second.op.stream} == {"compute", "compute1"}
-    assert min(first.end_s, second.end_s) - max(first.start_s, second.start_s) >= 0.04, "paced side by side"
+    assert (first.start_s, first.end_s) == (second.start_s, second.end_s) == (0.0, 0.05), "paced side by side"
 
 
 def test_a_collective_overlaps_with_compute() -> None:
