@@ -70,9 +70,6 @@ def jupyterlab(folder: Path, notebooks: list[Path], variables: dict[str, str] = 
     left_out = folder / "left-out"
     left_out.mkdir()
     (left_out / "rfc3987_syntax.py").write_text("raise ImportError('left out by the tests')\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     token = secrets.token_hex(16)
     environment = os.environ | {
         **variables,
@@ -94,6 +91,10 @@ def jupyterlab(folder: Path, notebooks: list[Path], variables: dict[str, str] = 
         "--expose-app-in-browser",
         "--ip=127.0.0.1",
     ]
+    probe = socket.socket()  # bound, but not listening, until the server does both: no other process gets the port
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
     command += [
         f"--port={port}",
         "--port-retries=0",
@@ -106,7 +107,7 @@ def jupyterlab(folder: Path, notebooks: list[Path], variables: dict[str, str] = 
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=work, start_new_session=True
     )
     try:
-        with _killed_with_us(folder):
+        with _killed_with_us(folder), probe:
             wait_until(
                 lambda: _answers(f"http://127.0.0.1:{port}/api/status?token={token}", server), "JupyterLab to answer"
             )
@@ -153,7 +154,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
         server.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         server.kill()
-    _, left = psutil.wait_procs(family, timeout=60)
+    _, left = psutil.wait_procs(family, timeout=LIMIT_S)
     names = [f"{process.pid} {process.name()}" for process in left if process.is_running()]
     for process in left:
         process.kill()
@@ -294,8 +295,8 @@ class Notebook:
             ]
         # Asked in the page: to send all its text takes the driver seconds.
         shown = "return arguments[0].filter(words => document.body.innerText.includes(words))"
-        found += self.js(shown, ["Error displaying widget", "Error creating widget", "Loading widget"])
-        return found
+        wait_until(lambda: not self.js(shown, ["Loading widget"]), "the widgets to be shown")
+        return found + self.js(shown, ["Error displaying widget", "Error creating widget"])
 
     def barriers(self) -> list[str]:
         """Return what axe-core calls serious or critical in the widgets, or in the text of a page without any, for
@@ -310,7 +311,7 @@ class Notebook:
     def named(self, css: str, tooltip: str) -> WebElement:
         """Return the element of the widget with this tooltip, scrolled into sight."""
         named = f'{css}[title="{tooltip}"], :has(> label[title="{tooltip}"]) {css}'
-        element = self.driver.find_element(By.CSS_SELECTOR, named)
+        [element, *_] = wait_until(lambda: self.driver.find_elements(By.CSS_SELECTOR, named), f"'{tooltip}'")
         self.js("arguments[0].scrollIntoView({block: 'center'})", element)
         return element
 

@@ -82,7 +82,7 @@ def test_runs_are_chosen_drawn_tagged_and_removed(lab: Lab, tmp_path: Path) -> N
         for name in ("wide", "narrow"):
             choose(notebook, name)
         wait_until(lambda: traces(notebook) == ["wide", "narrow"], "both runs in the figure")
-        assert "reduction" in notebook.text_of(".widget-html table")
+        wait_until(lambda: "reduction" in notebook.text_of(".widget-html table"), "the table of what differs")
         assert notebook.barriers() == []
         for width, theme in ((WIDTH, "Light"), (1024, "Light"), (1024, "Dark")):
             driver.set_window_size(width, HEIGHT)

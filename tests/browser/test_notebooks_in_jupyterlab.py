@@ -122,7 +122,7 @@ def try_live_view_without_kernel(notebook: Notebook) -> None:
 
 def try_player(notebook: Notebook) -> None:
     names = "return [...document.querySelectorAll('.widget-play button')].map(one => one.ariaLabel)"
-    assert {"Play", "Stop"} <= set(notebook.js(names))
+    wait_until(lambda: {"Play", "Stop"} <= set(notebook.js(names)), "the player's buttons")
     before = notebook.text_of("[aria-live] table")
     move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 25)
     wait_until(lambda: notebook.text_of("[aria-live] table") != before, "the player to move")
@@ -390,11 +390,19 @@ def menu_of(notebook: Notebook, label: str) -> Select:
 
 def try_adviser(notebook: Notebook) -> None:
     """Another goal ranks anew; another combination is explained, and its command copied."""
-    wait_until(lambda: "Best for time" in notebook.text_of(".widget-html"), "the advice that the cell asked for")
+    idle = """
+        const buttons = [...document.querySelectorAll('button.jupyter-button')];
+        return buttons.some(one => one.textContent.trim() === 'Advise' && !one.disabled);
+    """
+
+    def has_advised(goal: str) -> bool:
+        return f"Best for {goal}" in notebook.text_of(".widget-html") and notebook.js(idle)
+
+    wait_until(lambda: has_advised("time"), "the advice that the cell asked for")
     notebook.shoot("adviser")
     menu_of(notebook, "What counts").select_by_visible_text("memory")
     notebook.press("Advise")
-    wait_until(lambda: "Best for memory" in notebook.text_of(".widget-html"), "advice on memory")
+    wait_until(lambda: has_advised("memory"), "advice on memory")
     combinations = menu_of(notebook, "Combination")
     names = [option.text for option in combinations.options]
     combinations.select_by_index(next(number for number, name in enumerate(names) if "Confidant" in name))

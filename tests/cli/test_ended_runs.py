@@ -87,7 +87,9 @@ def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> I
 
         process = command.start("--resume", before=without_network(loopback=True))
         lines = command.wait_for_an_epoch(process)
+        os.killpg(process.pid, signal.SIGSTOP)  # so that it has not ended before all of it has been looked at
         family, ports = command.listening()
+        os.killpg(process.pid, signal.SIGCONT)
         said, told = process.communicate(timeout=LIMIT_S)
         finished = End(
             said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors()

@@ -18,6 +18,7 @@ from workbench.cli.doctor import TORCH_FOR_ARMV8_0
 from workbench.cli.output import INTERRUPTED
 from workbench.core.cluster import Device
 from workbench.runtime import ssh_login
+from workbench.runtime.ssh import Connection
 
 
 def refusing(log: str, code: int = 255, said: str = "") -> str:
@@ -161,6 +162,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     (folder / "kit.toml").write_text('[defaults]\nmodel = "rpi-4b-m"\n' + "".join(with_python))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ssh_login, "agent_command", command)
+        patched.setattr(Connection.open, "__defaults__", ("", LIMIT_S))  # all begin at once, and the host may be busy
+        patched.setattr("workbench.cli.kit.ANSWER_S", LIMIT_S)
         patched.setenv("WORKBENCH_CACHE", str(folder / "cache"))
         return {
             finding["device"]: finding
