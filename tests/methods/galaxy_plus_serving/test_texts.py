@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import plans_for
 from tests.waiting import wait_for
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.inference import InferencePlan
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.prepare import random_requests
@@ -20,6 +23,7 @@ from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
+from workbench.methods.galaxy_plus.serving.text_policy import DeviceWriter
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model
 from workbench.models.sharding import model_layout
@@ -156,3 +160,10 @@ def test_a_stream_is_served_for_models_without_a_limit_and_of_pictures(model: st
     assert len(report.requests) == 3 and not report.num_wrong and not report.num_lost
     with pytest.raises(ConfigError, match="Its pictures have 17" if layout.family.reads_images else "one at least"):
         random_requests(layout, 0)
+
+
+def test_a_text_that_comes_after_the_service_has_ended_does_not_wait() -> None:
+    ended: Any = SimpleNamespace(inbox=Queue(), error=RuntimeSetupError("A text was to be written.", "It has ended."))
+    writer = DeviceWriter(model_layout("tiny-llama-2"), [], ended)
+    with pytest.raises(RuntimeSetupError, match="It has ended"):
+        next(writer.write([1], 4, Sampling()))

@@ -70,13 +70,10 @@ class Text:
 
 
 class DeviceWriter:
-    """A models.text.Writer on the devices of a service.
+    """A models.text.Writer on the devices of a service.  policy: the service's."""
 
-    inbox: the texts that the service has yet to write.
-    """
-
-    def __init__(self, layout: ModelLayout, ends: Sequence[int], inbox: queue.Queue[Text]) -> None:
-        self._layout, self._inbox = layout, inbox
+    def __init__(self, layout: ModelLayout, ends: Sequence[int], policy: TextPolicy) -> None:
+        self._layout, self._policy = layout, policy
         self.rules = GenerationRules(layout.name)
         self.ends = frozenset((*self.rules.ends, *ends))
 
@@ -87,7 +84,9 @@ class DeviceWriter:
         start = (self.rules.start_id or 0,) if self._layout.has_decoder else ()
         require_room(len(ids), 0 if start else num_tokens, self._layout.max_length or len(ids) + num_tokens)
         text = Text(tuple(ids), start, num_tokens, tuple(self.ends), sampling)
-        self._inbox.put(text)
+        self._policy.inbox.put(text)
+        if self._policy.error is not None:  # nobody may look into the inbox any more
+            raise self._policy.error
         try:
             while (token := text.out.get(timeout=WAIT_S)) is not None:
                 if isinstance(token, Exception):
@@ -108,16 +107,16 @@ class TextPolicy(ServingPolicy):
     place_draft: returns the round of the device that guesses tokens, of the plan's first and the others that may.
     passes: those that checked guesses.
 
-    inbox: texts that wait.  actions: (rank, what happens to it), from the page.  has_ended: whether the
-    service is over.  num_again: texts that were continued after a loss.
+    inbox: texts that wait.  actions: (rank, what happens to it), from the page.  error: the one that
+    ended the service.  num_again: texts that were continued after a loss.
     """
 
-    inbox: queue.Queue[Text]
+    inbox: queue.Queue[Text] = field(default_factory=queue.Queue)
     place_draft: Callable[[InferencePlan, Ranks], Round | None] = lambda plan, others: None
     passes: Passes = field(default_factory=Passes)
     actions: queue.Queue[tuple[int, Action]] = field(default_factory=queue.Queue)
     num_again: int = 0
-    has_ended: bool = False
+    error: Exception | None = None
 
     _texts: dict[int, Text] = field(default_factory=dict)  # by number, until they are written
     _num_ordered: int = 0
@@ -213,7 +212,8 @@ class TextPolicy(ServingPolicy):
         return as_plan(plan, self.stacks)
 
     def fail(self, error: Exception) -> None:
-        """End the texts that wait: the service has ended."""
+        """End the texts that wait, and all that still come: the service has ended."""
+        self.error = error  # first: a text comes either before the last look into the inbox, or after this
         texts = [*self._texts.values()]
         while not self.inbox.empty():
             texts.append(self.inbox.get_nowait())

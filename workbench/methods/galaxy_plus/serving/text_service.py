@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,7 +37,7 @@ from workbench.methods.galaxy_plus.serving.text_plans import (
     planned_lengths,
     text_planner,
 )
-from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, Text, TextPolicy
+from workbench.methods.galaxy_plus.serving.text_policy import MOST_TEXTS, DeviceWriter, TextPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.configuration import require_generating
@@ -144,7 +143,6 @@ def text_service(
             draft_costs=None if choice is None else costs,
         )
         service = stack.enter_context(engines.service(serve_worker, [setup] * cluster.world_size))
-        inbox: queue.Queue[Text] = queue.Queue()
         is_over = threading.Event()
         policy = TextPolicy(
             fleet=fleet_for(service, cluster, FaultSchedule(()), settings),
@@ -157,14 +155,13 @@ def text_service(
             num_steps=MOST_TEXTS,
             requests=(_warm_up(layout),),
             is_over=lambda now_s: is_over.is_set(),
-            inbox=inbox,
             place_draft=_placing(drafts, cluster, say),
         )
         thread = threading.Thread(target=_work, args=(policy, is_over), name="coordinator", daemon=True)
         thread.start()
         try:
             yield TextService(
-                writer=DeviceWriter(layout, ends, inbox),
+                writer=DeviceWriter(layout, ends, policy),
                 policy=policy,
                 cluster=cluster,
                 fidelity=engines.fidelity,
@@ -202,7 +199,6 @@ def _work(policy: TextPolicy, is_over: threading.Event) -> None:
         run_service(policy)
     except Exception as found:  # of any kind: the texts that wait must hear of it
         error = found
-    policy.has_ended = True
     policy.fail(error)
 
 
