@@ -9,10 +9,11 @@ import pytest
 from methods.conftest import four_devices
 from methods.p_rge.worlds import STEPS, chain, prepared_job, profile_for, shared
 from workbench.core import Plan
+from workbench.core.schedule import STEP
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.rank_job import Change, QueryShape, planned_step
-from workbench.methods.p_rge.worker import load_model
+from workbench.methods.p_rge.rank_job import Change, QueryResult, QueryShape, planned_step
+from workbench.methods.p_rge.worker import QueryHandlers, StageCompute, load_model
 from workbench.runtime.messages import decode, encode
 
 MODELS = ("tiny-llama", "tiny-t5", "tiny-bert")
@@ -44,6 +45,27 @@ def test_the_hidden_states_are_of_the_models_type(precision: str, compute_dtype:
     model = load_model(prepared)
     assert prepared.crossing.dtype == str(model.dtype).removeprefix("torch.")
     assert prepared.crossing.hidden_size == model.backbone.hidden_size
+
+
+def test_a_finished_steps_losses_are_not_known_as_those_of_the_next_one() -> None:
+    """A device that learns between two steps that another is lost knows no loss of the second."""
+    prepared, cluster = prepared_job(), four_devices()
+    job = PRGE().rank_job(prepared, profile_for(prepared, cluster), cluster, shared(4))
+    step, result, contents = job.query_step(), QueryResult(rank=0), {}
+    handlers = QueryHandlers(
+        rank=0,
+        rank_job=job,
+        query_step=step,
+        compute=StageCompute(job, 0, 6),
+        batch=job.batch(job.phases()[0].steps(0)[0]),
+        step=0,
+        result=result,
+        wants_pause=lambda: False,
+    )
+    for op in step.schedule.ops[0]:
+        reads = [contents.get(value) for value in op.reads]
+        contents |= zip(op.writes, handlers.table()[op.kind](op, reads), strict=True)
+        assert bool(result.losses) == (op.kind == "F") and len(result.records) == (op.kind == STEP)
 
 
 def test_packs_take_the_place_of_rows() -> None:

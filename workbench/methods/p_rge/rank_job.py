@@ -290,8 +290,8 @@ class QueryResult(RankResult):
 
     records: records of the finished steps.
 
-    losses: the last step's losses that this device knows, by part.  nbytes: bytes sent, in total, and memory readings,
-    by name.
+    losses: those that this device knows of the step after them, by part.  nbytes: bytes sent, in total, and memory
+    readings, by name.
     """
 
     records: list[StepLog] = field(default_factory=list)

@@ -161,6 +161,7 @@ class QueryHandlers:
         self.compute.model.trainables.apply(record)
         self.compute.num_steps += 1
         self.result.records.append(record)
+        self.result.losses = {}  # if a device is lost before the next step begins here, nothing is known of that step
         return (None,)
 
     def _know(self, part: int, losses: Tensor) -> None:
