@@ -81,6 +81,19 @@ def test_the_kernel_stays_free_and_stop_ends_the_run() -> None:
     assert not panel.running and not panel.run_button.disabled
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceLostError("Device 'beta' was lost", "at step 3.")])
+def test_stop_pressed_while_a_run_ends_says_nothing_over_its_outcome(error: BaseException) -> None:
+    def fail(progress: Callable[[Event], None]) -> None:
+        raise error
+
+    panel = panel_of(Runner(fail))
+    panel.message.observe(lambda _: panel.stop(), names="value")  # as the outcome is shown
+    panel.run_button.click()
+    panel.wait()
+    assert "Stopping" not in panel.message.value
+    assert ("Stopped." if isinstance(error, KeyboardInterrupt) else "was lost") in panel.message.value
+
+
 def test_resume_goes_on_with_the_very_run_that_was_interrupted() -> None:
     def fail(progress: Callable[[Event], None]) -> None:
         raise DeviceLostError("Device 'beta' was lost", "at step 3.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -190,7 +191,7 @@ class RunPanel(Panel):
         self._fidelity, self._runner, self._chosen_plan, self._tracker = fidelity, runner, chosen_plan, tracker
         self._thread: threading.Thread | None = None
         self._running = False
-        self._enabling = threading.RLock()  # the run's thread and the kernel's both set the buttons
+        self._changing = threading.RLock()  # the run's thread and the kernel's both change what is shown
         self._stop = threading.Event()
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
@@ -224,18 +225,21 @@ class RunPanel(Panel):
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
-        try:
-            if self.running:
-                raise RuntimeSetupError("A run was asked for.", "One is in progress.", "Wait for it, or press Stop.")
-            self.message.clear()
-            self.live.show({})
-            self.result.value, self.trace.layout.display = Markup(), "none"  # no old result under a new error
-            described = self._described()
-        except Exception as error:  # nobody would see the error of a callback
-            self.message.show_exception(error)
-            return
-        self._stop.clear()
-        self._enable(running=True)  # before the thread starts, which may end at once
+        with self._changing:
+            try:
+                if self.running:
+                    raise RuntimeSetupError(
+                        "A run was asked for.", "One is in progress.", "Wait for it, or press Stop."
+                    )
+                self.message.clear()
+                self.live.show({})
+                self.result.value, self.trace.layout.display = Markup(), "none"  # no old result under a new error
+                described = self._described()
+            except Exception as error:  # nobody would see the error of a callback
+                self.message.show_exception(error)
+                return
+            self._stop.clear()
+            self._enable(running=True)  # before the thread starts, which may end at once
         self._thread = threading.Thread(
             target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True
         )
@@ -244,8 +248,9 @@ class RunPanel(Panel):
     def stop(self) -> None:
         """End the run at its next event, as Ctrl-C would."""
         self._stop.set()
-        if self.running:
-            self.message.say("Stopping at the next step ...")
+        with self._changing:
+            if self.running:
+                self.message.say("Stopping at the next step ...")
 
     def wait(self) -> None:
         """Wait until the panel's thread is done."""
@@ -315,21 +320,24 @@ class RunPanel(Panel):
         return report
 
     def _work(self, described: Described, mode: Mode, resume: bool) -> None:
+        show: Callable[[], None]
         try:
             report = self._report_of(described, mode, resume=resume, view=self.live)
-            self.message.clear()
-            self.result.value = report_table(report)._repr_html_()
-            self.trace.layout.display = "" if report.timelines else "none"
+            show = partial(self._show, report, report_table(report)._repr_html_())
+        except KeyboardInterrupt:
+            words = "Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step."
+            show = partial(self.message.say, words)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                self.message.say(
-                    "Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step."
-                )
-            else:
-                self.message.show_exception(error)
-        finally:
+            show = partial(self.message.show_exception, error)
+        with self._changing:  # Stop says nothing over the outcome
             self._enable(running=False)
+            show()
             self.keep(self.live.still + Markup(self.result.value))
+
+    def _show(self, report: Report, table: str) -> None:
+        self.message.clear()
+        self.result.value = table
+        self.trace.layout.display = "" if report.timelines else "none"
 
     def _trace(self) -> tuple[str, str]:
         """Return the file's name and text of the newest report's timelines."""
@@ -345,7 +353,7 @@ class RunPanel(Panel):
 
     def _enable(self, *, running: bool | None = None) -> None:
         """Enable the buttons that can be pressed now.  running: a run begins or has ended; None: as before."""
-        with self._enabling:
+        with self._changing:
             self._running = self._running if running is None else running
             is_valid = self._job_form.is_valid and self._cluster_form.is_valid
             self.simulate_button.disabled = self.run_button.disabled = self._running or not is_valid
