@@ -7,6 +7,7 @@ by what its link takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import median
@@ -109,7 +110,9 @@ def _messages(context: RankContext, asked: tuple[tuple[int, ...], int, int, int]
     sizes, repeats, source, to = asked
     with paced_group(context) as links:
         repeated = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(repeats)]
-    return [[sample.nbytes, sample.seconds] for samples in repeated for sample in samples]
+    # An answer that this computer delayed would make its message shorter than the link lets it be.
+    answer_s = min((sample.answer_s for samples in repeated for sample in samples), default=0.0)
+    return [[one.nbytes, replace(one, answer_s=answer_s).seconds] for samples in repeated for one in samples]
 
 
 def fresh_probes(draws: Random, cluster: Cluster, rank: int, host: HostProfile, most_s: float) -> list[Probe]:

@@ -174,7 +174,7 @@ def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole:
     left by then.
     """
     kill = adding(Fault(kind="kill", rank=1, start=2, unit="step"))
-    report = experiment.run(job, two_devices(share=0.1), workdir=tmp_path, fidelity="paced", progress=kill)
+    report = experiment.run(job, two_devices(share=0.05), workdir=tmp_path, fidelity="paced", progress=kill)
     assert "beta is lost" in " ".join(report.notes)
     assert losses(report)[0] == pytest.approx(losses(whole)[0], rel=1e-5)
     assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4

@@ -13,6 +13,7 @@ from tiny_job import tiny_job, write_data
 
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import serve_with_little
+from tests.waiting import LIMIT_S
 from workbench import experiment
 from workbench.assets.fetch import asset_path
 from workbench.cli.output import summary
@@ -204,7 +205,7 @@ def test_too_little_memory(data: Path, engines: EngineCluster) -> None:
     with pytest.raises(PlanError, match=r"Device 'device-\d'.*MB"):
         experiment.run(whole, of_another_make(four_devices(memory_bytes=MEMORY_BYTES)), "simulate")
     policy = run_of(whole, of_another_make(four_devices()))
-    setup = SessionSetup(model=str(folder), cluster=policy.job.cluster, timeout_s=10.0, is_run=True)
+    setup = SessionSetup(model=str(folder), cluster=policy.job.cluster, timeout_s=LIMIT_S, is_run=True)
     with (
         pytest.raises(MemoryBudgetError, match=r"Device 'device-\d' asked for"),
         engines.service(serve_with_little, [setup] * 4) as devices,
@@ -222,7 +223,7 @@ def run_of(job: Job, cluster: Cluster, notify: Callable[[Event], None] = ignore)
     method = GalaxyPlus()
     prepared = method.prepare(job, ignore)
     plan = method.plan(prepared, method.profile(prepared, cluster, ignore, emulated=False), cluster)
-    return RunPolicy(list_job(prepared, cluster, plan, timeout_s=10.0), plan, notify)
+    return RunPolicy(list_job(prepared, cluster, plan, timeout_s=LIMIT_S), plan, notify)
 
 
 def test_a_run_that_is_to_stop(data: Path, engines: EngineCluster) -> None:
@@ -236,7 +237,7 @@ def test_a_run_that_is_to_stop(data: Path, engines: EngineCluster) -> None:
 
     for notify in (interrupt, seen.append):
         policy = run_of(job, four_devices(), notify)
-        setup = SessionSetup(model=job.model, cluster=policy.job.cluster, timeout_s=10.0, is_run=True)
+        setup = SessionSetup(model=job.model, cluster=policy.job.cluster, timeout_s=LIMIT_S, is_run=True)
         with suppress(KeyboardInterrupt), engines.service(serve_worker, [setup] * 4) as devices:
             policy.run(devices, policy.job.cluster, job)
     assert [len(served) for served in policy.served.values()] == [REQUESTS] * 4 and policy.step == REQUESTS

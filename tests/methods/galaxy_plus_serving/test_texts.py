@@ -134,22 +134,28 @@ def test_a_slow_device_is_left_out_and_taken_back_while_texts_are_written(monkey
     local = load_text_model(model).writer
     expected = [list(local.write(*one)) for one in wanted]
     monkeypatch.setattr(text_service, "host_profile", lambda *asked: made_up_host(model, SOAK_FLOPS_PER_S))
-    first_plan, ranks = plans_for(model_layout(model))["overlapped tiles"], list[tuple[int, ...]]()
+    first_plan = plans_for(model_layout(model))["overlapped tiles"]
     with text_service.text_service(
         model, four_devices(), "paced", ends=[], say=lambda text: None, first_plan=first_plan
     ) as service:
         panel, policy = DevicePanel(service), service.policy
         slow = policy.cluster.devices[1].name
-        for action, is_out in (("slow", True), ("return", False)):
+        for action, is_served_by in (("slow", False), ("return", True)):
             panel.act(slow, action)
-            while (slow in policy.state.left_out) != is_out:
+            while not (serving := policy.state.serving) or (slow in serving) != is_served_by:
                 assert written_together(service.writer, wanted) == expected
             assert written_together(service.writer, wanted) == expected
-            ranks.append(policy.log.plans[policy.rescheduler.current].ranks)
         device = panel.state()["devices"][1]
-    kinds = [event.kind for event in policy.log.events if event.rank == 1 and event.kind != "probed"]
-    assert kinds == ["slowed", "straggler", "excluded", "restored", "recovered", "readmitted"]
-    assert 1 not in ranks[0] and 1 in ranks[1] and device["up"] and not device["slow"]
+    kinds = [event.kind for event in policy.log.events if event.rank == 1]
+    # A busy host may make it a straggler before, and again.
+    assert in_order(["slowed", "restored", "recovered", "readmitted"], kinds)
+    assert in_order(["straggler", "excluded", "probed", "readmitted"], kinds)
+    assert device["up"] and not device["slow"]
+
+
+def in_order(wanted: Sequence[str], kinds: Sequence[str]) -> bool:
+    rest = iter(kinds)
+    return all(kind in rest for kind in wanted)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-vit-2", "tiny-t5-4"])
