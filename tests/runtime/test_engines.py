@@ -259,3 +259,15 @@ def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:
         EngineCluster.start(replace(shared, devices=(*shared.devices[:2], slow)), fidelity="kernel")
     with pytest.raises(ConfigError, match="auto, kernel, paced"):
         EngineCluster.start(cluster, fidelity="exact")  # type: ignore[arg-type]
+
+
+def test_links_are_not_shaped_while_idle_engines_end(make_cluster: Callable[..., Cluster]) -> None:
+    engines, is_held = EngineCluster(make_cluster(1), "paced", ""), list[bool]()
+
+    class Session:
+        def shape_links(self, cluster: Cluster) -> None:
+            is_held.append(engines._starting._is_owned())  # type: ignore[attr-defined]
+
+    engines._session = Session()  # type: ignore[assignment]
+    engines.dilate(2.0)
+    assert is_held == [True] and engines.dilation == 2.0

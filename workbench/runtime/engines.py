@@ -47,7 +47,9 @@ class EngineCluster(Engines):
         self.inbox.most_bytes = 1 << 32  # its engines are our own processes
         self._dilation = 1.0
         self._session: EngineSession | None = None
-        self._starting = threading.RLock()  # held while engines start or are released after being idle
+        self._starting = (
+            threading.RLock()
+        )  # held while engines start, are released after being idle, or get other links
         self._idle: threading.Timer | None = None
 
     @classmethod
@@ -111,10 +113,11 @@ class EngineCluster(Engines):
         """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in
         emulated seconds.
         """
-        if factor != self._dilation:
-            self._dilation = factor
-            if self._session is not None:
-                self._session.shape_links(self.cluster.with_slower_links(factor))
+        with self._starting:  # engines that were idle may end just now
+            if factor != self._dilation:
+                self._dilation = factor
+                if self._session is not None:
+                    self._session.shape_links(self.cluster.with_slower_links(factor))
 
     def now_s(self) -> float:
         """Return the monotonic clock in the devices' seconds."""

@@ -23,7 +23,7 @@ from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
-from workbench.methods.galaxy_plus.serving.text_policy import DeviceWriter
+from workbench.methods.galaxy_plus.serving.text_policy import DeviceWriter, TextPolicy
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model
 from workbench.models.sharding import model_layout
@@ -173,3 +173,18 @@ def test_a_text_that_comes_after_the_service_has_ended_does_not_wait() -> None:
     writer = DeviceWriter(model_layout("tiny-llama-2"), [], ended)
     with pytest.raises(RuntimeSetupError, match="It has ended"):
         next(writer.write([1], 4, Sampling()))
+
+
+def test_who_guesses_is_asked_for_while_the_devices_change() -> None:
+    generations: list[Any] = [SimpleNamespace(job=SimpleNamespace(draft_rank=1))]
+
+    class Changing:
+        """A policy whose coordinator ends the generation as soon as it has been read."""
+
+        _round = "the round"
+
+        @property
+        def _running(self) -> Any:
+            return generations.pop() if generations else None
+
+    assert TextPolicy.draft_round.fget(Changing()) == "the round"  # type: ignore[attr-defined]

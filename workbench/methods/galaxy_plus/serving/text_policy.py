@@ -144,7 +144,8 @@ class TextPolicy(ServingPolicy):
     @property
     def draft_round(self) -> Round | None:
         """Return the round of the device that guesses tokens now."""
-        return None if self._running is None or self._running.job.draft_rank is None else self._round
+        running = self._running  # which the coordinator's thread may change meanwhile
+        return None if running is None or running.job.draft_rank is None else self._round
 
     def begun(self, generation: Generation) -> Generation:
         """Note that orders go to these devices."""
