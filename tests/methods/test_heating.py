@@ -104,6 +104,40 @@ def test_heat_by_steps_is_heat_by_operations(job: Job) -> None:
     assert now_s > 1.1 * sum(map(cold.seconds, range(cold.num_steps)))
 
 
+def test_sweeps_and_timelines_are_of_hot_devices(job: Job) -> None:
+    """A sweep's steps begin cold; a timeline shows a step at the speed that the device has then."""
+    alone = replace(job, options=job.options | {"paradigm": "standalone"})
+    cold = timetable_of(alone, cluster(()), "standalone")
+    hot = cluster(curve((0.5 * cold.seconds(0), 0.5)))
+    plan = experiment.plan(alone, cluster(()))
+    [cold_point], [hot_point] = (
+        experiment.sweep(alone, devices, {"alone": plan}, "simulate", num_steps=4) for devices in (cluster(()), hot)
+    )
+    assert hot_point.predicted_s == pytest.approx(2 * cold_point.predicted_s, rel=0.2)  # the median is of a hot step
+    report = experiment.run(alone, hot, "simulate", chosen_plan=plan)
+    [timeline] = report.timelines.values()
+    middle = next(step for step in report.steps if f"Step {step.step + 1} of" in timeline.title and step.epoch == 0)
+    assert timeline.makespan_s == pytest.approx(middle.predicted_s)
+    assert timeline.makespan_s == pytest.approx(2 * cold.seconds(middle.step))
+
+
+@pytest.mark.parametrize("generate", [0, 4])
+def test_requests_heat_devices_as_steps_do(job: Job, generate: int) -> None:
+    """The first request is answered cold, the last one by a hot device, each at its speed when it begins."""
+    options = {"system": "local"} | ({"generate": generate} if generate else {})
+    asked = replace(job, method="galaxy_plus", model="tiny-gpt2-2", options=options, micro_batches=1)
+    cold = experiment.run(asked, cluster(()), "simulate")
+    first_s = cold.steps[0].predicted_s
+    hot = experiment.run(asked, cluster(curve((0.5 * first_s, 0.5))), "simulate", chosen_plan=cold.plan)
+    assert hot.steps[0].predicted_s == first_s
+    assert [step.predicted_s for step in hot.steps[1:]] == pytest.approx(
+        [2 * step.predicted_s for step in cold.steps[1:]]
+    )
+    assert {name: timeline.makespan_s for name, timeline in hot.timelines.items()} == pytest.approx(
+        {name: 2 * timeline.makespan_s for name, timeline in cold.timelines.items()}
+    )
+
+
 def test_a_device_that_gets_slower_is_planned_for_before_it_is_throttled(job: Job) -> None:
     """Simulated: the pace of its steps shows the trend; nobody says that it throttles."""
     cold = experiment.run(job, cluster((), ()), "simulate")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError
+from workbench.core.heat import Levels
 from workbench.core.inference import (
     InferencePlan,
     InferenceProfile,
@@ -34,12 +35,20 @@ class World:
     speeds: tuple[float, ...] = (1.0, 1.0, 0.5, 0.5)
     units: int = 30
     most_units: int = 30
+    curves: Mapping[int, Levels] = field(default_factory=dict)
 
     @property
     def cluster(self) -> Cluster:
         link = Link(bytes_per_s=1e8, latency_s=1e-4)
         devices = tuple(
-            Device(name=f"d{rank}", flops_per_s=1e9 * speed, memory_bytes=10**9, link=link, storage_bytes_per_s=1e6)
+            Device(
+                name=f"d{rank}",
+                flops_per_s=1e9 * speed,
+                memory_bytes=10**9,
+                link=link,
+                storage_bytes_per_s=1e6,
+                sustained=self.curves.get(rank, ()),
+            )
             for rank, speed in enumerate(self.speeds)
         )
         return Cluster(name="small world", devices=devices)

@@ -10,6 +10,7 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Level
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
     ServedRequest,
@@ -105,6 +106,18 @@ def test_throughput_falls_without_rescheduling_and_is_restored_with_it(make_worl
     starved = dict(without.utilisation(rank, 1.0))[4.5]
     assert starved < 0.6 * dict(with_it.utilisation(rank, 1.0))[5.5]
     assert dict(without.utilisation(1, 1.0))[4.5] > 0.7  # its other load included
+
+
+def test_a_device_that_gets_hot_is_a_straggler(make_world: Callable) -> None:
+    """By its curve of speed, without an injected fault."""
+    curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=1.0, speed=0.25))
+    world = make_world(curves={1: curve})
+    service_s = world.plan((0, 1, 2, 3)).predicted_s
+    stays, leaves = (world.serve(200, reaction=reaction) for reaction in ("none", "exclude"))
+    assert stays.requests[0].service_s == pytest.approx(service_s)
+    assert stays.requests[-1].service_s > 2 * service_s
+    assert not leaves.events_of("slowed")
+    assert leaves.events_of("excluded")[0].rank == 1 and leaves.end_s < stays.end_s
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.25])

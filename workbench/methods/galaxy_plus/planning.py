@@ -16,6 +16,7 @@ from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
+from workbench.core.timeline import Timeline, busy_of
 from workbench.methods.base import Prediction
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
@@ -23,6 +24,7 @@ from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
+from workbench.methods.training.heating import Stretch, gets_hot, heated
 from workbench.planners.problem import Problem
 from workbench.simulator import makespan_s, simulate
 
@@ -175,43 +177,88 @@ def shown_request(prepared: PreparedJob) -> int:
     )
 
 
-def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
-    """Return every request's simulated seconds, one after the other, and the timeline of a typical one."""
-    chosen, inference, further = plan.inference, inference_of(profile), prepared.options.generate - 1
-    assert chosen is not None
-    programs = Programs(cluster, inference.stacks, inference)
+class Requests:
+    """A run's requests, in sequence, under one plan (see methods.training.heating.Steps)."""
 
-    def token(lengths: tuple[int, ...], place: int) -> Program:
+    def __init__(self, prepared: PreparedJob, profile: InferenceProfile, cluster: Cluster, plan: InferencePlan) -> None:
+        self._prepared, self._profile, self._cluster, self._plan = prepared, profile, cluster, plan
+        self._programs = Programs(cluster, profile.stacks, profile)
+        self._seconds, self._busy_s = cache(self._find_seconds), cache(self._find_busy_s)
+        self._slowed = cache(self._find_slowed)
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a request, with the tokens of its text."""
+        return self._seconds(self._prepared.lengths(step))
+
+    def heating_s(self, step: int, place: int) -> float:
+        """Return the seconds of a request during which a device computes."""
+        return self._busy_s(self._prepared.lengths(step))[place]
+
+    def slowed(self, factors: tuple[float, ...]) -> Requests:
+        """Return the same requests on slower devices.  factors: how many times slower, by place."""
+        return self._slowed(factors)
+
+    def timelines(self, step: int) -> dict[str, Timeline]:
+        """Return the timelines of a request and of the token after the first."""
+        lengths = self._prepared.lengths(step)
+        title = f"Request {step + 1}, {lengths[0]} tokens"
+        shown = {f"{REQUEST}, predicted": simulate(self._sequence(lengths), title=title)}
+        if self._further > 0:
+            title = f"The second new token of request {step + 1}"
+            shown[f"{TOKEN}, predicted"] = simulate(self._token(lengths, 0), title=title)
+        return shown
+
+    @property
+    def _further(self) -> int:
+        return self._prepared.options.generate - 1
+
+    def _sequence(self, lengths: tuple[int, ...]) -> Program:
+        return self._programs.sequence(self._plan, lengths, room=self._room(lengths)).program
+
+    def _token(self, lengths: tuple[int, ...], place: int) -> Program:
         memory_length = lengths[0] if len(lengths) > 1 else 0
-        return programs.token(
-            chosen, past=lengths[-1] + place, memory_length=memory_length, room=cache_length(lengths)
+        return self._programs.token(
+            self._plan, past=lengths[-1] + place, memory_length=memory_length, room=self._room(lengths)
         ).program
 
-    def cache_length(lengths: tuple[int, ...]) -> int:
-        return lengths[-1] + prepared.options.generate if prepared.options.generate else 0
+    def _room(self, lengths: tuple[int, ...]) -> int:
+        return lengths[-1] + self._prepared.options.generate if self._prepared.options.generate else 0
 
-    @cache
-    def seconds(lengths: tuple[int, ...]) -> float:
-        found_s = makespan_s(programs.sequence(chosen, lengths, room=cache_length(lengths)).program)
-        if further > 0:  # each as long as the middle one: the cost grows linearly with the past length
-            found_s += further * makespan_s(token(lengths, (further - 1) // 2))
-        return found_s
+    def _middle(self, lengths: tuple[int, ...]) -> Program:
+        """Return the token for which all further ones stand: the cost grows linearly with the past length."""
+        return self._token(lengths, (self._further - 1) // 2)
 
-    shown = shown_request(prepared)
-    lengths = prepared.lengths(shown)
-    title = f"Request {shown + 1}, {lengths[0]} tokens"
-    timelines = {
-        f"{REQUEST}, predicted": simulate(
-            programs.sequence(chosen, lengths, room=cache_length(lengths)).program, title=title
-        )
-    }
-    if further > 0:
-        timelines[f"{TOKEN}, predicted"] = simulate(
-            token(lengths, 0), title=f"The second new token of request {shown + 1}"
-        )
+    def _find_seconds(self, lengths: tuple[int, ...]) -> float:
+        first_s = makespan_s(self._sequence(lengths))
+        return first_s + self._further * makespan_s(self._middle(lengths)) if self._further > 0 else first_s
+
+    def _find_busy_s(self, lengths: tuple[int, ...]) -> list[float]:
+        counts = [(self._sequence(lengths), 1)] + [(self._middle(lengths), self._further)] * (self._further > 0)
+        timelines = [(simulate(program, memory=False).by_rank(), count) for program, count in counts]
+        ranks = range(self._cluster.world_size)
+        return [sum(count * busy_of(spans[rank]) for spans, count in timelines) for rank in ranks]
+
+    def _find_slowed(self, factors: tuple[float, ...]) -> Requests:
+        profile = self._profile
+        for rank, factor in enumerate(factors):
+            profile = profile.slowed(rank, factor) if factor != 1 else profile
+        return self if profile is self._profile else Requests(self._prepared, profile, self._cluster, self._plan)
+
+
+def predict(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> Prediction:
+    """Return every request's simulated seconds, one after the other, and the timeline of a typical one.  Those of
+    devices that get hot take as long as they do then.
+    """
+    chosen, shown, each = plan.inference, shown_request(prepared), range(prepared.num_requests)
+    assert chosen is not None
+    requests = Requests(prepared, inference_of(profile), cluster, chosen)
+    timetables = dict.fromkeys(each, requests)
+    if gets_hot(cluster):
+        timetables = heated(cluster, [Stretch(requests, tuple(range(cluster.world_size)), each)])
     steps = [
-        StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=seconds(prepared.lengths(number)))
-        for number in range(prepared.num_requests)
+        StepRecord(epoch=0, step=number, samples=1, cached=False, predicted_s=timetables[number].seconds(number))
+        for number in each
     ]
     total_s = sum(step.predicted_s or 0.0 for step in steps)
+    timelines = timetables[shown].timelines(shown)
     return Prediction(steps=tuple(steps), epochs=(), timelines=timelines, phases_s={"answering": total_s})

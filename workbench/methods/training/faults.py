@@ -17,7 +17,7 @@ from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.session import transfers_of
-from workbench.methods.training.heating import Stretch, gets_hot, heated_s, with_seconds
+from workbench.methods.training.heating import Stretch, gets_hot, heated, with_seconds
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
 from workbench.methods.training.state_costs import snapshot_s
@@ -215,11 +215,12 @@ def _as_done(step: StepRecord, number: int, policy: StepPolicy) -> StepRecord:
 
 def predict(rank_job: PhasedJob) -> Prediction:
     """Return every step's simulated seconds, the timeline of a middle step of each phase, and the seconds between
-    phases.  The steps of devices that get hot take as long as they do then; the timelines are of cold devices.
+    phases.  The steps of devices that get hot take as long as they do then, in the timelines too.
     """
     steps: list[StepRecord] = []
     epochs: list[EpochRecord] = []
     timelines: dict[str, Timeline] = {}
+    shown: dict[str, int] = {}  # the step of each timeline
     phases_s: dict[str, float] = {}
     nbytes: dict[str, int] = {}
     for phase in rank_job.phases():
@@ -230,6 +231,7 @@ def predict(rank_job: PhasedJob) -> Prediction:
             if epoch == max(phase.epochs.start, rank_job.begins_at[0]):
                 middle = rank_job.traced_step(epoch, len(planned))
                 title = f"Step {middle + 1} of {'a' if phase.cached else 'the'} {phase.name}"
+                shown[f"{phase.name}, predicted"] = len(steps) + middle
                 timelines[f"{phase.name}, predicted"] = predictor.timeline(planned[middle], title=title)
             epoch_records = predictor.records(epoch, planned)
             steps += epoch_records
@@ -254,4 +256,7 @@ def predict(rank_job: PhasedJob) -> Prediction:
     if not gets_hot(cluster):
         return prediction
     stretch = Stretch(Timetable(rank_job), tuple(range(cluster.world_size)), range(len(steps)))
-    return with_seconds(prediction, heated_s(cluster, [stretch]))
+    timetables = heated(cluster, [stretch])
+    taken_s = {step: timetable.seconds(step) for step, timetable in timetables.items()}
+    hot = {name: timetables[step].timeline(step, title=timelines[name].title) for name, step in shown.items()}
+    return replace(with_seconds(prediction, taken_s), timelines=hot)

@@ -27,6 +27,7 @@ from workbench.methods.common.room import require_places
 from workbench.methods.common.scaling import describe_facts
 from workbench.methods.training.faults import predict, with_faults
 from workbench.methods.training.handlers import typical_steps
+from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
 from workbench.methods.training.phases import Plans, Predictor, RankJob
 from workbench.methods.training.policy import TrainingPolicy
@@ -279,6 +280,10 @@ class TrainingMethod(LayerMethod[P], Plans):
         phase = message.phases()[0]
         steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
         predicted = Predictor(phase).records(0, steps)
+        if gets_hot(cluster):
+            members, each = tuple(range(cluster.world_size)), range(len(steps))
+            taken_s = heated_s(cluster, [Stretch(Timetable(message, some=steps), members, each)])
+            predicted = tuple(replace(step, predicted_s=taken_s[step.step]) for step in predicted)
         results = None
         if engines is not None:
             begin_folder(folder, "sweep", prepared.job)

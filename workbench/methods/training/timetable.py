@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -24,11 +24,18 @@ DRAWN = 8
 class Timetable:
     """A run's steps, numbered from 0 through all phases and epochs, with each step's expected time under the plan."""
 
-    def __init__(self, rank_job: PhasedJob, profile: Profile | None = None) -> None:
-        """profile: the devices' current costs; None: those in the job."""
+    def __init__(
+        self, rank_job: PhasedJob, profile: Profile | None = None, *, some: Sequence[PlannedStep] | None = None
+    ) -> None:
+        """profile: the devices' current costs; None: those in the job.  some: of the first phase, in place of the run's
+        steps.
+        """
         self._job = rank_job if profile is None else replace(rank_job, profile=profile)
         self._cluster = rank_job.cluster
-        self._phases = self._job.phases()
+        self._some, self._phases = some, self._job.phases()
+        if some is not None:
+            first = replace(self._phases[0], epochs=range(1), steps=lambda epoch: some, last_epoch=None, longest=None)
+            self._phases = (first,)
         self._predictors = [Predictor(phase) for phase in self._phases]
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
         counts = [count for phase in self._phases for count in phase.counts]
@@ -73,7 +80,14 @@ class Timetable:
 
     def _find_slowed(self, factors: tuple[float, ...]) -> Timetable:
         slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
-        return Timetable(self._job, self._job.profile.part(range(len(factors)), slower)) if slower else self
+        if not slower:
+            return self
+        return Timetable(self._job, self._job.profile.part(range(len(factors)), slower), some=self._some)
+
+    def timeline(self, step: int, *, title: str = "") -> Timeline:
+        """Return a simulated step."""
+        phase, planned = self._at(step)
+        return self._predictors[phase].timeline(planned, title=title)
 
     def timelines(self, begin: int) -> dict[str, Timeline]:
         """Return a simulated step of each phase that is left from a step on, by the phase's name.  It is the middle one

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from workbench.core.heat import Heat
 from workbench.core.schedule import Op
 from workbench.runtime.pacing import Paced, Pacer
 
@@ -25,10 +26,11 @@ class ReportingPacer(Pacer):
         every_s: float,
         tell: Callable[[dict[int, float]], None],
         dilation: float = 1.0,
+        heat: Heat | None = None,
         **time: Any,
     ) -> None:
         """time: provides clock and sleep (see Pacer)."""
-        super().__init__(factor, dilation=dilation, **time)
+        super().__init__(factor, dilation=dilation, heat=heat, **time)
         self._every_s, self._tell = every_s * dilation, tell
         self._blocks: dict[int, float] = {}
         self._told_s = self._clock()

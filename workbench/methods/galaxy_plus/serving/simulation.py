@@ -16,6 +16,7 @@ import numpy as np
 
 from workbench.core.cluster import Cluster, Factors
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
+from workbench.core.heat import Heat
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
@@ -135,13 +136,18 @@ class _Work(VirtualWork):
         self._held: dict[int, InferencePlan] = {}  # by rank
         self._ready_s: dict[int, dict[int, float]] = defaultdict(dict)  # by rank: when each plan is loaded in addition
         self._numbers: dict[int, list[int]] = {}  # the blocks of each plan
+        self._heats = [Heat(device.sustained) for device in cluster.devices]
+        self._begun: tuple[int, int] | None = None  # the current request, and its plan
 
     def _cost(self, job: ServiceJob, factors: Factors) -> BlockTimes:
-        return self._times(
-            job.plan, {rank: factors[place] for place, rank in enumerate(_members(job)) if factors[place] != 1}
-        )
+        slower = {rank: factors[place] / self._heats[rank].speed for place, rank in enumerate(_members(job))}
+        return self._times(job.plan, {rank: factor for rank, factor in slower.items() if factor != 1})
 
     def seconds(self, job: ServiceJob, step: int, factors: Factors) -> float:
+        if self._begun != (job.index, step):  # it begins now; otherwise a device has another speed for the rest of it
+            self._begun = job.index, step
+            for heat in self._heats:
+                heat.advance(self.now_s())
         return self._cost(job, factors).seconds
 
     def due_s(self, job: ServiceJob, step: int) -> float:
@@ -170,6 +176,7 @@ class _Work(VirtualWork):
     def done(self, job: ServiceJob, place: int, step: int, factor: float) -> StepDone:
         output = np.empty(0) if place == _members(job).index(job.plan.ranks[0]) else None
         now_s = self.now_s()
+        self._heats[_members(job)[place]].advance(now_s, self._busy_s[place])
         return StepDone(
             step, 0.0, Served(output, self._since_s, now_s, self._since_s, now_s, self._busy_s[place], 0.0, 0.0)
         )
@@ -178,7 +185,8 @@ class _Work(VirtualWork):
         return None
 
     def slowness(self, rank: int, factor: float) -> float:
-        return self._noisy(factor)
+        self._heats[rank].advance(self.now_s())
+        return self._noisy(factor / self._heats[rank].speed)
 
     def _noisy(self, value: float) -> float:
         return value * math.exp(self._draws.gauss(0.0, self._noise)) if self._noise else value
@@ -211,6 +219,7 @@ class _Work(VirtualWork):
         return Loaded(job.index, nbytes / self._cluster.devices[rank].storage_bytes_per_s if nbytes else 0.0, nbytes)
 
     def ended(self, rank: int) -> None:
+        self._heats[rank] = Heat(self._cluster.devices[rank].sustained)
         self._held.pop(rank, None)
         self._ready_s.pop(rank, None)
 

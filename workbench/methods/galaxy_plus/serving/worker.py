@@ -81,7 +81,11 @@ class ServingWorker(DeviceWorker[Any]):
         self._draft: Holding | None = None
         self._reported = WARM_UP, -1  # the current request, and its plan
         self._pacer = ReportingPacer(
-            float(self._is_paced), every_s=setup.report_every_s, tell=self._report, dilation=context.dilation
+            float(self._is_paced),
+            every_s=setup.report_every_s,
+            tell=self._report,
+            dilation=context.dilation,
+            heat=self.heat(context) if self._is_paced else None,
         )
 
     def __exit__(self, *exc: Any) -> None:
