@@ -87,7 +87,7 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
     [
         ("tiny-t5", "full", "[2, 2, 1, 1] on [1-1-1-1]"),
         ("tiny-bert", "lora", "[3, 3] on [2-2]"),
-        ("tiny-bert", "lora, recomputing", "[3, 3] on [2-2]"),
+        ("tiny-bert", "lora, recomputing and on the disk", "[3, 3] on [2-2]"),
         ("tiny-llama", "adapters", "[6] on [4]"),
         ("tiny-gpt2", "full", "[2, 2, 2] on [2-1-1]"),
     ],
@@ -102,7 +102,9 @@ def test_devices_train_as_one_process(
     expected, weights = train_plainly(stack, config)
     job = rank_job(model, technique, plan, tmp_path)
     if recomputing:
-        job = replace(job, plan=plan_of(tuple(replace(stage, activations="recompute") for stage in job.plan.stages)))
+        first, second = job.plan.stages
+        stages = replace(first, activations="recompute"), replace(second, activations="disk")
+        job = replace(job, plan=plan_of(stages))
     devices = (
         replace(device, framework="jax" if rank in jax else "torch") for rank, device in enumerate(job.cluster.devices)
     )

@@ -22,6 +22,7 @@ from tests.methods.ring_builders import (
     unequal_links,
 )
 from workbench.core import Plan, Share, Stage
+from workbench.core.plan import Activations
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.rank_job import RingRankJob
@@ -148,6 +149,56 @@ def test_a_ring_whose_layers_are_moved_between_rounds_trains_as_one_process(
     assert (job.rounds_per_epoch, job.num_rounds) == (3, 12)
     job = replace(job, plan=replace(plans[0], later=((4, plans[1].stages), (9, plans[2].stages))))
     check_equals_one_process(job)
+
+
+@pytest.mark.parametrize(
+    ("model", "unfreezing", "cache", "federated", "activations"),
+    [
+        ("tiny-bert", "steps", False, False, ("recompute",)),
+        ("tiny-t5", "rounds", False, False, ("memory", "disk")),
+        ("tiny-gpt2", "plateau", True, False, ("disk", "recompute")),
+        ("tiny-llama", "all", False, True, ("recompute",)),
+    ],
+)
+def test_a_ring_trains_the_same_whatever_happens_to_activations(
+    model: str,
+    unfreezing: Unfreezing,
+    cache: bool,
+    federated: bool,
+    activations: tuple[Activations, ...],
+    tmp_path: Path,
+) -> None:
+    """Every loss and weight to 1e-6, whichever stages recompute or read.  Only unfrozen layers do."""
+    plan = ring_plan(*EVEN)
+    if federated:
+        whole = tuple(Share(rank=rank, samples=4) for rank in range(4))
+        plan = replace(plan, stages=(Stage(start=0, stop=plan.num_layers, shares=whole),))
+    stages = tuple(
+        replace(stage, activations=activations[number % len(activations)]) for number, stage in enumerate(plan.stages)
+    )
+    results = []
+    for name, chosen in (("kept", plan), ("again", replace(plan, stages=stages))):
+        job = ring_job(
+            model,
+            chosen,
+            four_devices(),
+            tmp_path / name,
+            epochs=1,
+            unfreezing=unfreezing,
+            cache=cache,
+            federated=federated,
+        )
+        results.append(train_on_ring(job)[:2])
+        planned = job.round(0)
+        ops = [op for ops in job.program(planned.shape).schedule.ops for op in ops]
+        again = [op for op in ops if op.kind in ("R", "READ")]
+        assert bool(again) == (name == "again")
+        assert all(op.part >= planned.shape.iterations[-1].first_unfrozen for op in again)
+    (losses, weights), (losses_again, weights_again) = results
+    assert losses_again == pytest.approx(losses, rel=1e-6)
+    assert set(weights_again) == set(weights)
+    for key, tensor in weights.items():
+        torch.testing.assert_close(weights_again[key], tensor, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("model", "micro_batches", "local_iterations"), [("tiny-bert", 2, 2), ("tiny-t5", 1, 3)])

@@ -182,7 +182,10 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         asynchronous_job(model, technique, blocks, tmp_path, drain_every, window, versions), divisions=divisions
     )
     if recomputing:
-        stages = tuple(replace(stage, activations="recompute") for stage in job.plan.stages)
+        stages = tuple(
+            replace(stage, activations="disk" if number % 2 else "recompute")
+            for number, stage in enumerate(job.plan.stages)
+        )
         job = replace(job, plan=replace(job.plan, stages=stages))
     if jax:
         job = replace(job, split=replace(job.split, ids=tuple(sample[:3] for sample in job.split.ids)))
@@ -201,6 +204,8 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
         rank: JaxStageCompute(part, activation="gelu", heads=4) if rank in jax else StageCompute(part)
         for rank, (part, _) in optimizers.items()
     }
+    for stage in job.plan.stages:
+        computes[stage.ranks[0]].folder = tmp_path if stage.activations == "disk" else None
     done, carried = 0, [dict[Value, Any]() for _ in range(job.cluster.world_size)]
     for epoch in range(EPOCHS):
         for planned in phase.steps(epoch):

@@ -13,8 +13,10 @@ EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
 STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
 
-ActivationsChoice = Literal["auto", "memory", "recompute"]
-"""What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage."""
+ActivationsChoice = Literal["auto", "memory", "recompute", "disk"]
+"""What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage, and
+never the disk.
+"""
 
 Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
 """What is trained: all weights, or a few that are added to the frozen model (see models.techniques.TechniqueConfig)."""

@@ -24,9 +24,11 @@ Part = Annotated[int, Meta(ge=0, le=10**9)]
 """How much of something divided a rank has."""
 KEEP: Final = "memory"
 RECOMPUTE: Final = "recompute"
-Activations = Literal["memory", "recompute"]
+DISK: Final = "disk"
+Activations = Literal["memory", "recompute", "disk"]
 """What happens to a stage's activations between its forward and its backward pass: they stay in memory, or only each
-layer's input does, and the backward pass computes the rest again (schedules.recomputation)."""
+layer's input does, and the backward pass computes the rest again or reads it from the device's disk
+(schedules.recomputation)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,11 @@ class Plan:
         """Return pairs (step, stages): the stages that apply from each step on."""
         return ((0, self.stages), *self.later)
 
+    @property
+    def recomputes(self) -> bool:
+        """Return whether a stage recomputes its activations."""
+        return any(stage.activations == RECOMPUTE for _, stages in self.assignments for stage in stages)
+
     def at(self, step: int) -> Plan:
         """Return the plan that applies at one step of the run."""
         return replace(self, stages=[stages for first, stages in self.assignments if first <= step][-1], later=())
@@ -244,7 +251,7 @@ class Plan:
                 f"{names[share.rank]} ({count})" for share, count in zip(stage.shares, counts, strict=True)
             )
 
-        again = {RECOMPUTE: ", activations recomputed"}
+        again = {RECOMPUTE: ", activations recomputed", DISK: ", activations on the disk"}
         parts = [
             f"{stage.layers_in_words} on {shares(stage)}{again.get(stage.activations, '')}" for stage in self.stages
         ]

@@ -36,6 +36,14 @@ Contexts = Mapping[str, LayerContext]
 """The context of each pattern of attention in a stack."""
 
 
+def tensors_of(contexts: Contexts) -> list[Tensor]:
+    """Return all tensors of some contexts."""
+    tensors = list[Tensor | None]()
+    for context in contexts.values():
+        tensors += [context.mask, context.position_bias, context.memory, context.memory_mask, *(context.rotary or ())]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
 def call_layer(layer: nn.Module, hidden: Tensor, context: LayerContext) -> Tensor:
     """Return a layer's output (n, t, d).  The layer is called with those context fields that are not None."""
     named = {

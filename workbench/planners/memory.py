@@ -12,12 +12,15 @@ import numpy as np
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.plan import RECOMPUTE, Activations, Plan, Stage
-from workbench.core.profile import Layers, Profile
+from workbench.core.plan import KEEP, Activations, Plan, Stage
+from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.virtual_workers import VersionRule, delay_of
 
 ASYNCHRONOUS = "asynchronous_1f1b"
-_PASSES = ("F", "B", "STEP")
+_PARTS = ("HF", "HB", "CF", "CB")
+"""The passes of a layer's parts, which several processors share (Confidant, section 3.3)."""
+_BACKWARD = ("B", "A")
+"""The backward passes through a layer; A: of the lowest layer that RingAda trains."""
 
 
 class Needed(ABC):
@@ -90,7 +93,7 @@ def rank_need(
     pipelines stash.  activations: what happens to them between the forward and the backward pass.
     """
     rank_layers = profile.layers[rank]
-    layers = (recomputing_layers(rank_layers) if activations == RECOMPUTE else rank_layers)[start:stop]
+    layers = (rank_layers if activations == KEEP else recomputing_layers(rank_layers))[start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
     activation_bytes = sum(
         layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers
@@ -105,20 +108,26 @@ def rank_need(
     )
 
 
-def recomputing_layers(layers: Layers) -> Layers:
-    """Return the layers as a stage that recomputes has them.
+def recomputing_layers(layers: Layers, storage_bytes_per_s: float | None = None) -> Layers:
+    """Return the layers as a stage that recomputes has them, or one that writes its activations to a disk of this rate
+    and reads them.
 
     For each micro-batch in flight a layer keeps only its input.  Its activations count as temporary memory, because
-    those of one layer are in memory at a time.
+    those of one layer are in memory at a time.  One processor recomputes whole layers.
     """
     recomputed = []
     for index, layer in enumerate(layers):
         below = layers[index - 1] if index else None
-        times = {kind: layer.times[kind] for kind in _PASSES if kind in layer.times}
+        times = {kind: grid for kind, grid in layer.times.items() if kind.partition("@")[0] not in _PARTS}
+        if "F" in times:
+            again = times["F"] if storage_bytes_per_s is None else _transfers(layer, storage_bytes_per_s)
+            times |= {kind: times[kind].plus(again) for kind in _BACKWARD if kind in times}
+            if storage_bytes_per_s is not None:
+                times["F"] = times["F"].plus(again)
         recomputed.append(
             replace(
                 layer,
-                times=times | ({"B": times["B"].plus(times["F"])} if "B" in times and "F" in times else {}),
+                times=times,
                 context_bytes_per_token=0 if below is None else below.output_bytes_per_token,
                 context_bytes_per_sample=0 if below is None else below.output_bytes_per_sample,
                 workspace_bytes_per_token=layer.workspace_bytes_per_token + layer.context_bytes_per_token,
@@ -126,6 +135,15 @@ def recomputing_layers(layers: Layers) -> Layers:
             )
         )
     return tuple(recomputed)
+
+
+def _transfers(layer: LayerProfile, rate: float) -> Grid:
+    """Return the seconds of a layer's activations at a rate in bytes a second."""
+    grid = layer.times["F"]
+    cells = (
+        (layer.context_bytes(batch, length) / rate for length in grid.sequence_lengths) for batch in grid.batch_sizes
+    )
+    return replace(grid, seconds=tuple(map(tuple, cells)))
 
 
 def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
-from workbench.core.plan import RECOMPUTE, Plan
+from workbench.core.plan import DISK, KEEP, Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
-from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT
+from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
 from workbench.schedules.tensor import BEGIN, END
 
 SIDE_KINDS = ("SF", "SB")
@@ -44,8 +44,16 @@ class Crossing:
         return length + self.target_length * in_decoder
 
 
-COMPUTED = ("F", "B", "SF", "SB", AGAIN)
-"""The passes whose seconds a profile has by layer; a layer that is recomputed takes as long as its forward pass."""
+COMPUTED = ("F", "B", "SF", "SB", AGAIN, READ)
+"""The passes whose seconds a profile has by layer; a layer that is recomputed takes as long as its forward pass, and
+READ as long as the disk needs for the layer's activations."""
+
+
+def stored_s(layers: Sequence[LayerProfile], device: Device, samples: int, length: int) -> float:
+    """Return the seconds in which a device writes, or reads, the activations of layers.  A disk is taken to write as
+    fast as it reads.
+    """
+    return sum(layer.context_bytes(samples, length) for layer in layers) / device.storage_bytes_per_s
 
 
 def plan_costs(
@@ -76,13 +84,18 @@ def plan_costs(
     stage_layers = {rank: (stage.start, stage.stop) for stage in plan.stages for rank in stage.ranks}
     layers = {rank: profile.layers[rank][start:stop] for rank, (start, stop) in stage_layers.items()}
     trained = {rank: trainable_bytes(rank_layers) for rank, rank_layers in layers.items()}
+    on_disk = {number for number, stage in enumerate(plan.stages) if stage.activations == DISK}
     has_side = any(kind in layer.times for layer in profile.layers[0] for kind in SIDE_KINDS)
 
     def pass_s(rank: int, op: Op) -> float:
         first, end = layout.samples(rank, op.microbatch)
-        passed = stage_layers[rank] if op.part == NONE else (op.part, op.part + 1)
-        kind = "F" if op.kind == AGAIN else op.kind
-        return profile.seconds(rank, kind, end - first, layout.lengths[op.microbatch], *passed)
+        start, stop = stage_layers[rank] if op.part == NONE else (op.part, op.part + 1)
+        size, kind = (end - first, layout.lengths[op.microbatch]), "F" if op.kind == AGAIN else op.kind
+        written_s = 0.0
+        if op.kind in ("F", READ) and op.stage in on_disk:
+            count = sum(value.name.startswith(INPUT) for value in (*op.reads, *op.writes))
+            written_s = stored_s(profile.layers[rank][start : start + count], cluster.devices[rank], *size)
+        return written_s if op.kind == READ else written_s + profile.seconds(rank, kind, *size, start, stop)
 
     def divided_s(rank: int, op: Op) -> float:
         division, kind = (divisions or {})[rank], op.kind.removesuffix("B")
@@ -147,7 +160,7 @@ def plan_costs(
     stashed = trained if stashes_weights else {}
     recomputed: dict[str, Callable[[Value], Spec]] = {}
     for stage in plan.stages:
-        for layer in range(stage.start, stage.stop) if stage.activations == RECOMPUTE else ():
+        for layer in range(stage.start, stage.stop) if stage.activations != KEEP else ():
             recomputed |= in_layer(layer)
     return TableCosts(
         seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)

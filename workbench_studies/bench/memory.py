@@ -2,7 +2,8 @@
 torch.utils.checkpoint, PAC+'s Parallel Adapters and P-RGE.
 
 All sides train on the same tokens, in one process.  LoRA's steps are the operations of a one-device schedule.  Times:
-the sides take turns.  Memory: each side in a separate process, the peak resident memory above the libraries.
+the sides take turns; files are in the folder for temporary files.  Memory: each side in a separate process, the peak
+resident memory above the libraries.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import gettempdir
 from typing import Any, Literal, get_args
 
 import torch
@@ -37,8 +40,8 @@ from workbench.tasks.tokenize import Batch
 from workbench_studies.bench.frame import Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios
 from workbench_studies.bench.p_rge import batch_of, prompts
 
-Side = Literal["LoRA", "LoRA recomputing", "LoRA torch.utils.checkpoint", "Parallel Adapters", "P-RGE"]
-OURS, TORCH = "LoRA recomputing", "LoRA torch.utils.checkpoint"
+Side = Literal["LoRA", "LoRA recomputing", "LoRA on disk", "LoRA torch.utils.checkpoint", "Parallel Adapters", "P-RGE"]
+OURS, TORCH, ON_DISK = "LoRA recomputing", "LoRA torch.utils.checkpoint", "LoRA on disk"
 MODEL, LENGTH, SAMPLES, QUERIES, THREADS, ROUNDS = "SmolLM2-135M", 64, 16, 4, 2, 7
 SMALL = "tiny-llama"
 """Runs before anything is measured, so that all libraries are loaded."""
@@ -121,7 +124,8 @@ def step_of(side: str, model: str, length: int, samples: int, loaded: Any = lamb
         sample_ids=ids,
         indices=tuple(range(samples)),
     )
-    activations: Activations = "recompute" if side == OURS else "memory"
+    choices: dict[str, Activations] = {OURS: "recompute", ON_DISK: "disk"}
+    activations = choices.get(side, "memory")
     step = scheduled_step(stage, optimizer, batch, activations)
     return checkpointed(step, stage.backbone) if side == TORCH else step
 
@@ -135,6 +139,7 @@ def scheduled_step(model: TechniqueStage, optimizer: FlatAdamW, batch: Batch, ac
     uses = Counter(value for op in schedule.ops[0] for value in op.reads)
     layout = StepLayout(plan=plan, sizes=(count,), lengths=(batch.input_ids.shape[1],))
     compute = StageCompute(model)
+    compute.folder = Path(gettempdir()) if activations == "disk" else None
 
     def step(number: int) -> Tensor:
         handlers = BackpropagationHandlers(

@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.division import Division
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import RECOMPUTE, Plan
+from workbench.core.plan import KEEP, Plan
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
@@ -31,7 +31,7 @@ from workbench.methods.option_values import read_options
 from workbench.models.sharding.trained import column_groups, require_divisible
 from workbench.planners.asynchronous import asynchronous_plan, even_partition, partition_in_order, plan_asynchronous
 from workbench.planners.equation3 import Equation3
-from workbench.planners.recomputation import recomputing
+from workbench.planners.recomputation import profile_with
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
 from workbench.runtime.context import RankContext
@@ -94,9 +94,9 @@ def costs_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Equat
 
 def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> FineTuningRankJob:
     """Return the description of a run under a plan, for every rank; one processor recomputes whole layers."""
-    recomputing = {rank for stage in plan.stages if stage.activations == RECOMPUTE for rank in stage.ranks}
+    released = {rank for stage in plan.stages if stage.activations != KEEP for rank in stage.ranks}
     shared = divisions(prepared, profile, cluster)
-    whole_divisions = {rank: division for rank, division in shared.items() if rank not in recomputing}
+    whole_divisions = {rank: division for rank, division in shared.items() if rank not in released}
     return replace(whole_layers(prepared, profile, cluster, plan), divisions=whole_divisions)
 
 
@@ -143,7 +143,7 @@ def stand_in(
     index = plan.stage_of(rank)
     assert index is not None
     stage, num_stages = plan.stages[index], len(plan.stages)
-    costs = costs_of(prepared, recomputing(profile) if stage.activations == RECOMPUTE else profile, cluster)
+    costs = costs_of(prepared, profile_with(profile, cluster, stage.activations), cluster)
     behind = num_stages - 1 - index
     fitting = [
         candidate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
+from pathlib import Path
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -14,7 +15,12 @@ from workbench.models.techniques import TechniqueStage
 
 
 class StageCompute:
-    """The layers of one pipeline stage."""
+    """The layers of one pipeline stage.
+
+    folder: where `first_pass` stores activations; None: they are computed again.
+    """
+
+    folder: Path | None = None
 
     def __init__(self, model: TechniqueStage) -> None:
         self.model = model
@@ -40,11 +46,13 @@ class StageCompute:
         Returns the output or the loss; the inputs; and if `keeps_last` the last layer's context, instead of its input.
         """
         loss = None if targets is None else partial(self._loss_of, attention_mask, targets)
-        output, inputs, last = self._layers.first_pass(hidden_or_ids, attention_mask, loss, keeps_last=keeps_last)
+        output, inputs, last = self._layers.first_pass(
+            hidden_or_ids, attention_mask, loss, keeps_last=keeps_last, folder=self.folder
+        )
         return output, inputs, None if last is None else StageContext(*last)
 
     def again(self, layer: int, given: LayerInput, attention_mask: Tensor) -> StageContext:
-        """Compute one layer's activations again, for its backward pass."""
+        """Compute one layer's activations again, or read them, for its backward pass."""
         self._layers.again(layer, given, attention_mask)
         return StageContext(given.leaf, given.output)
 

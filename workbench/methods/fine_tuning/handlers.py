@@ -27,7 +27,7 @@ from workbench.schedules.costs import Crossing, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
-from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT
+from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
 from workbench.schedules.tensor import divide_layers
 
 FP32_BYTES = 4
@@ -162,7 +162,7 @@ class BackpropagationHandlers(StepHandlers):
         return self.common() | {
             "F": self._forward,
             "B": self._backward,
-            AGAIN: self._again,
+            **dict.fromkeys((AGAIN, READ), self._again),
             SHARE: lambda op, reads: (
                 self._gradient(op.part).reshape(-1).clone(),
             ),  # cloned, because it is sent during STEP
@@ -178,7 +178,7 @@ class BackpropagationHandlers(StepHandlers):
         return self.forwarded(op, self.compute.forward(source, batch.attention_mask, self.targets(op)))
 
     def _first_pass(self, op: Op, values: Sequence[Value], source: Tensor) -> Contents:
-        """Run a stage that will recompute its activations.  values: those that it writes for its backward pass."""
+        """Run a stage that does not keep its activations.  values: those that it writes for its backward pass."""
         batch = self.batches[op.microbatch]
         keeps_last = values[-1].name.startswith(CONTEXT)
         output, inputs, context = self.compute.first_pass(

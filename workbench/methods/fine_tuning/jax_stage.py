@@ -34,7 +34,11 @@ def require_jax_suits(cluster: Cluster, model: str, options: FineTuningOptions) 
         (not is_plain, f"a model of the family {config.model_type}", encoders),
         (options.technique not in TECHNIQUES, f"technique = '{options.technique}'", " and ".join(TECHNIQUES)),
         (options.lora_dropout > 0, f"lora_dropout = {options.lora_dropout:g}", "lora_dropout = 0"),
-        (options.activations == "recompute", "activations = 'recompute'", "activations = memory"),
+        (
+            options.activations in ("recompute", "disk"),
+            f"activations = '{options.activations}'",
+            "activations = memory",
+        ),
         (options.backbone_dtype != "float32", f"backbone_dtype = '{options.backbone_dtype}'", "float32"),
     ]
     for is_wrong, actual, supported in wrong:

@@ -39,7 +39,8 @@ class FineTuningOptions(PipelineOptions):
     (section VI-B); 'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them,
     fitted to unequal devices.
     activations: 'memory' keeps them from the forward to the backward pass; with 'recompute' each layer keeps only its
-    input, and the backward pass computes the layer again; 'auto' recomputes in the stages whose activations do not fit.
+    input, and the backward pass computes the layer again; 'auto' recomputes in the stages whose activations do not fit;
+    with 'disk' the backward pass reads what the forward pass has written to the device's disk.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order,
     'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
     its state is saved; 0: those of an epoch, after which it drains.
@@ -63,8 +64,8 @@ class FineTuningOptions(PipelineOptions):
 
 ACTIVATIONS_FIELD = FormField(
     label="Activations",
-    tooltip="Kept in memory for the backward pass, or computed again in it, which takes less memory and more time",
-    values={"where they fit": "auto", "in memory": "memory", "computed again": "recompute"},
+    tooltip="Kept in memory for the backward pass; or computed again or read from the disk: less memory, more time",
+    values={"where they fit": "auto", "in memory": "memory", "computed again": "recompute", "on the disk": "disk"},
 )
 DECLARATION = Declaration(
     options=FineTuningOptions,

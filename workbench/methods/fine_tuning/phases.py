@@ -162,6 +162,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         if self.index is None or loaded.layers != self.layers:
             return False
         self.compute, self.optimizer = loaded.compute, loaded.optimizer
+        self.compute.folder = self.activations_folder
         return True
 
     def hand_on(self) -> Loaded | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import RECOMPUTE, Plan
+from workbench.core.plan import KEEP, Plan
 from workbench.methods.base import require_plan
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.option_values import read_options, require_width
@@ -142,9 +142,9 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             f" {plan.num_micro_batches} micro-batches.",
             "Give each stage one device and do not split mini-batches, or plan again.",
         )
-    if any(stage.activations == RECOMPUTE for stage in plan.stages) and not can_recompute(prepared, cluster):
+    if any(stage.activations != KEEP for stage in plan.stages) and not can_recompute(prepared, cluster):
         raise ConfigError(
-            f"A plan of {plan.method} whose stages recompute their activations was asked for.",
+            f"A plan of {plan.method} whose stages do not keep their activations was asked for.",
             "Parallel Adapters do not backpropagate through the layers, and devices with JAX do not recompute them.",
             "Plan again with activations=memory.",
         )

@@ -26,7 +26,7 @@ from workbench.methods.fine_tuning.handlers import (
 from workbench.methods.training.handlers import PlannedStep, cut_mini_batch, named
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
-from workbench.schedules.recomputation import AGAIN
+from workbench.schedules.recomputation import AGAIN, READ
 from workbench.schedules.tensor import BEGIN, END
 from workbench.tasks.batching import epoch_batches
 
@@ -178,7 +178,7 @@ class StashingHandlers:
             BEGIN: self._begin,
             END: self._score,
             "B": self._backward,
-            AGAIN: self._again,
+            **dict.fromkeys((AGAIN, READ), self._again),
             f"{BEGIN}B": self._backward,
         }
         return self.each.table() | handlers | {f"{END}B": self._begin_backward, STEP: self._step}

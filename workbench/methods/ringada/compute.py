@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import ParallelAdapterStage
+from workbench.models.recomputation import LayerInput, SingleLayers
 from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
@@ -39,8 +41,11 @@ class RingCompute:
     config: describes serial adapters inside the layers (Eq. 1), or Parallel Adapters next to them (PAC+, section IV-A).
     backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of
     the head.
-    side_width: the side network's width, 0 with serial adapters.
+    side_width: the side network's width, 0 with serial adapters.  folder: where `first_pass` stores activations; None:
+    they are computed again.
     """
+
+    folder: Path | None = None
 
     def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
         self._backbone, self._first, self._side, self.side_width = backbone, first, None, config.side_width
@@ -105,6 +110,30 @@ class RingCompute:
         frozen_below, taps = states[0]
         below = None if layers.start == 0 else frozen_below if source is None else source
         return StageContext(source, self._side.part(layers.start, layers.stop)(below, taps, attention_mask))
+
+    def first_pass(
+        self, state: Tensor, attention_mask: Tensor, layers: range, *, is_lowest: bool, keeps_last: bool
+    ) -> tuple[Tensor, list[LayerInput], StageContext | None]:
+        """Run unfrozen layers as `forward` does, but keep only their inputs (see StageCompute.first_pass)."""
+        output, inputs, last = self._single.first_pass(
+            state,
+            attention_mask,
+            None,
+            keeps_last=keeps_last,
+            start=layers.start,
+            needs_gradient=not is_lowest,
+            folder=self.folder,
+        )
+        return output, inputs, None if last is None else StageContext(*last)
+
+    def again(self, layer: int, given: LayerInput, attention_mask: Tensor) -> StageContext:
+        """Compute one layer's activations again, or read them, for its backward pass."""
+        self._single.again(layer, given, attention_mask)
+        return StageContext(given.leaf, given.output)
+
+    @cached_property
+    def _single(self) -> SingleLayers:
+        return SingleLayers(self._model)
 
     def score(self, states: Sequence[Tensor], attention_mask: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         """Accumulate the head's gradient; return the loss, the sum over samples divided by the mini-batch's, and its

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
-from workbench.core.plan import Plan
+from workbench.core.plan import DISK, KEEP, RECOMPUTE, Plan
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.methods.ringada.schedule import (
@@ -24,7 +24,8 @@ from workbench.methods.ringada.schedule import (
     TAKE,
     Iteration,
 )
-from workbench.schedules.costs import Crossing, resident_bytes
+from workbench.schedules.costs import Crossing, resident_bytes, stored_s
+from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RingLayout:
         return [number for number, iteration in enumerate(self.iterations) for _ in range(iteration.num_micro_batches)]
 
     def layers(self, op: Op) -> range:
-        """Return the layers that P, F, B or STEP computes."""
+        """Return the layers that P, F, R, READ, B or STEP is about."""
         number = op.microbatch if op.kind == STEP else self.iteration_of[op.microbatch]
         return layers_of(self.plan, op, self.iterations[number].first_unfrozen)
 
@@ -95,20 +96,51 @@ def ring_costs(
             rank, op, FORWARD, layout.layers(op)
         )
 
+    def disk_s(rank: int, op: Op, layers: range) -> float:
+        stored, m = profile.layers[rank][layers.start : layers.stop], op.microbatch
+        return stored_s(stored, cluster.devices[rank], sizes[m], lengths[m])
+
     def forward_s(rank: int, op: Op) -> float:
-        return layers_s(rank, op, FORWARD, layout.layers(op))
+        layers = layout.layers(op)
+        count = sum(value.name.startswith(INPUT) for value in op.writes)
+        written_s = disk_s(rank, op, layers[:count]) if plan.stages[op.stage].activations == DISK else 0.0
+        return written_s + layers_s(rank, op, FORWARD, layers)
+
+    def read_s(rank: int, op: Op) -> float:
+        return disk_s(rank, op, layout.layers(op))
 
     def backward_s(rank: int, op: Op) -> float:
         lowest, layers = layout.first_unfrozen(op.microbatch), layout.layers(op)
+        again_s = 0.0
+        if op.part == NONE:  # before R and READ are separate operations, B contains them
+            activations = plan.stages[op.stage].activations
+            again_s = {KEEP: 0.0, DISK: disk_s(rank, op, layers), RECOMPUTE: forward_s(rank, op)}[activations]
         if layers.start > lowest:
-            return layers_s(rank, op, BACKWARD, layers)
+            return again_s + layers_s(rank, op, BACKWARD, layers)
         of_lowest, above = layers[:1], layers[1:]
-        return layers_s(rank, op, LOWEST, of_lowest) + layers_s(rank, op, BACKWARD, above)
+        return again_s + layers_s(rank, op, LOWEST, of_lowest) + layers_s(rank, op, BACKWARD, above)
 
     def context(value: Value) -> Spec:
         stage, m = plan.stages[value.stage], value.microbatch
         trained = profile.layers[stage.ranks[0]][max(layout.first_unfrozen(m), stage.start) : stage.stop]
         return opaque(sum(LayerProfile.context_bytes(layer, sizes[m], lengths[m]) for layer in trained))
+
+    def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
+        """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
+
+        def kept(value: Value) -> Spec:
+            own, m = profile.layers[plan.stages[value.stage].ranks[0]][layer], value.microbatch
+            return opaque(own.context_bytes(sizes[m], lengths[m]))
+
+        def state(value: Value) -> Spec:
+            return Spec((sizes[value.microbatch], crossing.tokens(layer, lengths[value.microbatch]), width))
+
+        return {f"{INPUT}{layer}": state, f"{CONTEXT}{layer}": kept, f"{GRADIENT}{layer}": state}
+
+    recomputed: dict[str, Callable[[Value], Spec]] = {}
+    for stage in plan.stages:
+        for layer in range(stage.start, stage.stop) if stage.activations != KEEP else ():
+            recomputed |= in_layer(layer)
 
     def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch
@@ -134,12 +166,14 @@ def ring_costs(
             MEAN: mean_s,
             LOAD: load_s,
             PREFIX: frozen_s,
-            FORWARD: forward_s,
+            **dict.fromkeys((FORWARD, AGAIN), forward_s),
+            READ: read_s,
             BACKWARD: backward_s,
         },
         bytes_by_name={
             **dict.fromkeys(("emb", "act", "mid", "grad", "side"), states),
-            "ctx": context,
+            CONTEXT: context,
+            **recomputed,
             "head": Spec((head_values,)),
             "mean": Spec((head_values + 3 * sum(layer.trainable_bytes // 4 for layer in profile.layers[0]),)),
             "told": Spec((2,)),
@@ -156,9 +190,11 @@ def ring_costs(
 
 
 def layers_of(plan: Plan, op: Op, first_unfrozen: int) -> range:
-    """Return the layers that P, F, B, STEP or LOAD is about in a mini-batch that trains the layers from
+    """Return the layers that P, F, R, READ, B, STEP or LOAD is about in a mini-batch that trains the layers from
     `first_unfrozen` on.
     """
+    if op.part != NONE:  # a layer of a stage that recomputes
+        return range(op.part, op.part + 1)
     stage = plan.stages[op.stage]
     if op.kind == PREFIX:
         return range(stage.start, min(stage.stop, first_unfrozen))

@@ -49,6 +49,9 @@ class RingEstimate:
         )
         self.micro_batch_size = problem.batch_size // problem.micro_batches
         size, layers = -(-problem.batch_size // problem.micro_batches), profile.num_layers
+        self._workspaces = [
+            max(layer.workspace_bytes(size, problem.longest) for layer in row) for row in profile.layers
+        ]
         moments = [*depths.items(), *(cached or {}).items()]
         firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
         self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
@@ -89,11 +92,12 @@ class RingEstimate:
         )
         self._skips = is_cached & (not has_side)  # whether the frozen layers' hops fall away, by depth
         self._bytes = self._layer_bytes(size, problem.longest)
-        self._budgets = np.array([device.memory_bytes - rest_bytes for device in cluster.devices])
+        budgets = zip(cluster.devices, self._workspaces, strict=True)
+        self._budgets = np.array([device.memory_bytes - rest_bytes - workspace for device, workspace in budgets])
 
     def demand(self, rank: int, start: int, stop: int) -> Demand:
         """Return the memory for layers [start, stop) on a device, all of them unfrozen, and for all else on it."""
-        nbytes = int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes
+        nbytes = int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes + self._workspaces[rank]
         return Demand(rank, f"{named_layers(start, stop)} with embedding and head", nbytes)
 
     def fits(self, rank: int) -> np.ndarray:

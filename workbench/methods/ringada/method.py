@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import mul
@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import KEEP, Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
@@ -28,7 +28,8 @@ from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
-from workbench.planners.memory import require_room, too_small
+from workbench.planners.memory import Demand, Needed, require_room, too_small
+from workbench.planners.recomputation import plan_within_memory, profile_with
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.tasks.batching import check_rule, split_samples
 
@@ -62,6 +63,32 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         owned=owned_by(prepared, cluster),
         typical_length=prepared.typical_length,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RingNeed(Needed):
+    """The most bytes that a device needs in a run, all its layers unfrozen."""
+
+    nbytes: int
+
+    @property
+    def purposes(self) -> dict[str, int]:
+        """Return the bytes by purpose (see Needed)."""
+        return {"layers, embedding and head": self.nbytes}
+
+
+def demands(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> list[Demand]:
+    """Return the memory that each stage of a plan needs, at any time of the run."""
+    prices = {
+        activations: pricer(prepared, profile_with(profile, cluster, activations), cluster)
+        for activations in {stage.activations for _, stages in plan.assignments for stage in stages}
+    }
+    return [
+        prices[stage.activations].demand(rank, stage.start, stage.stop)
+        for _, stages in plan.assignments
+        for stage in stages
+        for rank in stage.ranks
+    ]
 
 
 def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingEstimate:
@@ -108,20 +135,40 @@ def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple
 
 
 def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
-    """Return the blocks, the ring order and the number of mini-batches in flight.
+    """Return the blocks, the ring order, what happens to activations (see planners.recomputation), and the number of
+    mini-batches in flight.
 
     Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError
     if nothing fits, ConfigError for an impossible split of the data.
     """
+    options = prepared.options
+
+    def needs(plan: Plan) -> Mapping[int, Needed]:
+        nbytes = dict[int, int]()
+        for demand in demands(prepared, profile, cluster, plan):
+            nbytes[demand.rank] = max(nbytes.get(demand.rank, 0), demand.nbytes)
+        return {rank: RingNeed(need) for rank, need in nbytes.items()}
+
+    def seconds(plan: Plan) -> float:
+        run = rank_job(prepared, profile, cluster, plan)
+        return _three_rounds(run)[0] / len(_sampled(run))
+
+    choice = options.activations if options.technique == "serial" else KEEP
+    plan = plan_within_memory(choice, profile, cluster, partial(plan_with, prepared, cluster), needs, seconds)
+    return plan if options.federated else with_in_flight(rank_job(prepared, profile, cluster, plan))
+
+
+def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan:
+    """Return the plan with a profile, which says whether activations are recomputed (see plan_job)."""
     if prepared.options.federated:
         return _everywhere(prepared, pricer(prepared, profile, cluster))
     once = plan_ring(pricer(prepared, profile, cluster))
     if not prepared.options.replan or prepared.policy.is_adaptive:
-        return with_in_flight(rank_job(prepared, profile, cluster, once))
+        return once
     parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
     plan = plan_segments(once, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
-    return with_in_flight(replace(run, plan=plan) if follows else run)
+    return plan if follows else once
 
 
 def _everywhere(prepared: PreparedJob, price: RingEstimate) -> Plan:
@@ -175,7 +222,7 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
     """
     predictor = Predictor(run.phases()[0])
     alike: dict[object, list[Round]] = {}
-    for number in sorted({0, run.num_rounds // 2, run.num_rounds - 1}):
+    for number in _sampled(run):
         planned = run.round(number)
         alike.setdefault((planned.shape.iterations, planned.shape.cached, planned.shape.since), []).append(planned)
     counts = [len(rounds) for rounds in alike.values()]
@@ -184,6 +231,10 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
     busy_s = [max(map(busy_of, timeline.by_rank())) for timeline in timelines]
     seconds = [timeline.makespan_s for timeline in timelines]
     return sum(map(mul, counts, seconds)), sum(map(mul, counts, busy_s)), peaks
+
+
+def _sampled(run: RingRankJob) -> list[int]:
+    return sorted({0, run.num_rounds // 2, run.num_rounds - 1})
 
 
 def _tokens(planned: Round) -> int:
@@ -259,7 +310,4 @@ class RingAda(TrainingMethod[PreparedJob]):
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
-            price = pricer(prepared, profile, cluster)
-            stages = (stage for _, stages in plan.assignments for stage in stages)
-            demands = (price.demand(rank, stage.start, stage.stop) for stage in stages for rank in stage.ranks)
-            require_room(cluster, demands)
+            require_room(cluster, demands(prepared, profile, cluster, plan))

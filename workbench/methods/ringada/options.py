@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from workbench.core.effects import SEVERAL_DEVICES, Effect, only
 from workbench.core.methods import JOB_FIELDS, Declaration, FormField
+from workbench.core.names import ActivationsChoice
 from workbench.core.ranges import Dropout, Text, Width
 from workbench.methods.option_values import Published
 from workbench.methods.training.options import training_calls
@@ -54,6 +55,7 @@ class RingAdaOptions:
     in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache
     the outputs of their frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether
     layers may be moved between rounds as more of them are trained; they are moved where it pays, moves included.
+    activations: see FineTuningOptions; frozen layers keep none.
     federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data,
     and after each round all devices average them (a baseline that the paper leaves out).
     """
@@ -73,6 +75,7 @@ class RingAdaOptions:
     threshold: Annotated[Dropout, _RING, _ADAPTIVE] = 0.01
     in_flight: Annotated[Times, _RING] | None = None
     cache: Annotated[bool, _RING_CACHE, _LATER] = False
+    activations: Annotated[ActivationsChoice, only(technique="serial", is_refused=True)] = "auto"
     replan: Annotated[bool, _RING, _CHANGES, SEVERAL_DEVICES, Published(False, "section IV-B: assigned once")] = True
     federated: bool = False
 

@@ -25,6 +25,7 @@ from workbench.methods.training.rank_phases import StagePhase
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
 from workbench.runtime.memory import read_memory
+from workbench.schedules.recomputation import AGAIN, CONTEXT, READ
 from workbench.tasks.tokenize import Batch, collate
 
 
@@ -62,6 +63,7 @@ class RingHandlers:
             ring.FORWARD: self._forward,
             ring.HEAD: self._score,
             ring.BACKWARD: self._backward,
+            **dict.fromkeys((AGAIN, READ), self._again),
             STEP: self._update,
             ring.HEAD_STEP: self._update_head,
             ring.TAKE: self._take,
@@ -133,9 +135,24 @@ class RingHandlers:
         is_lowest = layers.start == self.layout.first_unfrozen(op.microbatch)
         if self.prefix is not None and not self.compute.side_width and is_lowest and op.microbatch not in self.cached:
             self.prefix.keep(layers.start, batch.indices, reads[0])
-        context = self.compute.forward(reads, batch.attention_mask, layers, is_lowest=is_lowest)
-        context.nbytes = self.costs.spec(op.writes[1]).nbytes
-        return context.output.detach(), context
+        mask, last = batch.attention_mask, op.writes[-1]
+        if last.name == CONTEXT:
+            context = self.compute.forward(reads, mask, layers, is_lowest=is_lowest)
+            context.nbytes = self.costs.spec(last).nbytes
+            return context.output.detach(), context
+        keeps_last = last.name.startswith(CONTEXT)
+        output, inputs, kept = self.compute.first_pass(
+            reads[0], mask, layers, is_lowest=is_lowest, keeps_last=keeps_last
+        )
+        if kept is None:
+            return output, *inputs
+        kept.nbytes = self.costs.spec(last).nbytes
+        return output, *inputs, kept
+
+    def _again(self, op: Op, reads: Contents) -> Contents:
+        context = self.compute.again(op.part, reads[0], self.batches[op.microbatch].attention_mask)
+        context.nbytes = self.costs.spec(op.writes[0]).nbytes
+        return (context,)
 
     def _score(self, op: Op, reads: Contents) -> Contents:
         number, batch, iterations = (
@@ -164,7 +181,7 @@ class RingHandlers:
 
     def _backward(self, op: Op, reads: Contents) -> Contents:
         gradient = reads[0].backward(reads[1])
-        return (None,) if gradient is None else (gradient, None)
+        return tuple(None if value.name == "gacc" else gradient for value in op.writes)
 
     def _update(self, op: Op, reads: Contents) -> Contents:
         layers = self.layout.layers(op)
@@ -224,6 +241,7 @@ class RingPhase(StagePhase[RingRankJob]):
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
             self.compute = RingCompute(rank_job.config, backbone, first)
+            self.compute.folder = self.activations_folder
             self.optimizer = RingOptimizer(
                 self.compute,
                 LinearSchedule(

@@ -7,6 +7,8 @@ backward pass of the unfrozen layers.
 LOAD reads the frozen layers' output for a micro-batch from the terminator's cache; the micro-batch then has neither E
 nor P.  With a side network each stage reads what its trained layers take from the model, and the initiator the last
 hidden state.
+R: see schedules.recomputation.  A stage that recomputes keeps the inputs of its unfrozen layers only; frozen ones have
+no backward pass.
 STEP updates a stage's adapters and HSTEP the head.  TAKE returns the head to the device where the round began.  If a
 policy depends on the results of a round, then at its end ALLREDUCE sums those of all stages and HEAR takes the sum.
 In a round of federated averaging each device is a separate ring; then ALLREDUCE sums all trained weights and MEAN makes
@@ -40,6 +42,7 @@ from workbench.core.plan import Plan, Share
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op, Schedule, Value, paused_collector, send
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pieces import world_size_of
+from workbench.schedules.recomputation import recompute
 
 EMBED, LOAD, PREFIX, FORWARD, HEAD, BACKWARD, HEAD_STEP, TAKE = "E", "LOAD", "P", "F", "H", "B", "HSTEP", "TAKE"
 HEAR, MEAN = "HEAR", "MEAN"
@@ -103,7 +106,7 @@ def ring_round(
     if first != last:
         head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
         tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
-    ordered = _in_order(tasks, size, seconds)
+    ordered = recompute(_in_order(tasks, size, seconds), plan, _lowest(iterations))
     return insert_transfers(_with_notes(plan, ordered) if is_noted else ordered)
 
 
@@ -131,7 +134,13 @@ def federated_round(
         tasks.append(
             _Task(rank, Op(MEAN, NONE, NONE, NONE, (mean,), (Value("taken", NONE, NONE, rank),)), (first, 5, 0))
         )
-    return _in_order(tasks, world_size_of(plan, world_size, (1,) * len(tasks)), seconds)
+    size = world_size_of(plan, world_size, (1,) * len(tasks))
+    return recompute(_in_order(tasks, size, seconds), plan, _lowest(iterations))
+
+
+def _lowest(iterations: Sequence[Iteration]) -> Callable[[int], int]:
+    """Return a function of a micro-batch: the lowest layer that it trains."""
+    return [one.first_unfrozen for one in iterations for _ in range(one.num_micro_batches)].__getitem__
 
 
 def _tasks(

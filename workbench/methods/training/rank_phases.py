@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Generic
 
 from torch import nn
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.plan import DISK
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.session import RankSession, loss_of
 from workbench.methods.training.handlers import PlannedStep, StepShape, share_of
@@ -120,6 +122,15 @@ class StagePhase(RankPhase[AJob]):
     def steps_per_epoch(self) -> int:
         """Return the optimizer steps of an epoch."""
         return len(self.phase.steps(0))
+
+    @property
+    def activations_folder(self) -> Path | None:
+        """Return the folder for the stage's activations, which it makes; None if they do not go to the disk."""
+        if self.index is None or self.rank_job.present.stages[self.index].activations != DISK:
+            return None
+        folder = self.session.context.own_folder(self.rank_job.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def own(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
         """Return this rank's part of a step as fields of StepHandlers."""
