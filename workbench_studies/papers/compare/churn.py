@@ -50,8 +50,6 @@ WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Confidant": ("confidant", {**LORA, "partition": "any_order"}),
 }
 LIDS, LID, LESSON_S = 30, "macbook-pro-m1", 300.0
-LESSON_WAYS = ("P-RGE", "LoRA, data parallel", "LoRA, pipeline", "Confidant")
-"""The others search long for a plan of so many lids, at each of the changes."""
 SAMPLES = {BOARD: 2048, LID: 8000}
 """Training samples, by device."""
 LID_OPEN_S, LID_CLOSED_S, LID_SIGMA = 480.0, 45.0, 1.0
@@ -264,8 +262,8 @@ def points(told: Callable[[str], None], kept: Path | None, seeds: Sequence[int])
 
 
 def lessons(told: Callable[[str], None], kept: Path | None, seed: int) -> Iterator[tuple[str, Run, float]]:
-    """Yield the lesson of some ways in the classroom, and its goodput over the one of lids that stay open."""
-    for way in LESSON_WAYS:
+    """Yield the lesson of every way in the classroom, and its goodput over the one of lids that stay open."""
+    for way in WAYS:
         with shared_results(), paused_collector():
             lesson = _kept(kept, f"{way}-lids-{seed}", Run, run, way, LIDS, LID, CLASSROOM, LESSON_S, seed)
             goodput = lesson.rate / undisturbed(way, LIDS, LID, LESSON_S, kept)

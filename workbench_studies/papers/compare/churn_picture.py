@@ -11,9 +11,10 @@ from plotly.subplots import make_subplots
 from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
 from workbench_studies.papers.compare import churn as simulated
-from workbench_studies.papers.compare.churn import COUNT, LESSON_WAYS, LIDS, STAYS_S, WAYS, lessons, points
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, Table
+from workbench_studies.papers.compare.churn import COUNT, LIDS, STAYS_S, WAYS, lessons, points
+from workbench_studies.papers.compare.churn_executed import COLUMNS as EXECUTED_COLUMNS
+from workbench_studies.papers.items import COMPARE, Item
+from workbench_studies.papers.result import Result, Settings, Table, shipped_result
 
 COLUMNS = ("way", "mean stay, s", "goodput", "lowest", "highest", "if changes cost nothing", "time lost, %")
 LESSON_COLUMNS = ("way", "lids in use at first", "changes", "lids open, %", "goodput", "time lost, %")
@@ -94,19 +95,24 @@ def churn(item: Item, settings: Settings) -> Result:
 
 
 def draw_churn(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("churn", item.title, figure(*result.tables))]
+    """Return the picture, with the points that were executed if their result ships."""
+    executed = shipped_result(COMPARE, "churn-executed")
+    table, lesson = result.tables
+    return [Captioned("churn", item.title, figure(table, lesson, executed.tables[0] if executed else None))]
 
 
-def figure(table: Table, lesson: Table) -> go.Figure:
-    """Return goodput by mean stay, over the undisturbed one and over free changes, and that of a lesson."""
+def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Figure:
+    """Return goodput by mean stay, over the undisturbed one and over free changes, and that of a lesson.
+
+    executed: points of churn_executed.py.
+    """
     rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
     drawn = make_subplots(
         rows=2,
         cols=2,
         specs=[[{}, {}], [{"colspan": 2}, None]],
-        row_heights=[0.68, 0.32],
-        vertical_spacing=0.2,
+        row_heights=[0.6, 0.4],
+        vertical_spacing=0.17,
         horizontal_spacing=0.08,
         subplot_titles=["over devices that stay", "over changes that cost nothing", f"a lesson with {LIDS} lids"],
     )
@@ -132,13 +138,18 @@ def figure(table: Table, lesson: Table) -> go.Figure:
                 ],
             )
             drawn.add_trace(line, row=1, col=column)
+    executed_rows = [] if executed is None else [dict(zip(EXECUTED_COLUMNS, row, strict=True)) for row in executed.rows]
+    for number, way in enumerate(WAYS):
+        own = [row for row in executed_rows if row["way"] == way and row["in pace"] == "yes"]
+        if own:
+            drawn.add_trace(_points(own, number), row=1, col=1)
     lessons_of = {row[0]: dict(zip(LESSON_COLUMNS, row, strict=True)) for row in lesson.rows}
-    shown = [lessons_of[way] for way in LESSON_WAYS]
+    shown = [lessons_of[way] for way in WAYS]
     bars = go.Bar(
         x=[row["goodput"] for row in shown],
-        y=list(LESSON_WAYS),
+        y=list(WAYS),
         orientation="h",
-        marker={"color": [CYCLE[list(WAYS).index(way)] for way in LESSON_WAYS]},
+        marker={"color": [CYCLE[list(WAYS).index(way)] for way in WAYS]},
         text=[f"{row['goodput']:.0%}, {row['lids in use at first']:.0f} in use" for row in shown],
         textposition="outside",
         cliponaxis=False,
@@ -162,9 +173,27 @@ def figure(table: Table, lesson: Table) -> go.Figure:
     return finish(
         drawn,
         title="What is left of a training when devices come and go?",
-        label="simulated",
+        label="simulated; open markers executed" if executed else "simulated",
         subtitle=f"Samples of finished steps per second. Above: {COUNT} Raspberry Pi 5 that are there for 80 % of the "
         "time. Below: laptops; dotted: the share of the lids that is open.",
-        height=640,
+        height=760,
         margin={"l": 20, "r": 30, "t": 130, "b": 110},
+    )
+
+
+def _points(rows: list[dict[str, Any]], number: int) -> go.Scatter:
+    """Return a way's executed points, whose host kept pace."""
+    return go.Scatter(
+        x=[row["mean stay, s"] for row in rows],
+        y=[row["goodput, executed"] for row in rows],
+        mode="markers",
+        marker={"symbol": f"{SYMBOLS[number]}-open", "size": 15, "color": CYCLE[number], "line": {"width": 2}},
+        name=f"{rows[0]['way']}, executed",
+        legendgroup=rows[0]["way"],
+        showlegend=False,
+        hovertext=[
+            f"{row['way']}, executed with a tiny model: {row['goodput, executed']:.0%}; the same simulated: "
+            f"{row['simulated']:.0%}"
+            for row in rows
+        ],
     )
