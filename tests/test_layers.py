@@ -195,7 +195,6 @@ def test_the_page_on_architecture_lists_the_floors_and_names_files_that_are_ther
 METHODS = sorted(path.parent.name for path in PACKAGE.glob("methods/*/options.py") if path.parent.name != "training")
 USERS = {
     "fine_tuning": {"methods/confidant/method.py", "methods/confidant/options.py"},
-    "galaxy_plus": {"cli/serve.py", "server/offers.py", "server/panel.py"},
     "p_rge": {"cli/engine.py", "cli/predict.py", "trainings/queries.py"},
 }
 """What imports from a method's folder: its commands, small trainings, and Confidant, which extends fine-tuning."""

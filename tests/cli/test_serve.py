@@ -8,18 +8,18 @@ import pytest
 from typer.testing import CliRunner
 
 from workbench.cli.app import app
-from workbench.cli.serve import event_line
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
+from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
     ServedRequest,
-    ServiceInterrupted,
     ServingEvent,
     ServingReport,
     StreamSettings,
 )
+from workbench.methods.galaxy_plus.serving.stream import event_line
 
 CLUSTER = load_cluster("galaxy-env-b")
 
@@ -68,7 +68,7 @@ def test_an_interrupted_service_leaves_its_report(tmp_path: Path, monkeypatch: p
         }
         raise ServiceInterrupted(ServingReport(stream=stream, **told, **made))
 
-    monkeypatch.setattr("workbench.methods.galaxy_plus.serving.serve.serve_emulated", interrupted)
+    monkeypatch.setattr("workbench.methods.galaxy_plus.serving.stream.serve_emulated", interrupted)
     path = tmp_path / "serving.json"
     result = CliRunner().invoke(app, ["serve", "--model", "tiny-bert", "--cluster", "laptop", "--report", str(path)])
     assert result.exit_code == 130

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import httpx
@@ -23,14 +25,19 @@ import torch
 import uvicorn
 
 from tests.waiting import LIMIT_S, wait_for
+from workbench.core import methods
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.methods import Declaration
+from workbench.methods.common.services import TextDevices
 from workbench.methods.common.text_model import TextModel, load_text_model
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.text import TextSettings
 from workbench.server.app import application
 from workbench.server.desk import Desk, Limits, Metrics, _Ticket
-from workbench.server.offers import Offer, offered
-from workbench.server.panel import OneProcess
+from workbench.server.offers import Offer, OneProcess, offered
 from workbench.server.run import listening
 
 MODEL = "tiny-llama-2"
@@ -246,6 +253,55 @@ def test_a_full_queue_and_a_late_text_are_refused_and_a_token_is_needed() -> Non
         stuck.may.set()
         wait_for(lambda: not desk.waiting, "the end of the late text")
         assert desk.metrics.outcomes == {"late": num_late, "refused": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherOptions:
+    """Settings of a method of somebody else."""
+
+    words: int = 1
+
+
+@contextmanager
+def other_devices(model: str, cluster: Cluster, fidelity: str, *, options: OtherOptions, **settings: Any) -> Any:
+    """Yield "devices" that write as this process does."""
+    local = load_text_model(model)
+    assert cluster.name == "pair" and options.words == 2 and not settings["draft"]
+    yield TextDevices(writer=local.writer, ends=local.ends, panel=OneProcess())
+
+
+OTHER = Declaration(
+    options=OtherOptions, implementation="", calls={}, serves_texts=f"{__name__}:other_devices", trains=False
+)
+
+
+def test_texts_are_served_by_a_method_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("other", f"{__name__}:OTHER", methods.GROUP)
+    monkeypatch.setattr(methods, "registered", lambda: {"other": entry})
+    settings: dict[str, Any] = {"token": "", "say": lambda text: None}
+    with offered(MODEL, load_cluster("pair"), "auto", options={"words": 2}, **settings) as offer, serving(offer) as url:
+        text = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", **SEEDED}).json()
+    assert text["choices"][0]["text"] == expected("hello")
+    with pytest.raises(ConfigError, match="option 'word' of other"):
+        _entered(offered(MODEL, load_cluster("pair"), "auto", options={"word": 2}, **settings))
+    with pytest.raises(ConfigError, match=r"A method that serves requests .* 'other' does not declare it"):
+        methods.method_with("serves_requests", "other")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"scheme": 1}, "`system` only"), ({"system": "sequence_parallel"}, "no token after the first")],
+)
+def test_options_of_galaxy_plus_with_which_its_devices_write_no_text_are_refused(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _entered(offered(MODEL, load_cluster("pair"), "auto", token="", say=lambda text: None, options=options))
+
+
+def _entered(context: AbstractContextManager[Any]) -> None:
+    with context:
+        pass
 
 
 def test_an_encoder_gives_embeddings_and_no_texts() -> None:

@@ -47,7 +47,7 @@ from workbench.cli.predict import evaluate, predict, push
 from workbench.cli.report import report
 from workbench.cli.runs import runs
 from workbench.cli.schedule import schedule
-from workbench.cli.serve import serve
+from workbench.cli.serve import ServeCommand, serve
 from workbench.cli.sweep import compare, sweep
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, WriteError
@@ -241,6 +241,7 @@ GROUPS = {
     "Look": (runs, draw, compare, schedule, report),
     "Methods' own": (serve, export, train),
 }
+COMMAND_CLASSES = dict.fromkeys((devices, plan, simulate, run, sweep), JobCommand) | {serve: ServeCommand}
 FIRST_STEPS = """\
 Edge LLM Workbench: learn, try out and compare how language models are
 fine-tuned and served on small devices.
@@ -279,9 +280,7 @@ def first_steps(
 
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(
-            rich_help_panel=group, cls=JobCommand if command in (devices, plan, simulate, run, sweep) else Command
-        )(command)
+        app.command(rich_help_panel=group, cls=COMMAND_CLASSES.get(command, Command))(command)
 
 COMMANDS = "workbench.commands"
 """The entry-point group in which a distribution names its commands: functions as Typer takes them."""

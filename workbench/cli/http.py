@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,13 +12,22 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.job import Fidelity
 
 LOOPBACK = "127.0.0.1"
-OF_BOTH = {"model", "cluster", "fidelity"}
+OF_BOTH = {"model", "cluster", "fidelity", "method", "option"}
 OF_HTTP = {*OF_BOTH, "http", "host", "port", "token", "system", "draft"}
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve_http(
-    model: str, cluster: str | None, fidelity: Fidelity, *, system: Any, draft: str, host: str, port: int, token: str
+    model: str,
+    cluster: str | None,
+    fidelity: Fidelity,
+    *,
+    method: str,
+    options: Mapping[str, Any],
+    draft: str,
+    host: str,
+    port: int,
+    token: str,
 ) -> None:
     """Serve until Ctrl-C or a signal to end.  cluster: the devices that compute; None: this process."""
     described = None if cluster is None else load_cluster(cluster)
@@ -27,8 +37,9 @@ def serve_http(
     if host not in _LOCAL and not token:
         token = secrets.token_urlsafe(16)
     with listening(host, port) as socket, ExitStack() as stack:
-        settings = {"token": token, "say": say, "system": system, "draft": draft}
-        offer: Any = stack.enter_context(offered(model, described, fidelity, **settings))
+        offer = stack.enter_context(
+            offered(model, described, fidelity, token=token, say=say, method=method, options=options, draft=draft)
+        )
         hosts = [*_LOCAL, "[::1]"] if host in _LOCAL else ["*"]
         name = f"http://{host if ':' not in host else f'[{host}]'}:{socket.getsockname()[1]}"
         say(f"Serving {offer.name} at {name}/v1 and a chat page at {name}/ until Ctrl-C")

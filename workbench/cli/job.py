@@ -295,9 +295,14 @@ class JobCommand(Command):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         super().format_help(ctx, formatter)
-        width = shutil.get_terminal_size().columns - 1
         for line in method_help(ctx.meta["method"], ctx.info_name or "run"):
-            print_text(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False))
+            print_help_line(line)
+
+
+def print_help_line(line: str) -> None:
+    """Print a line after a command's help, wrapped to the terminal's width."""
+    width = shutil.get_terminal_size().columns - 1
+    print_text(textwrap.fill(line, width, initial_indent=" ", subsequent_indent="   ", break_on_hyphens=False))
 
 
 def method_help(method: str, command: str) -> list[str]:

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from workbench.cli.chat import DraftName
 from workbench.cli.http import LOOPBACK, OF_BOTH, OF_HTTP, serve_http
-from workbench.cli.job import CLUSTER, ClusterName, is_given, parse_options
+from workbench.cli.job import CLUSTER, ClusterName, Command, is_given, parse_options, print_help_line
 from workbench.cli.output import INTERRUPTED, Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster
 from workbench.core.device_faults import parse_faults
 from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Mode
+from workbench.core.methods import attribute, declaration_of, method_with, methods_with
 from workbench.core.serial import to_builtins
-from workbench.methods.galaxy_plus.serving.records import (
-    Reaction,
-    ReschedulingSettings,
-    ServiceInterrupted,
-    ServingEvent,
-    ServingReport,
-    StreamSettings,
-)
+from workbench.methods.common.services import ServeRequests, ServiceInterrupted, StreamReport
 from workbench.methods.option_values import read_options
 
-_SETTINGS = ", ".join(
-    f"{key}={value:g}" for key, value in to_builtins(ReschedulingSettings()).items() if key != "reaction"
-)
+
+class ServeCommand(Command):
+    """`workbench serve`, whose help ends with the settings of a stream of each method that serves one."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        super().format_help(ctx, formatter)
+        for method in methods_with("serves_requests"):
+            service = declaration_of(method).serves_requests
+            assert service is not None
+            settings = ", ".join(f"{key}={value}" for key, value in to_builtins(service.settings()).items())
+            print_help_line(f"Settings of a stream of {method} (--option KEY=VALUE): {settings}")
 
 
 def serve(
@@ -58,12 +61,14 @@ def serve(
             envvar="WORKBENCH_TOKEN", help="With --http: what clients must know; drawn if others can connect."
         ),
     ] = "",
+    method: Annotated[str, typer.Option(help="Method of the devices.", show_default="the first that can")] = "",
     system: Annotated[
-        Literal["galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local"],
+        str,
         typer.Option(
-            help="With --http on a --cluster: whose planner divides the model. Galaxy+ may choose one device."
+            help="With --http on a --cluster: the method's option `system`: whose planner divides the model, such as "
+            "edgeshard. The default may choose one device."
         ),
-    ] = "galaxy_plus",
+    ] = "",
     draft: DraftName = "",
     cluster: ClusterName = CLUSTER,
     requests: Annotated[int, typer.Option(help="How many.")] = 200,
@@ -78,11 +83,13 @@ def serve(
             metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."
         ),
     ] = None,
-    reaction: Annotated[Reaction, typer.Option(help="To a straggler.")] = "exclude",
+    reaction: Annotated[str, typer.Option(help="To a straggler: exclude, or none.")] = "exclude",
     option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help=f"How stragglers are found and taken back; may be repeated: {_SETTINGS}."
+            metavar="KEY=VALUE",
+            help="How stragglers are found and taken back, see below; with --http an option of the method; may be "
+            "repeated.",
         ),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = "execute",
@@ -91,7 +98,7 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a stream of requests with Galaxy+, re-scheduling around stragglers and dead devices; or, with --http, texts
+    """Serve a stream of requests, re-scheduling around stragglers and dead devices; or, with --http, texts
     for other programs and a chat page.
     """
     if http:
@@ -103,7 +110,8 @@ def serve(
             model if is_given(context, "model") else "SmolLM2-135M",
             cluster if is_given(context, "cluster") else None,
             fidelity,
-            system=system,
+            method=method,
+            options=parse_options(option) | ({"system": system} if system else {}),
             draft=draft,
             host=host,
             port=port,
@@ -113,156 +121,57 @@ def serve(
     if wrong := next((name for name in OF_HTTP - OF_BOTH if is_given(context, name)), None):
         raise ConfigError(f"--{wrong} was given.", "It is a setting of --http.", "Give that, too, or leave it out.")
     require_writable(report, out and out / "serving.html")
+    described = load_cluster(cluster)
+    service = declaration_of(method_with("serves_requests", method)).serves_requests
+    assert service is not None, "it declares it"
+    draw = attribute(service.figure)
+    serve_requests: ServeRequests = attribute(service.serve)
     try:
-        described = load_cluster(cluster)
-        served = _serve(
+        served = serve_requests(
             model,
             described,
             mode,
             fidelity,
-            stream=StreamSettings(num_requests=requests, rate_per_s=rate, seed=seed, length=length or 0),
-            rescheduling=read_options("serve", ReschedulingSettings, {"reaction": reaction, **parse_options(option)}),
+            num_requests=requests,
+            rate_per_s=rate,
+            length=length or 0,
+            seed=seed,
+            settings=read_options("serve", service.settings, {"reaction": reaction, **parse_options(option)}),
             faults=parse_faults(";".join(fault or ()), described, "s"),
+            say=say,
         )
-        _finish(served, report, out, as_json=as_json)
+        _finish(served, draw, report, out, as_json=as_json)
     except ServiceInterrupted as interrupted:
-        from workbench.experiment import environment
-
         say("Interrupted.")
-        _finish(replace(interrupted.report, environment=environment()), report, out, as_json=as_json)
+        _finish(interrupted.report, draw, report, out, as_json=as_json)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _serve(
-    model: str, cluster: Cluster, mode: Mode, fidelity: Any, *, stream: StreamSettings, **settings: Any
-) -> ServingReport:
-    from workbench.experiment import environment
-    from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
-
-    stream = replace(stream, length=_length(model, stream.length))
-    if mode == "simulate":
-        from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
-
-        profile, lengths = _profile(model, cluster, stream.length)
-        planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
-        return replace(
-            simulate_serving(profile, cluster, planner, times, stream=stream, **settings), environment=environment()
-        )
-    from workbench.methods.devices import over_ssh, require_emulated
-    from workbench.methods.galaxy_plus.profiles import HostQuestion, of_devices
-    from workbench.methods.galaxy_plus.serving.serve import serve as serve_stream
-    from workbench.methods.galaxy_plus.serving.serve import serve_emulated
-
-    question = HostQuestion(model=model, longest=stream.length)
-    settings |= {"stream": stream, "on_event": lambda event: say(event_line(event, cluster))}
-    if cluster.is_real:
-        from workbench.methods.galaxy_plus.method import measure_rank
-
-        with over_ssh(cluster) as real:
-            real.bring_model(model)
-            say(f"Profiling {cluster.size_words}")
-            host = of_devices(real.run(measure_rank, [(question, False)] * cluster.world_size))
-            report = serve_stream(model, cluster, real, host, **settings)
-    else:
-        require_emulated(cluster)
-        report = serve_emulated(
-            question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings
-        )
-    return replace(report, environment=environment())
-
-
-def _length(model: str, length: int) -> int:
-    """Return the tokens of a request, 0 for the usual ones.  Raises ConfigError if the model reads fewer."""
-    from workbench.methods.galaxy_plus.serving.serve import DEFAULT_LENGTH, usual_length
-    from workbench.models.sharding import model_layout
-    from workbench.profiler.descriptions import MODELS
-
-    if not length:
-        return DEFAULT_LENGTH if model in MODELS else usual_length(model_layout(model))
-    most = MODELS[model].positions if model in MODELS else model_layout(model).max_length
-    if most and length > most:
-        raise ConfigError(
-            f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length."
-        )
-    return length
-
-
-def _profile(model: str, cluster: Cluster, length: int) -> tuple[Any, tuple[int, ...]]:
-    """Return the profile of the catalogue's devices for a described model or a real one, and the tokens in each
-    stack.
-    """
-    from workbench.methods.galaxy_plus.costs import analytic_inference
-    from workbench.profiler.descriptions import MODELS
-
-    if model in MODELS:
-        profile = analytic_inference(model, cluster)
-    else:
-        from workbench.methods.galaxy_plus.profiles import analytic_profile
-        from workbench.models.sharding import model_layout
-
-        profile = analytic_profile(model, model_layout(model), cluster)
-    return profile, (length, max(1, length // 2))[: len(profile.stacks)]
-
-
-def event_line(event: ServingEvent, cluster: Cluster) -> str:
-    """Return an event as a line of text."""
-    device = f" {cluster.devices[event.rank].name}" if event.rank >= 0 else ""
-    value = {
-        "slowed": f" {event.value:g} times slower",
-        "straggler": f" {event.value:.2f} times slower than the others",
-        "probed": f" {event.value:.2f} times slower than it can be",
-        "planned": f" plan {event.plan_after}, {1e3 * event.value:.0f} ms a request",
-        "loaded": f" plan {event.plan_after} in {event.value:.2f} s, {event.detail}",
-        "switched": f" to plan {event.plan_after}",
-        "repeated": f" request {event.value:.0f}",
-    }.get(event.kind, "")
-    return f"{event.time_s:9.2f} s  {event.kind}{device}{value}"
-
-
-def _finish(report: ServingReport, path: Path | None, out: Path | None, *, as_json: bool) -> None:
+def _finish(
+    served: StreamReport, draw: Callable[..., Any], path: Path | None, out: Path | None, *, as_json: bool
+) -> None:
     """Write the files and print the summary."""
-    summary = _summary(report)
+    from workbench.experiment import environment
+
+    report: StreamReport = replace(served, environment=environment())  # type: ignore[type-var]
+    summary = report.summary()
     files = []
     if path is not None:
         files.append(report.write(path))
     if out is not None:
-        from workbench.methods.galaxy_plus.serving.figures import serving
         from workbench.plots.export import write_html
 
-        files.append(write_html(serving(report), out / "serving.html"))
+        files.append(write_html(draw(report), out / "serving.html"))
     if as_json:
-        print_json(summary | {"files": [str(file) for file in files]})
+        print_json({**summary, "files": [str(file) for file in files]})
         return
     marks = {name: report.mark for name in summary if name.startswith(("answers per", "latency", "queueing"))}
     rows = (
         (name, f"{value:.4g}{marks.get(name, '')}" if isinstance(value, float) else value)
         for name, value in summary.items()
     )
-    print_table(f"Serving {report.model} on {report.cluster.name} ({report.label})", ("", ""), rows)
+    print_table(report.heading, ("", ""), rows)
     for note in report.notes:
         print_text(note)
     for file in files:
         print_text(f"Written     {file}")
-
-
-def _summary(report: ServingReport) -> dict[str, Any]:
-    kinds = ("straggler", "excluded", "lost", "revived", "readmitted")
-    throughput = report.throughput_per_s(0.0, report.end_s)
-    return {
-        "numbers are": report.label,
-        "requests answered": len(report.requests),
-        "requests lost": report.num_lost,
-        "answers wrong": report.num_wrong,
-        "requests repeated": report.num_repeated,
-        "answers per second": throughput,
-        **{f"latency p{share:.0%} (s)".replace("%", ""): report.percentile_s(share) for share in (0.5, 0.95, 0.99)},
-        **{
-            f"queueing p{share:.0%} (s)".replace("%", ""): report.percentile_s(share, "queueing")
-            for share in (0.5, 0.95)
-        },
-        "plans": len(report.plans),
-        **{f"devices {kind}": len(report.events_of(kind)) for kind in kinds},  # type: ignore[arg-type]
-        "plans switched to": len(report.events_of("switched")),
-        "late share": report.overrun_share,
-        "valid": report.valid,
-    }

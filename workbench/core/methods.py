@@ -13,7 +13,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from workbench.core.errors import ConfigError, did_you_mean
 
@@ -45,6 +45,18 @@ class Parts(NamedTuple):
         """Return one of the types by its field name."""
         named = getattr(self, name)
         return attribute(named) | None if named else None
+
+
+class RequestService(NamedTuple):
+    """How a method serves a stream of requests, for `workbench serve`.
+
+    settings: the dataclass of its settings, with defaults.  serve: 'module:function' that serves a stream (see
+    methods.common.services.ServeRequests).  figure: 'module:function' that draws the report.
+    """
+
+    settings: type[Any]
+    serve: str
+    figure: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +131,8 @@ class Declaration:
     forward passes only.
     converges: whether an epoch's mean loss decides if training may end.  runs_jax: whether JAX may compute a device's
     layers.
+    serves_texts: 'module:function' that starts devices which write texts, for `workbench serve --http` (see
+    methods.common.services.ServeTexts); '' without.  serves_requests: how it serves a stream of requests.
     advises_drafts: 'module:function' that compares drafts for the texts that its devices write (a
     methods.common.draft_advice.DraftAdvice); '' without.
     alternatives: sets of options that an adviser compares, by words, such as 'LoRA'.  keeps_data: whether each device
@@ -137,6 +151,8 @@ class Declaration:
     backpropagates: bool = True
     converges: bool = True
     runs_jax: bool = False
+    serves_texts: str = ""
+    serves_requests: RequestService | None = None
     advises_drafts: str = ""
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     keeps_data: bool = False
@@ -197,6 +213,38 @@ def title_of(method: str) -> str:
         return declaration_of(method).title or method
     except ConfigError:
         return method
+
+
+Ability = Literal["serves_texts", "serves_requests", "advises_drafts"]
+
+
+def methods_with(ability: Ability) -> list[str]:
+    """Return the methods that declare an ability, ours first.  A package that cannot be imported has none."""
+    return [name for name in registered() if _declares(name, ability)]
+
+
+def method_with(ability: Ability, method: str = "") -> str:
+    """Return the method, by default the first that declares an ability.
+
+    Raises ConfigError for a method that does not declare it, and as declaration_of.
+    """
+    able = methods_with(ability)
+    name = method or next(iter(able), "")
+    if name and getattr(declaration_of(name), ability):
+        return name
+    verb, thing = ability.split("_")
+    raise ConfigError(
+        f"A method that {verb} {thing} was asked for.",
+        f"'{method}' does not declare it." if method else "None of the installed methods declares it.",
+        f"Choose {' or '.join(able)}." if able else "Install one that does.",
+    )
+
+
+def _declares(name: str, ability: Ability) -> bool:
+    try:
+        return bool(getattr(declaration_of(name), ability))
+    except ConfigError:
+        return False
 
 
 @functools.cache

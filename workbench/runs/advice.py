@@ -17,7 +17,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve, curves_of
 from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
-from workbench.core.methods import attribute, declaration_of, registered
+from workbench.core.methods import attribute, declaration_of, methods_with, registered
 from workbench.core.once import shared_results
 from workbench.core.plan import RECOMPUTE
 from workbench.core.profile import Profile
@@ -210,15 +210,15 @@ def _require_writing(model: str, draft: str, *, serves: bool, writes: bool) -> N
 
 def _drafts(job: Job, priced: Cluster, draft: str, progress: Callable[[Event], None]) -> DraftAdvice | None:
     """Return what a method whose devices write texts says of drafts; None without such a method."""
-    names = (name for name in registered() if declaration_of(name).advises_drafts)
-    if (method := next(names, None)) is None:
+    if not (methods := methods_with("advises_drafts")):
         return None
+    advise = attribute(declaration_of(methods[0]).advises_drafts)
 
     def profile_of(model: str, options: dict[str, Any]) -> Profile:
-        draft_job = replace(job, method=method, model=model, options=options)
+        draft_job = replace(job, method=methods[0], model=model, options=options)
         return experiment.profile(draft_job, priced, "simulate", progress=_phases_of(progress))
 
-    advised: DraftAdvice = attribute(declaration_of(method).advises_drafts)(job.model, priced, profile_of, draft=draft)
+    advised: DraftAdvice = advise(job.model, priced, profile_of, draft=draft)
     return advised
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from workbench.core.methods import declaration_of, method_with
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
@@ -116,7 +117,8 @@ def draft_commands(drafts: DraftAdvice, cluster: str) -> list[str]:
     best, model = drafts.best, shlex.quote(drafts.model)
     if best is None or not has_weights(drafts.model):
         return []
-    system = "" if best.system == "galaxy_plus" else f" --system {best.system}"
+    default = declaration_of(method_with("advises_drafts")).defaults.get("system")
+    system = "" if best.system == default else f" --system {best.system}"
     draft = f"--draft {shlex.quote(best.name)}"
     return [
         f'workbench generate {model} "a text of yours" {draft}',

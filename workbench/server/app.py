@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,6 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from workbench.core.errors import WorkbenchError
+from workbench.methods.common.services import Panel
 from workbench.models.text import Piece, TextSettings
 from workbench.models.tokenizer import TextTokenizer
 from workbench.server.desk import Desk, Refusal
@@ -39,20 +40,6 @@ from workbench.server.schema import (
 )
 
 PAGE = Path(__file__).with_name("page.html")
-
-
-class Panel(Protocol):
-    """What the page shows of the devices that compute, and what it may do to them."""
-
-    def state(self) -> dict[str, Any]:
-        """Return where texts are written ('where'), the map ('svg'), the devices (name and whether it is up), and which
-        one guesses tokens, with the acceptance from which that pays ('guesser').
-        """
-
-    def act(self, device: str, action: str) -> None:
-        """Kill a device, slow it down or bring it back.  Raises ConfigError if there is no such device, or if that
-        cannot be done.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)

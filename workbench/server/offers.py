@@ -1,11 +1,12 @@
-"""What a server offers: a model in this process, or on Galaxy+'s devices."""
+"""What a server offers: a model in this process, or on devices of a method that serves texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,17 +14,30 @@ import torch
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity
+from workbench.core.methods import attribute, declaration_of, method_with
 from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result_file import find_result, read_result
+from workbench.methods.common.services import Panel, ServeTexts
 from workbench.methods.common.text_model import TextModel, load_text_model
-from workbench.methods.galaxy_plus.options import System
+from workbench.methods.option_values import read_options
 from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.speculation import DraftChoice
 from workbench.models.tokenizer import TextTokenizer
-from workbench.server.app import Offer, Panel
+from workbench.server.app import Offer
 from workbench.server.desk import Desk, Limits, Metrics
-from workbench.server.panel import DevicePanel, OneProcess
+
+
+class OneProcess:
+    """A Panel without devices."""
+
+    def state(self) -> dict[str, Any]:
+        """Return that this process computes."""
+        return {"where": "one process on this computer", "svg": "", "devices": []}
+
+    def act(self, device: str, action: str) -> None:
+        """Raise ConfigError."""
+        raise ConfigError(f"'{action}' of '{device}' was asked for.", "There are no devices.", "Serve with --cluster.")
 
 
 @contextmanager
@@ -34,13 +48,14 @@ def offered(
     *,
     token: str,
     say: Callable[[str], None],
-    system: System = "galaxy_plus",
+    method: str = "",
+    options: Mapping[str, Any] | None = None,
     draft: str = "",
 ) -> Iterator[Offer]:
     """Load a model, or start the devices of a cluster with it, and end them afterwards.
 
-    place: a model's name or a run's folder.  system: whose planner divides the model over devices.  draft: see
-    DraftChoice.read.
+    place: a model's name or a run's folder.  method: divides the model over the devices, with these options; by default
+    the first that serves texts.  draft: see DraftChoice.read.
     Raises ConfigError for a model that can neither write nor embed texts, and as the loaders and the planner do.
     """
     limits = Limits()
@@ -61,7 +76,16 @@ def offered(
             model = load_text_model(place, draft)
         else:
             model, panel = stack.enter_context(
-                _on_devices(place, cluster, fidelity, result=result, say=say, system=system, draft=draft)
+                _on_devices(
+                    place,
+                    cluster,
+                    fidelity,
+                    result=result,
+                    say=say,
+                    method=method_with("serves_texts", method),
+                    options=options or {},
+                    draft=draft,
+                )
             )
         desk = stack.enter_context(Desk(model, limits, Metrics(passes=model.passes)))
         yield Offer(
@@ -83,11 +107,13 @@ def _on_devices(
     *,
     result: Path | None,
     say: Callable[[str], None],
-    system: System,
+    method: str,
+    options: Mapping[str, Any],
     draft: str,
 ) -> Iterator[tuple[TextModel, Panel]]:
-    from workbench.methods.galaxy_plus.serving.text_service import text_service
-
+    declared = declaration_of(method)
+    serve_texts: ServeTexts = attribute(declared.serves_texts)
+    settings = read_options(method, declared.options, options)
     with ExitStack() as stack:
         name = place
         if result is not None:
@@ -98,11 +124,10 @@ def _on_devices(
             name = export_merged(place, folder, "float16").path
         end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words
         ends = [] if end_id is None else [end_id]
-        service = stack.enter_context(
-            text_service(name, cluster, fidelity, ends=ends, say=say, system=system, draft=draft)
+        devices = stack.enter_context(
+            serve_texts(name, cluster, fidelity, options=settings, ends=ends, say=say, draft=draft)
         )
-        passes = service.policy.passes if draft else None
-        yield TextModel(name, service.writer, service.writer.ends, passes), DevicePanel(service)
+        yield TextModel(name, devices.writer, devices.ends, devices.passes), devices.panel
 
 
 def _embedding(name: str, token: str, limits: Limits) -> Offer:

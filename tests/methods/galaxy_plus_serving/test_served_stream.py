@@ -11,10 +11,10 @@ import pytest
 
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
+from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.records import (
     ServedRequest,
-    ServiceInterrupted,
     ServingEvent,
     StreamSettings,
 )

@@ -21,6 +21,7 @@ from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.prepare import random_requests
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving import text_service
+from workbench.methods.galaxy_plus.serving.panel import DevicePanel
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve, usual_length
 from workbench.methods.galaxy_plus.serving.text_policy import DeviceWriter, TextPolicy
@@ -30,7 +31,6 @@ from workbench.models.sharding import model_layout
 from workbench.models.speculation import MOST_ROWS
 from workbench.models.text import CachedModel, LocalWriter, Writer
 from workbench.runtime.engines import EngineCluster
-from workbench.server.panel import DevicePanel
 from workbench_studies.bench.serving import SOAK_FLOPS_PER_S
 
 SAMPLINGS = (Sampling(), Sampling(temperature=0.9, top_p=0.9, seed=5))

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from workbench.core.effects import Effect, Situation, only
-from workbench.core.methods import Declaration, FormField, Parts
+from workbench.core.methods import Declaration, FormField, Parts, RequestService
 from workbench.core.ranges import Tokens
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings
 from workbench.methods.option_values import Published
 
 METHOD = "galaxy_plus"
@@ -127,6 +128,12 @@ DECLARATION = Declaration(
     trains=False,
     backpropagates=False,
     converges=False,
+    serves_texts="workbench.methods.galaxy_plus.serving.panel:serve_texts",
+    serves_requests=RequestService(
+        ReschedulingSettings,
+        "workbench.methods.galaxy_plus.serving.stream:serve_requests",
+        "workbench.methods.galaxy_plus.serving.figures:serving",
+    ),
     advises_drafts="workbench.methods.galaxy_plus.serving.draft_advice:advise_drafts",
     alternatives={
         "cut inside the layers": {},

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -286,18 +286,37 @@ class ServingReport(SourcedReport):
                 return request.end_s - since_s
         return None
 
+    @property
+    def heading(self) -> str:
+        """Return the heading of its summary."""
+        return f"Serving {self.model} on {self.cluster.name} ({self.label})"
+
+    def summary(self) -> dict[str, Any]:
+        """Return its numbers by name."""
+        kinds: tuple[EventKind, ...] = ("straggler", "excluded", "lost", "revived", "readmitted")
+        return {
+            "numbers are": self.label,
+            "requests answered": len(self.requests),
+            "requests lost": self.num_lost,
+            "answers wrong": self.num_wrong,
+            "requests repeated": self.num_repeated,
+            "answers per second": self.throughput_per_s(0.0, self.end_s),
+            "latency p50 (s)": self.percentile_s(0.5),
+            "latency p95 (s)": self.percentile_s(0.95),
+            "latency p99 (s)": self.percentile_s(0.99),
+            "queueing p50 (s)": self.percentile_s(0.5, "queueing"),
+            "queueing p95 (s)": self.percentile_s(0.95, "queueing"),
+            "plans": len(self.plans),
+            **{f"devices {kind}": len(self.events_of(kind)) for kind in kinds},
+            "plans switched to": len(self.events_of("switched")),
+            "late share": self.overrun_share,
+            "valid": self.valid,
+        }
+
     @classmethod
     def read(cls, path: Path | str) -> ServingReport:
         """Read a report.  Raises ConfigError if the file is missing or is not a report."""
         return from_json(read_text(path, "the serving report"), cls, source=f"'{path}'")
-
-
-class ServiceInterrupted(KeyboardInterrupt):
-    """The user ended a service.  report: report of the requests answered until then."""
-
-    def __init__(self, report: ServingReport) -> None:
-        super().__init__()
-        self.report = report
 
 
 def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, float]]) -> list[float]:

@@ -18,6 +18,7 @@ from workbench.core.report import dilation_note
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods.base import Event, Notify, ignore
+from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.planners import plan, plans
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture
@@ -28,7 +29,6 @@ from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
     ServedRequest,
-    ServiceInterrupted,
     ServingEvent,
     ServingReport,
     StreamSettings,

@@ -1,31 +1,24 @@
-"""What the chat page shows of the devices that compute: the map, the bytes on links, and which one is lost."""
+"""Devices that write texts for a server, and what its page shows of them: the map, bytes on links, what is lost."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
 
+from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.job import Fidelity
+from workbench.methods.common.services import TextDevices
+from workbench.methods.galaxy_plus.options import InferenceOptions
+from workbench.methods.galaxy_plus.serving.draft_advice import SYSTEMS
 from workbench.methods.galaxy_plus.serving.text_policy import Action
+from workbench.methods.galaxy_plus.serving.text_service import TextService, text_service
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
-
-if TYPE_CHECKING:
-    from workbench.methods.galaxy_plus.serving.text_service import TextService
-
-
-class OneProcess:
-    """An app.Panel without devices."""
-
-    def state(self) -> dict[str, Any]:
-        """Return that this process computes."""
-        return {"where": "one process on this computer", "svg": "", "devices": []}
-
-    def act(self, device: str, action: str) -> None:
-        """Raise ConfigError."""
-        raise ConfigError(f"'{action}' of '{device}' was asked for.", "There are no devices.", "Serve with --cluster.")
 
 
 class DevicePanel:
-    """An app.Panel of the devices of a service."""
+    """A services.Panel of the devices of a service."""
 
     def __init__(self, service: TextService) -> None:
         self._service = service
@@ -78,7 +71,7 @@ class DevicePanel:
         return self._traffic[index]
 
     def act(self, device: str, action: str) -> None:
-        """Kill a device, slow it down, or bring it back (see app.Panel)."""
+        """Kill a device, slow it down, or bring it back (see services.Panel)."""
         policy, is_real = self._service.policy, self._service.cluster.is_real
         actions: tuple[Action, ...] = get_args(Action)
         chosen = next((known for known in actions if known == action), None)
@@ -86,3 +79,27 @@ class DevicePanel:
             problem = "A real device cannot be slowed down from here." if chosen else f"There are {', '.join(actions)}."
             raise ConfigError(f"'{action[:40]}' of a device was asked for.", problem, "Choose another.")
         policy.actions.put((policy.rank_of(device), chosen))
+
+
+@contextmanager
+def serve_texts(
+    model: str,
+    cluster: Cluster,
+    fidelity: Fidelity,
+    *,
+    options: InferenceOptions,
+    ends: Sequence[int],
+    say: Callable[[str], None],
+    draft: str,
+) -> Iterator[TextDevices]:
+    """Start devices that write texts (see services.ServeTexts).  Of the options only `system` may be set."""
+    request = f"Texts on the devices of {cluster.name} were asked for."
+    if options != InferenceOptions(system=options.system):
+        problem = "Of the options, texts have `system` only; the planner chooses the others."
+        raise ConfigError(request, problem, "Leave the others out.")
+    if options.system not in SYSTEMS:
+        problem = f"The plans of the system '{options.system}' write no token after the first."
+        raise ConfigError(request, problem, f"Choose {', '.join(SYSTEMS)}.")
+    with text_service(model, cluster, fidelity, ends=ends, say=say, system=options.system, draft=draft) as service:
+        writer, passes = service.writer, service.policy.passes if draft else None
+        yield TextDevices(writer=writer, ends=writer.ends, panel=DevicePanel(service), passes=passes)
