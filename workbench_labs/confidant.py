@@ -21,6 +21,7 @@ from workbench.core.profile import trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
+from workbench.core.units import size_words
 from workbench.methods.confidant.equations import printed_need
 from workbench.methods.confidant.heads import (
     EPSILONS,
@@ -38,7 +39,6 @@ from workbench.planners.asynchronous import (
     partition_in_order,
 )
 from workbench.planners.equation3 import Equation3, Partition, pace_of
-from workbench.planners.memory import readable
 from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
@@ -172,9 +172,9 @@ class PartitionLab(Explorer):
                 "tokens": costs.memory_length,
             }
             seconds, over = float(costs.seconds(rank)[start, stop]), need.total_bytes - device.memory_bytes
-            lacking += [f"{device.name} lacks {readable(over)}"] * (over > 0)
+            lacking += [f"{device.name} lacks {size_words(over)}"] * (over > 0)
             needed = [
-                readable(nbytes)
+                size_words(nbytes)
                 for nbytes in (need.total_bytes, printed_need(need, **sizes, **self._sizes), device.memory_bytes)
             ]
             rows.append(

@@ -16,9 +16,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
 from workbench.core.timeline import Timeline
+from workbench.core.units import size_words
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
-from workbench.plots.style import evenly_spaced, size_words, time_words
+from workbench.plots.style import evenly_spaced, time_words
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
 from workbench.widgets.explorer import Explorer

@@ -23,7 +23,7 @@ from workbench.plots.breakdown import stacked_bars
 from workbench.profiler.layers import saved_by_autograd
 from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.tokenize import Batch
-from workbench.trainings.kept import technique_stage
+from workbench.trainings.common import technique_stage
 from workbench.widgets.run_panel import bar
 
 BLOCKWISE = ("int8", "int4", "nf4")

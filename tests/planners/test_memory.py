@@ -6,6 +6,7 @@ import pytest
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.units import size_words
 from workbench.planners import Problem, fixed_plan, memory
 from workbench.planners.recomputation import plan_within_memory, recomputing
 from workbench.simulator.steps import step_s
@@ -157,4 +158,4 @@ def test_check_names_device_stage_and_bytes():
     ],
 )
 def test_bytes_are_readable(nbytes, text):
-    assert memory.readable(nbytes) == text
+    assert size_words(nbytes) == text

@@ -7,11 +7,10 @@ with the command that counted; there is none for what nobody has counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from workbench.core.catalogue import data_folder
-from workbench.core.serial import from_json, read_text
+from workbench.core.serial import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +37,14 @@ class Acceptance:
 
 def acceptances_in(path: Path) -> tuple[Acceptance, ...]:
     """Return the acceptances of a file; none if there is no such file."""
-    if not path.exists():
-        return ()
-    return from_json(read_text(path, "the acceptances"), tuple[Acceptance, ...], source=f"'{path}'")
-
-
-@cache
-def _all() -> tuple[Acceptance, ...]:
-    return acceptances_in(data_folder() / "acceptances.json")
+    return read_records(path, Acceptance, "the acceptances")
 
 
 def acceptance_of(model: str, draft: str) -> Acceptance | None:
     """Return the acceptance of a draft; None if nobody has counted."""
-    pairs = (known for known in _all() if (known.model, known.draft) == (model, draft))
+    pairs = (
+        known
+        for known in acceptances_in(data_folder() / "acceptances.json")
+        if (known.model, known.draft) == (model, draft)
+    )
     return next(pairs, None)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from workbench.core.catalogue import data_folder
 from workbench.core.job import Job
-from workbench.core.serial import from_json, read_text
+from workbench.core.serial import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +50,7 @@ class Curve:
 
 def curves_in(path: Path) -> tuple[Curve, ...]:
     """Return the curves of a file; none if there is no such file."""
-    if not path.exists():
-        return ()
-    return from_json(read_text(path, "the learning curves"), tuple[Curve, ...], source=f"'{path}'")
-
-
-@cache
-def _all() -> tuple[Curve, ...]:
-    return curves_in(data_folder() / "curves.json")
+    return read_records(path, Curve, "the learning curves")
 
 
 DIVIDING = ("paradigm", "partition", "schedule")
@@ -70,7 +62,7 @@ def curves_of(job: Job) -> Iterator[Curve]:
     that none is seen more often than in the run that was measured.
     """
     options = {name: value for name, value in job.options.items() if name not in DIVIDING}
-    for curve in _all():
+    for curve in curves_in(data_folder() / "curves.json"):
         same = (curve.model, curve.task, curve.method, curve.options) == (job.model, job.task, job.method, options)
         if (
             same

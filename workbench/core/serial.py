@@ -182,6 +182,30 @@ _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
+def read_stored(path: Path, kind: type[T]) -> T | None:
+    """Return a file's content from an earlier run; None if it is missing, truncated, or written by another version."""
+    with contextlib.suppress(OSError, ConfigError):
+        return from_json(path.read_bytes(), kind, source=str(path))
+    return None
+
+
+def load_or_compute(path: Path | None, kind: type[T], compute: Callable[[], T]) -> T:
+    """Return a file's content from an earlier run, or compute it and store it there.  path: None stores nothing."""
+    content = None if path is None else read_stored(path, kind)
+    if content is None:
+        content = compute()
+        if path is not None:
+            write_text(path, to_json(content, indent=-1))
+    return content
+
+
+def read_records(path: Path, kind: type[T], what: str) -> tuple[T, ...]:
+    """Return the list in a file (see read_text); empty if there is no such file."""
+    if not path.exists():
+        return ()
+    return from_json(read_text(path, what), cast(Any, tuple[kind, ...]), source=f"'{path}'")  # type: ignore[valid-type]
+
+
 def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) -> None:
     """Raise ConfigError for a field that the dataclasses of a `kind` do not have: msgspec itself ignores such fields.
 

@@ -11,6 +11,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
+from workbench.core.units import three_figures
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",
@@ -31,12 +32,12 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     if joules := energy_j(report):
         total, each = (
             sum(joules.values()),
-            ", ".join(f"{name} {_three_figures(device_joules)} J" for name, device_joules in joules.items()),
+            ", ".join(f"{name} {three_figures(device_joules)} J" for name, device_joules in joules.items()),
         )
         rows.append(
             (
                 "Energy",
-                f"{_three_figures(total)} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}",
+                f"{three_figures(total)} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}",
             )
         )
     rows += _memory_rows(report)
@@ -55,7 +56,7 @@ def _memory_rows(report: Report) -> list[tuple[str, str]]:
         if not any(timeline.in_use_bytes):
             continue
         each = ", ".join(
-            f"{device} {_three_figures(timeline.peak_bytes(rank) / 1e6)} and {_three_figures(in_use / 1e6)} MB"
+            f"{device} {three_figures(timeline.peak_bytes(rank) / 1e6)} and {three_figures(in_use / 1e6)} MB"
             for rank, (device, in_use) in enumerate(zip(timeline.device_names, timeline.in_use_bytes, strict=True))
             if in_use
         )
@@ -201,7 +202,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             rows.append((label, f"{times}, {name} (medians)"))
             label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
-        count = f"{_three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
+        count = f"{three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
         share = trained / report.bytes[ALL_WEIGHTS]
         # Layers may be unfrozen later, or never; and costs may be computed for more weights than a method trains.
         is_most = report.mode == "simulate" or any(step.lowest_trained for step in report.steps)
@@ -264,11 +265,6 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
             ("Checked", f"{metrics['texts that differ']:.0f} of the compared texts differ from the local model's")
         )
     return rows
-
-
-def _three_figures(number: float) -> str:
-    """Return a number with three figures and without a power of ten: '1,320', '12.3', '0.0123'."""
-    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:

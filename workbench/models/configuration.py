@@ -14,6 +14,7 @@ from torch import nn
 
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.once import once
+from workbench.models.facts_cache import cached_facts
 from workbench.models.families import FAMILIES, family_of, generating_families, require_carried
 from workbench.models.hub import (
     has_weights,
@@ -27,7 +28,6 @@ from workbench.models.hub import (
     shape_settings,
     suggestion,
 )
-from workbench.models.kept_facts import kept
 from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.stack import LayerStack
 from workbench.models.stored_tensors import StoredTensor, stored_tensors
@@ -70,7 +70,7 @@ def model_facts(name: str) -> ModelFacts:
         with torch.device("meta"), parameters_on_meta():
             return facts_of(name, model_from_config(config, name))
 
-    return kept(name, ModelFacts, find)
+    return cached_facts(name, ModelFacts, find)
 
 
 def require_generating(name: str, request: str) -> None:

@@ -18,10 +18,11 @@ from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE, Ranks
+from workbench.core.units import size_words
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
-from workbench.planners.memory import cached_need, readable
+from workbench.planners.memory import cached_need
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
@@ -105,8 +106,8 @@ def _cached_refusal(problem: Problem[Profile], usable: Sequence[int]) -> PlanErr
     rank = min(usable, key=lambda rank: smallest[rank] - problem.cluster.devices[rank].memory_bytes)
     device = problem.cluster.devices[rank]
     return PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"in the cached epochs the adapters and one sample need {readable(smallest[rank])}, and "
+        f"Device '{device.name}' has {size_words(device.memory_bytes)};",
+        f"in the cached epochs the adapters and one sample need {size_words(smallest[rank])}, and "
         f"{problem.batch_size} samples"
         f" do not fit on {len(usable)} devices together.",
         "Add a device, raise its memory, lower the batch size, or raise the adapters' reduction factor.",

@@ -14,6 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import KEEP, Activations, Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
+from workbench.core.units import size_words
 from workbench.core.virtual_workers import VersionRule, delay_of
 
 ASYNCHRONOUS = "asynchronous_1f1b"
@@ -277,12 +278,12 @@ def stage_demand(rank: int, name: str, stage: Stage, need: Need) -> Demand:
 def too_small(cluster: Cluster, demand: Demand, why: str = "") -> PlanError:
     """Return the error of a device whose memory is too small for its part of a plan."""
     device = cluster.devices[demand.rank]
-    words = ", ".join(f"{purpose} {readable(nbytes)}" for purpose, nbytes in demand.purposes.items())
+    words = ", ".join(f"{purpose} {size_words(nbytes)}" for purpose, nbytes in demand.purposes.items())
     purposes = f" ({words})" if words else ""
-    missing = readable(demand.nbytes - device.memory_bytes)
+    missing = size_words(demand.nbytes - device.memory_bytes)
     return PlanError(
-        f"Device '{device.name}' has {readable(device.memory_bytes)};",
-        f"{demand.part} needs {readable(demand.nbytes)}{purposes}: {missing} are missing.{why}",
+        f"Device '{device.name}' has {size_words(device.memory_bytes)};",
+        f"{demand.part} needs {size_words(demand.nbytes)}{purposes}: {missing} are missing.{why}",
         "Add a device, raise its memory, lower batch_size or max_length, or train fewer weights or store them in fewer "
         "bits.",
     )
@@ -329,11 +330,3 @@ _WHY = {
     "gpipe": " GPipe keeps the activations of all micro-batches.",
     ASYNCHRONOUS: " The stage keeps a version of its trained weights for each mini-batch in flight.",
 }
-
-
-def readable(nbytes: int) -> str:
-    """Format bytes for people: 1.4 GB, 350 MB, 12 kB (powers of 1000)."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}" if nbytes < 100 * size else f"{nbytes / size:.0f} {unit}"
-    return f"{nbytes} bytes"

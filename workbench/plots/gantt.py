@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Span, Timeline, busy_of
+from workbench.core.units import size_words
 from workbench.plots import style
 
 MAX_BARS = 16_000  # about as many as a browser draws smoothly
@@ -125,7 +126,7 @@ def _hover(span: Span, unit: style.Unit) -> str:
             f"rank {rank}" for rank in span.op.ranks
         )
     if span.nbytes:
-        words += f"<br>{style.size_words(span.nbytes)}"
+        words += f"<br>{size_words(span.nbytes)}"
     if span.late_s > 0:
         words += f"<br>{unit.text(span.late_s)} late: the host was busy"
     return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from workbench.core.timeline import Span, Timeline
+from workbench.core.units import size_words
 from workbench.plots import style, svg
 
 WIDTH, CHART_HEIGHT = 480, 178
@@ -178,7 +179,7 @@ def device_chart(
         parts.append(svg.box(memory, top + 4, WIDTH - memory - 6, 9, svg.TRACK))
         colour = style.ORANGE if share <= 1 else style.VERMILLION
         parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
-        known = "" if used_bytes is None else f"{style.size_words(used_bytes)} of {style.size_words(budget[rank])}"
+        known = "" if used_bytes is None else f"{size_words(used_bytes)} of {size_words(budget[rank])}"
         parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
         descriptions.append(
             f"{name} {words[rank]}".strip()
@@ -283,7 +284,7 @@ def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: f
 
 def _span_text(span: Span) -> str:
     took = span.end_s - span.start_s
-    sent = f", {style.size_words(span.nbytes)}" if span.nbytes else ""
+    sent = f", {size_words(span.nbytes)}" if span.nbytes else ""
     return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{sent}"
 
 

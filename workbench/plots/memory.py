@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.timeline import MemorySample, Timeline
+from workbench.core.units import size_words
 from workbench.plots import style
 from workbench.plots.breakdown import stacked_bars
 
@@ -154,13 +155,13 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
 
 def _heading(timeline: Timeline, rank: int) -> str:
     peak, in_use = timeline.peak_bytes(rank), timeline.in_use_bytes[rank] if timeline.in_use_bytes else 0
-    heading = f"{timeline.device_names[rank]}: peak {style.size_words(peak)}"
+    heading = f"{timeline.device_names[rank]}: peak {size_words(peak)}"
     if in_use:
-        heading += f" of values, {style.size_words(in_use)} in use,"
+        heading += f" of values, {size_words(in_use)} in use,"
     if not timeline.budget_bytes:
         return heading
     budget = timeline.budget_bytes[rank]
-    heading += f" of {style.size_words(budget)}"
+    heading += f" of {size_words(budget)}"
     return f"<b>{heading}: too much</b>" if peak > budget else heading
 
 
@@ -245,7 +246,7 @@ def needs(
                 name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(budget) for budget in budgets]
             )
         ] * bool(shown)
-    lacking = ", ".join(f"{cluster.devices[rank].name} needs {style.size_words(total[rank])}" for rank in over)
+    lacking = ", ".join(f"{cluster.devices[rank].name} needs {size_words(total[rank])}" for rank in over)
     said = f"Out of memory: {lacking}" if over else "every device is within its budget"
     words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
     figure = stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)

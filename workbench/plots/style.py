@@ -20,6 +20,7 @@ from workbench.core.schedule import NONE, Op
 from workbench.core.serial import read_toml
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
+from workbench.core.units import three_figures
 
 # Okabe and Ito, 'Color Universal Design' (2008).
 BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -124,8 +125,7 @@ class Unit(NamedTuple):
 
     def text(self, value: float) -> str:
         """Return a value with its unit, to three significant digits or as a whole number."""
-        shown = value * self.factor
-        return f"{shown:.0f} {self.name}" if shown >= 100 else f"{shown:.3g} {self.name}"
+        return f"{three_figures(value * self.factor)} {self.name}"
 
 
 def time_unit(longest_s: float) -> Unit:
@@ -141,11 +141,6 @@ def byte_unit(most: float) -> Unit:
         if most >= 2 * size:
             return Unit(name, 1 / size)
     return Unit("B", 1.0)
-
-
-def size_words(nbytes: float) -> str:
-    """Return a number of bytes with its unit."""
-    return byte_unit(nbytes).text(nbytes)
 
 
 def time_words(seconds: float) -> str:

@@ -15,6 +15,7 @@ from workbench.core.cluster import Device
 from workbench.core.plan import Plan
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op
 from workbench.core.timeline import Timeline
+from workbench.core.units import size_words
 from workbench.plots import style, svg
 
 WIDTH, HEIGHT, FLAT = 480, 300, 150
@@ -56,7 +57,7 @@ class Node:
         if self.busy_share is not None:
             parts.append(f"computes {self.busy_share:.0%} of a step")
         if self.used_bytes is not None:
-            parts.append(f"uses {style.size_words(self.used_bytes)} of {style.size_words(self.budget_bytes)}")
+            parts.append(f"uses {size_words(self.used_bytes)} of {size_words(self.budget_bytes)}")
         return f"{self.name}: {self.away or ', '.join(parts)}"
 
 
@@ -160,8 +161,7 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
         _node(node, place, size, rank) for rank, (node, place) in enumerate(zip(nodes, places, strict=True))
     )
     sent = ", ".join(
-        f"{nodes[flow.source].name} to {nodes[flow.target].name} {style.size_words(flow.nbytes)} of "
-        f"{' and '.join(flow.what)}"
+        f"{nodes[flow.source].name} to {nodes[flow.target].name} {size_words(flow.nbytes)} of {' and '.join(flow.what)}"
         for flow in traffic
     )
     node_texts = ". ".join(node.words for node in nodes)
@@ -221,7 +221,7 @@ def _link(flow: Traffic, places: Sequence[Place], size: tuple[int, int], *, both
     upright = turn if -90 < turn <= 90 else turn + 180
     below = upright == turn
     room = 0.85 * math.dist(start, end)  # some systems' letters are wider than those that were measured
-    words = svg.shortened(f"{style.size_words(flow.nbytes)} {' and '.join(flow.what)}", room, 10.5)
+    words = svg.shortened(f"{size_words(flow.nbytes)} {' and '.join(flow.what)}", room, 10.5)
     name = svg.text(
         0,
         14 if below else -6,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from workbench.core.methods import declaration_of, method_with
+from workbench.core.units import three_figures
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
@@ -29,17 +30,13 @@ def rows(advice: Advice) -> list[tuple[str, ...]]:
             "" if choice.is_dominated else "*",
             choice.name,
             f"{choice.report.plan.partition()} on {choice.report.plan.grouping()}",
-            _three_digits(1e3 * choice.step_s),
+            three_figures(1e3 * choice.step_s),
             "unknown" if choice.seconds is None else f"{choice.seconds:.1f}",
-            "" if choice.joules is None else _three_digits(choice.joules),
-            _three_digits(choice.memory_bytes / 1e6) if choice.memory_bytes else "",
+            "" if choice.joules is None else three_figures(choice.joules),
+            three_figures(choice.memory_bytes / 1e6) if choice.memory_bytes else "",
         )
         for number, choice in enumerate(advice.choices, 1)
     ]
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def title(advice: Advice) -> str:
@@ -75,7 +72,7 @@ DRAFT_NOTE = (
 def draft_title(drafts: DraftAdvice) -> str:
     """Return what a draft is compared with."""
     writers = f"{' and '.join(drafts.devices)} write{'s' if len(drafts.devices) == 1 else ''}"
-    return f"Drafts, simulated; without one {writers} a token in {_three_digits(1e3 * drafts.token_s)} ms"
+    return f"Drafts, simulated; without one {writers} a token in {three_figures(1e3 * drafts.token_s)} ms"
 
 
 def draft_rows(drafts: DraftAdvice) -> list[tuple[str, ...]]:
@@ -85,7 +82,7 @@ def draft_rows(drafts: DraftAdvice) -> list[tuple[str, ...]]:
             offer.name,
             offer.guesser,
             ", ".join(offer.checkers),
-            _three_digits(1e3 * offer.round_s),
+            three_figures(1e3 * offer.round_s),
             "never" if offer.break_even is None else f"{offer.break_even:.0%}",
             "unknown" if offer.acceptance is None else f"{offer.acceptance.share:.0%}",
             "unknown" if offer.expected is None else f"{offer.expected:.2g}",

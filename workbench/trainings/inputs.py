@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import check_choice
+from workbench.core.serial import load_or_compute
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.distillation import distill, distillation_fingerprint, distilled, load_distilled
 from workbench.models.evaluation import TapStatistics, calibrate, set_statistics
@@ -27,7 +28,7 @@ from workbench.runtime.activation_cache import ActivationCache
 from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, collate, text_batches
-from workbench.trainings.kept import SPLITS, TokenizedTask, kept_or_made, limited_task, technique_stage
+from workbench.trainings.common import SPLITS, TokenizedTask, limited_task, technique_stage
 from workbench.trainings.techniques import Outcome, Trainee, Training, taped, taps_of, train
 
 CALIBRATION_SAMPLES, CALIBRATED_AT_ONCE = 1024, 64
@@ -51,7 +52,7 @@ def run_all(
         inputs = Inputs(alike[0], data)
         for training in alike:
             path = None if folder is None else folder / training.file_name
-            outcomes[training] = kept_or_made(path, Outcome, partial(_outcome, training, inputs, folder, progress))
+            outcomes[training] = load_or_compute(path, Outcome, partial(_outcome, training, inputs, folder, progress))
             progress(f"{training.name}: test {outcomes[training].test_score:.2f}")
     return {training: outcomes[training] for training in trainings}
 

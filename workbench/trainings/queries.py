@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import read_stored, to_json, write_text
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.zeroth_order import (
     FirstOrder,
@@ -32,7 +32,6 @@ from workbench.methods.p_rge.zeroth_order import (
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
 from workbench.tasks.task import Task
-from workbench.trainings.kept import read_kept
 
 Method = Literal["zero-shot", "calibrated", "P-RGE", "MeZO", "FO-SGD", "FO-Adam"]
 FORWARD_ONLY = ("P-RGE", "MeZO")
@@ -183,7 +182,7 @@ class QueryTraining:
         # Backpropagation restarts from the beginning, and may not give bit-identical results.
         if folder is not None and trial.method in FORWARD_ONLY:
             self._log = LogFile(trial.steps_path(folder), trial.run_header)
-            stored, logged = read_kept(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
+            stored, logged = read_stored(trial.curve_path(folder), Curve) or Curve(), len(self._log.steps)
             losses, scores = (
                 [(step, value) for step, value in each if step <= logged] for each in (stored.losses, stored.scores)
             )

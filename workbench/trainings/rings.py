@@ -17,8 +17,8 @@ from workbench.models.optimization import learning_rate_at, make_optimizer, set_
 from workbench.models.techniques import TechniqueStage
 from workbench.tasks.batching import epoch_batches, split_samples
 from workbench.tasks.tokenize import collate
-from workbench.trainings.kept import (
-    KeptTraining,
+from workbench.trainings.common import (
+    StoredTraining,
     TokenizedTask,
     batch_loss,
     limited_task,
@@ -29,7 +29,7 @@ from workbench.trainings.stale import StaleWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training(KeptTraining):
+class Training(StoredTraining):
     """The settings of a training.
 
     points: number of points of a curve; the loss is a mean between two points, the score is that of the validation

@@ -26,7 +26,7 @@ from workbench.tasks.batching import epoch_batches
 from workbench.tasks.metrics import compute
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, evaluation_batches
-from workbench.trainings.kept import TokenizedTask
+from workbench.trainings.common import TokenizedTask
 
 CORRELATION = ("Pearson-Spearman", "pearson", "spearman")
 SCORES = {"mrpc": ("mean of accuracy and F1", "accuracy", "f1"), "stsb": CORRELATION, "sentiment-rating": CORRELATION}

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.timeline import Timeline
+from workbench.core.units import size_words
 from workbench.plots import live_charts, style, svg
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
 from workbench.runs.course import Course, Energy
@@ -177,7 +178,7 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str)
                 nodes[flow.source].name,
                 nodes[flow.target].name,
                 ", ".join(flow.what),
-                style.size_words(flow.nbytes),
+                size_words(flow.nbytes),
                 str(len(flow.times)),
             )
             for flow in traffic

@@ -15,9 +15,10 @@ from markupsafe import Markup
 
 from workbench.core.schedule import COLLECTIVES, NONE, RECV, SEND, Op
 from workbench.core.timeline import Timeline
+from workbench.core.units import size_words
 from workbench.plots import gantt
 from workbench.plots.live_charts import step_chart
-from workbench.plots.style import OPERATIONS, class_of, number_of, size_words, time_unit
+from workbench.plots.style import OPERATIONS, class_of, number_of, time_unit
 from workbench.plots.topology import Node, topology, traffic_of
 from workbench.plots.trace import chrome_trace
 from workbench.widgets.controls import Html, Panel, button, described, slider

@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.units import size_words
 from workbench.plots import style
 
 Cut = Literal["columns", "rows", "copies"]
@@ -159,7 +160,7 @@ def layer_cut(
         _bars(figure, column, sizes, who)
     total = sum(sum(nbytes.values()) for nbytes in parts_bytes)
     copy_bytes = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
-    moved, weights = style.size_words(sum(sent)), style.size_words(total)
+    moved, weights = size_words(sum(sent)), size_words(total)
     copies = f", {total / copy_bytes:.2g} times one copy" if copy_bytes else ""
     paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}
     return style.finish(
@@ -318,7 +319,7 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
             **ends,
         },
         _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
-        _words(style.size_words(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
+        _words(size_words(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
     ]
 
 

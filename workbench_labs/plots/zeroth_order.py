@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from workbench.core.units import size_words
 from workbench.plots import style
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.predicted import lines
@@ -254,7 +255,7 @@ def traffic(nbytes: Mapping[str, float], *, subtitle: str = "") -> go.Figure:
         {"title": "What a device receives for a step", "label": "counted", "subtitle": subtitle},
     )
     figure = stacked_bars(list(nbytes), {"bytes": sizes}, x_title="bytes", **words)
-    texts = [f" {style.size_words(size)}" for size in sizes]
+    texts = [f" {size_words(size)}" for size in sizes]
     figure.update_traces(text=texts, textposition="outside", textfont_color="black", cliponaxis=False, showlegend=False)
     # Room on the right for the text of the longest bar.
     return figure.update_xaxes(

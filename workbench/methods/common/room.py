@@ -10,8 +10,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
+from workbench.core.units import size_words
 from workbench.models.layers_on_disk import KEPT_BYTES
-from workbench.planners.memory import readable
 from workbench.profiler.analytic import LayerCost
 from workbench.profiler.layers import Stacks
 
@@ -32,8 +32,9 @@ def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> No
     if frozen + trained > room_bytes:
         raise PlanError(
             f"A plan of {job.method} for '{job.model}' on cluster '{cluster.name}' was asked for.",
-            f"By the model's sizes it needs {readable(frozen + trained)} (frozen weights {readable(frozen)}; trained "
-            f"weights, gradients and optimizer {readable(trained)}); {cluster.size_words} have {readable(room_bytes)}.",
+            f"By the model's sizes it needs {size_words(frozen + trained)} (frozen weights {size_words(frozen)}; "
+            f"trained weights, gradients and optimizer {size_words(trained)}); "
+            f"{cluster.size_words} have {size_words(room_bytes)}.",
             "Add a device, raise its memory, train fewer weights or store them in fewer bits.",
         )
 
@@ -70,8 +71,8 @@ def require_running_room(
     _require_free(
         f"A run of '{model}' on {cluster.size_words}, which this machine emulates, was asked for.",
         scoring_bytes + places,
-        f"The devices' weights take {readable(places)}, and what this machine holds of the model to score it"
-        f" {readable(scoring_bytes)}: together",
+        f"The devices' weights take {size_words(places)}, and what this machine holds of the model to score it"
+        f" {size_words(scoring_bytes)}: together",
         "Close other programs, choose a smaller model, train fewer weights, or simulate.",
     )
 
@@ -79,4 +80,4 @@ def require_running_room(
 def _require_free(what: str, nbytes: int, words: str, todo: str) -> None:
     free = psutil.virtual_memory().available
     if nbytes > free:
-        raise ConfigError(what, f"{words} {readable(nbytes)}; {readable(free)} are free.", todo)
+        raise ConfigError(what, f"{words} {size_words(nbytes)}; {size_words(free)} are free.", todo)

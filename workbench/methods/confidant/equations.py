@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from workbench.core.plan import Plan
+from workbench.core.units import size_words
 from workbench.core.virtual_workers import delay_of
 from workbench.models.configuration import ModelFacts
 from workbench.planners.equation3 import Equation3
-from workbench.planners.memory import Need, readable
+from workbench.planners.memory import Need
 
 
 def printed_need(
@@ -48,8 +49,8 @@ def memory_notes(facts: ModelFacts, costs: Equation3, plan: Plan) -> Iterator[st
         yield (
             f"Memory of {device.name} (stashed versions of its weights: "
             f"{delay_of(costs.versions, behind, num_stages)}):"
-            f" {readable(need.total_bytes)} by the measured model,"
-            f" {readable(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
+            f" {size_words(need.total_bytes)} by the measured model,"
+            f" {size_words(printed)} by Eq. 1 and 2 as printed ({off:+.0%})."
         )
 
 

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any
 
+from workbench.core.serial import load_or_compute
 from workbench.methods.common.text_model import load_text_model
 from workbench.models.generation import Sampling
 from workbench.models.text import TextSettings
 from workbench.models.text_batch import Passes
-from workbench.trainings.kept import kept_or_made
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings
 
@@ -45,7 +45,7 @@ def acceptance(item: Item, settings: Settings) -> Result:
         def make(draft: str = draft) -> Found:
             return measured(model, draft, tokens, settings.seeds)
 
-        found[draft] = kept_or_made(path, Found, make)
+        found[draft] = load_or_compute(path, Found, make)
     return compared(item, found, model=model, tokens=tokens)
 
 

@@ -25,7 +25,7 @@ from workbench.core.job import Job
 from workbench.core.once import shared_results
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
-from workbench.trainings.kept import kept_or_made
+from workbench.core.serial import load_or_compute
 from workbench_studies.papers.compare.boards import boards
 
 MODEL, BOARD, MBIT_PER_S, COUNT = "all-MiniLM-L6-v2", "rpi-5", 200, 4
@@ -273,4 +273,4 @@ def lessons(told: Callable[[str], None], kept: Path | None, seed: int) -> Iterat
 
 def _kept(folder: Path | None, name: str, kind: type[T], made: Callable[..., T], *given: Any) -> T:
     path = None if folder is None else folder / f"{re.sub('[^a-z0-9-]+', '_', name.lower())}.json"
-    return kept_or_made(path, kind, partial(made, *given))
+    return load_or_compute(path, kind, partial(made, *given))

@@ -18,6 +18,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
+from workbench.core.serial import load_or_compute
 from workbench.methods.ringada.costs import RingLayout, ring_costs
 from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.planner import plan_ring
@@ -33,7 +34,6 @@ from workbench.schedules.pipeline import ORDERS, full_pipeline
 from workbench.schedules.torch_csv import read_torch_csv
 from workbench.simulator import makespan_s
 from workbench.simulator.steps import pace_s
-from workbench.trainings.kept import kept_or_made
 from workbench_studies.papers.compare.lower_bound import Bound, Placement, makespan_bound, placements
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe, virtual_worker_costs
 
@@ -98,7 +98,7 @@ def random_cluster(seed: int) -> Cluster:
 def distance(seed: int, limit_s: float, folder: Path | None = None) -> Distance:
     """Return the methods' seconds on a random cluster, and the bounds.  folder: where it is stored for later calls."""
     path = None if folder is None else folder / f"{seed}-{limit_s:g}s.json"
-    return kept_or_made(path, Distance, lambda: _distance(seed, limit_s))
+    return load_or_compute(path, Distance, lambda: _distance(seed, limit_s))
 
 
 def _distance(seed: int, limit_s: float) -> Distance:

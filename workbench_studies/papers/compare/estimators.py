@@ -24,6 +24,7 @@ from workbench.cli.output import print_json
 from workbench.core.catalogue import load_device
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
+from workbench.core.serial import load_or_compute
 from workbench.core.summary import energy_j
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
@@ -41,7 +42,6 @@ from workbench.plots.style import CYCLE, GREY, SYMBOLS, finish
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
 from workbench.tasks.task import Task
-from workbench.trainings.kept import kept_or_made
 from workbench_studies.bench.frame import child_peak_bytes, peak_bytes
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
@@ -102,7 +102,7 @@ def estimators(item: Item, settings: Settings) -> Result:
     for seed in settings.seeds:
         for name, way in ways.items():
             path = None if folder is None else folder / f"{way.estimator or 'lora'}-{way.steps}-{seed}.json"
-            trainings_of[name].append(kept_or_made(path, Training, partial(trained, way, seed)))
+            trainings_of[name].append(load_or_compute(path, Training, partial(trained, way, seed)))
             settings.progress(f"{name}, seed {seed}: {trainings_of[name][-1].scores[-1][1]:.1f} %")
     peaks = {name: child_peak_bytes(__name__, name, way.model) / 1e6 for name, way in ways.items()}
     joules = {name: step_j(way) for name, way in ways.items()}

@@ -14,10 +14,9 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job, Mode
 from workbench.core.report import Report
-from workbench.core.serial import to_json
+from workbench.core.serial import load_or_compute, to_json
 from workbench.core.summary import device_j, energy_j
 from workbench.runs.advice import COMPUTED
-from workbench.trainings.kept import kept_or_made
 
 LORA = {"technique": "lora"}
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,7 +89,7 @@ def training(name: str, seed: int, shape: Job, workdir: Path | None) -> Run:
     job = replace(shape, method=method, options=options, seed=seed)
     digest = hashlib.sha256((to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:12]
     path = None if workdir is None else workdir / "methods" / f"{method}-{seed}-{digest}.json"
-    return kept_or_made(path, Run, lambda: _run(name, job, "execute"))
+    return load_or_compute(path, Run, lambda: _run(name, job, "execute"))
 
 
 def simulated(shape: Job) -> dict[str, Run]:

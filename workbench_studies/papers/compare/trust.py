@@ -13,11 +13,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.core.serial import load_or_compute
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.plots.export import Captioned
 from workbench.plots.style import BLUE, DARK_GREY, GREEN, SYMBOLS, VERMILLION, finish
 from workbench.tasks.metrics import spearman
-from workbench.trainings.kept import kept_or_made
 from workbench_studies.bench.executor import bench
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, Table
@@ -44,7 +44,7 @@ def trust(item: Item, settings: Settings) -> Result:
             done = bench(settings.progress, ("switch",), sizes=devices, rounds=rounds, dilation=dilation)
             return [point | {"dilation": dilation} for point in done["points"]]
 
-        points += kept_or_made(path, list[dict[str, Any]], run)
+        points += load_or_compute(path, list[dict[str, Any]], run)
     return compared(item, points, rounds)
 
 

@@ -24,9 +24,9 @@ from workbench.models.techniques import TechniqueStage
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.metrics import LOSS
 from workbench.tasks.tokenize import collate
-from workbench.trainings.kept import (
-    KeptTraining,
+from workbench.trainings.common import (
     Limits,
+    StoredTraining,
     TokenizedTask,
     batch_loss,
     limited_task,
@@ -69,7 +69,7 @@ MLSys 2021, technique 1).  A stage stores as many versions besides the newest as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training(KeptTraining):
+class Training(StoredTraining):
     """cuts: stage i ends before layer cuts[i]."""
 
     limits: Limits = (1600, None, None)
@@ -168,7 +168,7 @@ def trained_by(rules: Sequence[str], training: Training, settings: Settings, fol
     chosen, outcomes = training.chosen(settings), dict[str, list[Trained]]()
     for rule in rules:
         for seed in settings.seeds:
-            outcome = chosen.kept(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
+            outcome = chosen.outcome(settings.workdir, folder, rule, seed, Trained, partial(train, chosen, rule, seed))
             outcomes.setdefault(rule, []).append(outcome)
             metrics = ", ".join(f"{name} {value:.2f}" for name, value in outcome.metrics.items())
             settings.progress(f"{training.task}, {rule}, seed {seed}: loss {outcome.loss:.4f}, test {metrics}")

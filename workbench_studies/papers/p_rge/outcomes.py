@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.trainings.kept import kept_or_made, read_kept
+from workbench.core.serial import load_or_compute, read_stored
 from workbench.trainings.queries import Curve, QueryTraining, Trial
 
 
@@ -39,7 +39,7 @@ class Runner:
 
     def outcome(self, trial: Trial) -> TrialOutcome:
         """Return a trial's outcome: from the folder if it exists, otherwise by running it now."""
-        outcome = kept_or_made(trial.path(self.folder), TrialOutcome, lambda: self._run(trial))
+        outcome = load_or_compute(trial.path(self.folder), TrialOutcome, lambda: self._run(trial))
         self.progress(f"{trial.name}: validation {outcome.validation_score:.1f}, test {outcome.test_score:.1f}")
         return outcome
 
@@ -47,7 +47,7 @@ class Runner:
         """Return the validation score at a trial's end in per cent, training up to there if it is not stored; nothing
         is tested.
         """
-        scores = dict((read_kept(trial.curve_path(self.folder), Curve) or Curve()).scores)
+        scores = dict((read_stored(trial.curve_path(self.folder), Curve) or Curve()).scores)
         if trial.steps not in scores:
             scores = dict(QueryTraining(trial, self.folder).run(trial.steps, self._tell(trial)).scores)
         self.progress(f"{trial.name}: validation {100 * scores[trial.steps]:.1f} after {trial.steps} steps")

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from workbench.core.serial import read_stored
 from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, depth_of, load_constants
 from workbench.models.configuration import model_facts
-from workbench.trainings.kept import read_kept
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, printed, spread
@@ -20,7 +20,7 @@ from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
     """Return the stored training of the same settings, or train now."""
-    curve = training.kept(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
+    curve = training.outcome(settings.workdir, item, scheme, seed, Curve, lambda: _train(training, scheme, seed))
     test = ", ".join(f"{name} {value:.1f} %" for name, value in curve.test.items())
     settings.progress(f"{scheme}, seed {seed}: loss {curve.losses[-1]:.3f}, test {test}")
     return curve
@@ -30,7 +30,7 @@ def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, lis
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
     training, curves_of = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
     for scheme in (SINGLE, PIPE, RING, FEDERATED):
-        curves = [read_kept(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
+        curves = [read_stored(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
         curves_of |= (
             {scheme: scheme_curves} if len(scheme_curves := [curve for curve in curves if curve]) == len(seeds) else {}
         )

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.units import size_words
 from workbench.methods.galaxy_plus.planners.terms import stack_lengths
-from workbench.planners.memory import Demand, Needed, readable, require_room
+from workbench.planners.memory import Demand, Needed, require_room
 from workbench.planners.problem import Problem
 
 
@@ -129,20 +130,21 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
     room = [max(0, nbytes) for nbytes in room_bytes(problem, members, has_ends=False)]
     most, biggest = sum(room), max(room)
     listed = ", ".join(
-        f"'{problem.cluster.devices[rank].name}' {readable(nbytes)}" for rank, nbytes in zip(members, room, strict=True)
+        f"'{problem.cluster.devices[rank].name}' {size_words(nbytes)}"
+        for rank, nbytes in zip(members, room, strict=True)
     )
     if need + cache_bytes + ends > most:
-        why = f"{readable(need + cache_bytes + ends - most)} are missing in all"
+        why = f"{size_words(need + cache_bytes + ends - most)} are missing in all"
     elif ends > biggest:
-        why = f"embedding and head must stand on one device, where {readable(ends - biggest)} are missing"
+        why = f"embedding and head must stand on one device, where {size_words(ends - biggest)} are missing"
     elif schemes == 2:
-        why = f"with scheme 2 in every layer each device needs all feed-forward networks, {readable(feed_forward)}"
+        why = f"with scheme 2 in every layer each device needs all feed-forward networks, {size_words(feed_forward)}"
     else:
         why = "no cut into whole heads and columns fits each device"
-    cache = f"keys and values {readable(cache_bytes)}, " if cache_bytes else ""
+    cache = f"keys and values {size_words(cache_bytes)}, " if cache_bytes else ""
     return PlanError(
         f"A plan of '{profile.model}' for {problem.longest} tokens on {len(room)} devices was asked for.",
-        f"Its layers need {readable(need)}, {cache}embedding and head "
-        f"{readable(ends)}; the devices have room for {listed}: {why}.",
+        f"Its layers need {size_words(need)}, {cache}embedding and head "
+        f"{size_words(ends)}; the devices have room for {listed}: {why}.",
         f"Add a device, raise memory, or take a smaller model{' or shorter texts' if cache_bytes else ''}.",
     )

@@ -1,4 +1,4 @@
-"""Keep the shapes of models in the cache folder: to read one again takes two seconds, most of them for imports."""
+"""Cache the shapes of models: to read one again takes two seconds, most of them for imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import read_stored, to_json, write_text
 from workbench.models.hub import has_weights, locate, shape_settings
 
 FORMAT = 1
@@ -20,21 +20,21 @@ FORMAT = 1
 T = TypeVar("T")
 
 
-def kept(name: str, kind: type[T], find: Callable[[], T]) -> T:
+def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
     """Return what `find` finds out about a model, or what it found before from the same files and library.
 
-    Models on the hub and random ones are not kept.  An unreadable file is written again.
+    Models on the hub and random ones are not cached.  An unreadable file is written again.
     """
     source = _source(name)
     if source is None:
         return find()
     conditions = json.dumps([FORMAT, metadata.version("transformers"), name, source], sort_keys=True)
     path = cache_folder() / "facts" / f"{hashlib.sha256(conditions.encode()).hexdigest()[:20]}.json"
-    with contextlib.suppress(OSError, ConfigError):
-        return from_json(path.read_bytes(), kind, source=f"'{path}'")
-    facts = find()
-    with contextlib.suppress(ConfigError):  # a cache that cannot be written
-        write_text(path, to_json(facts) + "\n")
+    facts = read_stored(path, kind)
+    if facts is None:
+        facts = find()
+        with contextlib.suppress(ConfigError):  # a cache that cannot be written
+            write_text(path, to_json(facts) + "\n")
     return facts
 
 

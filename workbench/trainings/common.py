@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from workbench.core.errors import ConfigError
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import load_or_compute
 from workbench.models.loading import load_tokenizer
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
@@ -28,26 +27,8 @@ Limits = tuple[int | None, int | None, int | None]
 T = TypeVar("T")
 
 
-def read_kept(path: Path, kind: type[T]) -> T | None:
-    """Return a file's content from an earlier run; None if it is missing, truncated, or written by another version."""
-    try:
-        return from_json(path.read_bytes(), kind, source=str(path)) if path.is_file() else None
-    except ConfigError:
-        return None
-
-
-def kept_or_made(path: Path | None, kind: type[T], make: Callable[[], T]) -> T:
-    """Return a file's content from an earlier run, or create it and store it there.  path: None stores nothing."""
-    content = None if path is None else read_kept(path, kind)
-    if content is None:
-        content = make()
-        if path is not None:
-            write_text(path, to_json(content, indent=-1))
-    return content
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptTraining:
+class StoredTraining:
     """Settings of a training whose result is stored.
 
     limits: maximum numbers of samples of the train, validation and test splits.
@@ -67,10 +48,10 @@ class KeptTraining:
         """Return the file of its result in a folder.  way: how it is trained."""
         return folder / item / f"{way}-{seed}-{self.digest}.json"
 
-    def kept(self, folder: Path | None, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
+    def outcome(self, folder: Path | None, item: str, way: str, seed: int, kind: type[T], train: Callable[[], T]) -> T:
         """Return the folder's result for the same settings, or train now.  folder: None stores nothing."""
         path = None if folder is None else self.place(folder, item, way, seed)
-        return kept_or_made(path, kind, train)
+        return load_or_compute(path, kind, train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from workbench.models import kept_facts
+from workbench.models import facts_cache
 from workbench.models.configuration import ModelFacts, model_facts
-from workbench.models.kept_facts import kept
+from workbench.models.facts_cache import cached_facts
 
 
 def test_facts_are_read_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_facts, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(facts_cache, "cache_folder", lambda: tmp_path / "cache")
     facts, found = model_facts("tiny-bert"), list[str]()
     (model := tmp_path / "model").mkdir()
     (model / "config.json").write_text("{}")
 
     def find(name: str = str(model)) -> Any:
-        return kept(name, ModelFacts, lambda: (found.append(name), facts)[1])
+        return cached_facts(name, ModelFacts, lambda: (found.append(name), facts)[1])
 
     assert asdict(find()) == asdict(find()) == asdict(facts) and len(found) == 1
     (model / "config.json").write_text('{"hidden_size": 64}')

@@ -1,0 +1,16 @@
+"""Numbers in words for people: three figures, and bytes with their unit."""
+
+from __future__ import annotations
+
+
+def three_figures(number: float) -> str:
+    """Return a number with three figures and without a power of ten: '1,320', '12.3', '0.0123'."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def size_words(nbytes: float) -> str:
+    """Return a number of bytes with its unit: 1.4 GB, 350 MB, 12.0 kB (powers of 1000)."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}" if nbytes < 100 * size else f"{nbytes / size:.0f} {unit}"
+    return f"{nbytes:.0f} bytes"
