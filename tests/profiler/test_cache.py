@@ -1,7 +1,10 @@
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster
 from workbench.core.profile import Profile
 from workbench.profiler import cache
@@ -30,6 +33,25 @@ def test_a_profile_is_measured_once(tmp_path, profile):
     assert "3 days ago" in note
     assert first == second == profile
     assert measure.calls == 1
+
+
+def test_of_two_runs_at_once_the_second_waits_for_the_measurement_of_the_first(tmp_path, profile):
+    """Whatever the second one asks for: two measurements at once would disturb each other."""
+    has_begun, waits = threading.Event(), threading.Event()
+    first, second = Measure(profile), Measure(profile)
+
+    def slow():
+        has_begun.set()
+        assert waits.wait(LIMIT_S)
+        return first()
+
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(cache.cached, {"model": "m"}, slow, Profile, folder=tmp_path, wait=int)
+        assert has_begun.wait(LIMIT_S)
+        stored = cache.cached({"model": "m"}, second, Profile, folder=tmp_path, wait=waits.set)
+    assert running.result()[0] == stored[0] == profile
+    assert (first.calls, second.calls) == (1, 0) and "ago on this machine" in stored[1]
+    assert len([*tmp_path.iterdir()]) == 1  # and no lock
 
 
 def test_another_key_or_machine_is_measured_anew(tmp_path, profile, monkeypatch):

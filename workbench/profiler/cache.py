@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -58,6 +59,7 @@ def cached(
     folder: Path | None = None,
     refresh: bool = False,
     now: Callable[[], float] = time.time,
+    wait: Callable[[], None] | None = None,
 ) -> tuple[T, str]:
     """Return the measurement cached under `key` on this machine, or measure and cache it; also return a note on its
     source and age.
@@ -65,32 +67,74 @@ def cached(
     key: everything that the measurement depends on besides the machine (model, sizes, settings), as JSON values.  kind:
     the measurement's class.  An unreadable file is measured again.  If the folder cannot be written, only the note says
     so.
+    wait: called before another run's measurement in this folder is waited for: two at once disturb each other.  The
+    other's is taken if it has the same key.  None waits for nobody, as a measurement must that may need another one.
     """
     conditions, path = _place(key, folder)
-    why = "asked for"
-    if not refresh:
+    profile, note = (None, "asked for") if refresh else _stored(path, conditions, kind, now)
+    if profile is not None:
+        return profile, note
+    with contextlib.nullcontext(False) if wait is None else _locked(path.parent, wait) as had_to_wait:
+        if had_to_wait and not refresh:
+            profile, note = _stored(path, conditions, kind, now)
+            if profile is not None:
+                return profile, note
+        profile = measure()
+        text = json.dumps(
+            {"format": FORMAT, "whole": conditions, "measured_at": now(), "profile": to_builtins(profile)}
+        )
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            if stored.get("format") != FORMAT or stored.get("whole") != json.loads(json.dumps(conditions)):
-                raise ValueError("made by another version")
-            profile = from_builtins(stored["profile"], kind, source=f"'{path}'")
-            measured_at = stored["measured_at"]
-            return (
-                profile,
-                f"Profile measured {_age(now() - measured_at)} ago on this machine "
-                f"({datetime.fromtimestamp(measured_at):%Y-%m-%d %H:%M}).",
-            )
-        except FileNotFoundError:
-            why = "none was stored"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            why = f"the stored one was unreadable: {error}"
-    profile = measure()
-    text = json.dumps({"format": FORMAT, "whole": conditions, "measured_at": now(), "profile": to_builtins(profile)})
+            write_text(path, text + "\n")
+        except WriteError as error:
+            return profile, f"Profile measured now ({note}); it could not be stored in '{path.parent}': {error.found}"
+    return profile, f"Profile measured now ({note})."
+
+
+def _stored(
+    path: Path, conditions: dict[str, Any], kind: type[T], now: Callable[[], float]
+) -> tuple[T, str] | tuple[None, str]:
+    """Return a stored measurement and a note on its age, or None and why there is none."""
     try:
-        write_text(path, text + "\n")
-    except WriteError as error:
-        return profile, f"Profile measured now ({why}); it could not be stored in '{path.parent}': {error.found}"
-    return profile, f"Profile measured now ({why})."
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored.get("format") != FORMAT or stored.get("whole") != json.loads(json.dumps(conditions)):
+            raise ValueError("made by another version")
+        profile = from_builtins(stored["profile"], kind, source=f"'{path}'")
+        measured_at = stored["measured_at"]
+        age, day = _age(now() - measured_at), datetime.fromtimestamp(measured_at)
+        return profile, f"Profile measured {age} ago on this machine ({day:%Y-%m-%d %H:%M})."
+    except FileNotFoundError:
+        return None, "none was stored"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        return None, f"the stored one was unreadable: {error}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, wait: Callable[[], None]) -> Iterator[bool]:
+    """Let one run at a time measure, and yield whether another one did.
+
+    A lock on the folder itself leaves no file behind, and ends with the process in any case.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # writing says so
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            had_to_wait = False
+        except BlockingIOError:
+            wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            had_to_wait = True
+        except OSError:  # the file system has no locks
+            had_to_wait = False
+        yield had_to_wait
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that was forked meanwhile
+        os.close(descriptor)
 
 
 def forget(key: Mapping[str, Any], *, folder: Path | None = None) -> None:

@@ -89,7 +89,12 @@ def kept(
         with made_up_weights(), counted_timings(counting(notify, TIMED)):
             return measure()
 
-    measurement, note = cached({**key, "smallest": True} if tiny() else key, measured, kind, refresh=refresh)
+    def wait() -> None:
+        message = "Waiting for another run, which measures this machine"
+        notify(Event("phase", message=message, stage="profile"))
+
+    key = {**key, "smallest": True} if tiny() else key
+    measurement, note = cached(key, measured, kind, refresh=refresh, wait=wait)
     notify(Event("note", message=note))
     return measurement
 
