@@ -1,4 +1,4 @@
-"""Lab 'Cut a layer': a device's term of a feed-forward network and of attention, and a ring all-gather with overlap.
+"""Lab 'Cut a layer': a device's term of a feed-forward network and of attention, and its ring (see layer_ring).
 
 Galaxy+ (section III-B: heads and columns; III-D: tiles, Fig. 9) cuts a layer like Megatron-LM (Shoeybi et al., 2019).
 What a device has no part of is not a number in the judge's cases, so a term that uses it is not a number either.
@@ -7,7 +7,7 @@ What a device has no part of is not a number in the judge's cases, so a term tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from random import Random
 from typing import Any
@@ -34,17 +34,24 @@ from workbench_labs.course.verdict import (
     require_number,
 )
 from workbench_labs.exercises.judging import in_virtual_time, random_seed
-from workbench_labs.gathering import Gathering, GatherRun
+from workbench_labs.exercises.layer_ring import (
+    CASES,
+    gathering_of,
+    judge_ring,
+    judge_tile_order,
+    plain_order,
+    plain_ring,
+)
+from workbench_labs.gathering import GatherRun
 from workbench_labs.planning import with_bandwidth
 
 share_module(__name__)  # its functions run on devices
 
-CASES = 20
 CLOSE = 1e-5
 HIDDEN = 0.8
 """The share of the messages' time that products have to hide."""
-DEVICES, MEGABITS = 4, 4.0
-"""Of the executed ring: devices, and Mbit/s of their links."""
+MEGABITS = 4.0
+"""Of the executed ring's links, a second."""
 COLLECTIVES = {"scheme 1": (ALLGATHER, REDUCESCATTER) * 2, "scheme 2": (ALLGATHER, REDUCESCATTER)}
 """The synchronisations of one layer (Galaxy+, Table II)."""
 Term = Callable[..., Any]
@@ -126,100 +133,6 @@ def judge_heads_term(answer: Term, numbers: Mapping[str, Any]) -> str:
     return f"It is the term of the device's heads in {CASES} random attentions, and uses only its own weights."
 
 
-def rounds_of(answer: Callable[[int], Any], size: int) -> list[list[list[int]]]:
-    """Return a student's ring all-gather after it was replayed.  Raises WrongAnswerError at the first message that
-    cannot be, and if somebody lacks a share in the end.
-    """
-    rounds = [require_list(messages, "A round", size) for messages in require_list(answer(size), "The ring", size - 1)]
-    holds = [{device} for device in range(size)]
-    played: list[list[list[int]]] = []
-    for number, messages in enumerate(rounds):
-        said: list[list[int]] = []
-        for message in messages:
-            triple = [number_of(value) for value in require_list(message, "A message", 3)]
-            if any(value != int(value) or not 0 <= value < size for value in triple):
-                raise WrongAnswerError(f"A message is [source, destination, share], each from 0 to {size - 1}.")
-            said.append([int(value) for value in triple])
-        why = _fault(said, holds)
-        if why:
-            rows = [(device, ", ".join(map(str, sorted(shares)))) for device, shares in enumerate(holds)]
-            title = f"{size} devices, before round {number}"
-            raise WrongAnswerError(
-                f"{size} devices, round {number}: {why}", comparison(title, ("device", "has the shares"), rows)
-            )
-        for _, destination, share in said:
-            holds[destination].add(share)
-        played.append(said)
-    return played
-
-
-def _fault(messages: Sequence[Sequence[int]], holds: Sequence[set[int]]) -> str:
-    """Return why a round is impossible or useless; an empty text if it is neither."""
-    for source, destination, share in messages:
-        if destination != (source + 1) % len(holds):
-            return f"device {source} sends to device {destination}; its neighbour is {(source + 1) % len(holds)}."
-        if share not in holds[source]:
-            return f"device {source} sends share {share}, which it does not have yet."
-        if share in holds[destination]:
-            return f"device {destination} gets share {share}, which it has already."
-    if len({source for source, *_ in messages}) < len(messages):
-        return "a device sends twice in one round."
-    return ""
-
-
-def judge_ring(answer: Callable[[int], Any], numbers: Mapping[str, Any]) -> str:
-    """Replay the ring on two to eight devices: n messages of new shares in n - 1 rounds give everybody everything."""
-    for size in range(2, 9):
-        rounds_of(answer, size)
-    return "On 2 to 8 devices everybody has everything after n - 1 rounds, and every message brings something new."
-
-
-def judge_tile_order(answer: Callable[[int, int], Any], numbers: Mapping[str, Any]) -> str:
-    """Simulate the ring with each device's order: no order takes less than (n - 1) max(p, t) + p."""
-    draws = Random(numbers["seed"])
-    for _ in range(CASES):
-        size, product_s, transfer_s = draws.randint(2, 6), draws.randint(1, 9), draws.randint(1, 9)
-        orders = orders_of(answer, size)
-        together = Gathering(rounds=plain_ring(size), orders=orders, product_s=product_s).timeline(transfer_s)
-        least_s = (size - 1) * max(product_s, transfer_s) + product_s
-        if together.makespan_s > least_s + 1e-9:
-            rows = [
-                (rank, ", ".join(map(str, orders[rank])), _arrivals(rank, size, transfer_s)) for rank in range(size)
-            ]
-            raise WrongAnswerError(
-                f"{size} devices, a product {product_s} s, a transfer {transfer_s} s: it takes "
-                f"{together.makespan_s:g} s; {least_s} s are possible.",
-                comparison("The case", ("device", "your order", "share and second of its arrival"), rows),
-            )
-    return f"No order is faster in {CASES} random rings: (n - 1) max(p, t) + p."
-
-
-def orders_of(answer: Callable[[int, int], Any], size: int) -> list[list[int]]:
-    """Return each device's order, every share once.  Raises WrongAnswerError."""
-    orders = []
-    for rank in range(size):
-        numbers = [number_of(share) for share in require_list(answer(size, rank), "An order", size)]
-        if sorted(numbers) != list(range(size)):
-            shown = ", ".join(f"{number:g}" for number in numbers)
-            raise WrongAnswerError(f"A device multiplies each of the shares 0 to {size - 1} once; this is [{shown}].")
-        orders.append([int(number) for number in numbers])
-    return orders
-
-
-def _arrivals(rank: int, size: int, transfer_s: int) -> str:
-    return ", ".join(f"{share} at {number * transfer_s} s" for number, share in enumerate(plain_order(size, rank)))
-
-
-def plain_ring(size: int) -> list[list[list[int]]]:
-    """Return the workbench's own ring all-gather."""
-    return [[[rank, (rank + 1) % size, (rank - number) % size] for rank in range(size)] for number in range(size - 1)]
-
-
-def plain_order(size: int, rank: int) -> list[int]:
-    """Return the shares in the order in which they come."""
-    return [(rank - number) % size for number in range(size)]
-
-
 def judge_travelling(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Compare with the bytes that all devices send in a layer's ring collectives (Galaxy+, Table II)."""
     size, tokens, hidden = numbers["devices"], numbers["tokens"], numbers["hidden"]
@@ -250,13 +163,6 @@ def _hidden(megabits: float, product_ms: float, tiles: int) -> float:
         in_virtual_time(rounds.schedule(), rounds.on(cluster).costs) for rounds in (shared, shared.alone)
     )
     return gathering.hidden_share(together, alone)
-
-
-def gathering_of(
-    ring: Callable[[int], Any], tile_order: Callable[[int, int], Any], *, size: int = DEVICES, **settings: Any
-) -> Gathering:
-    """Return a student's ring and orders as a gathering.  settings: see Gathering."""
-    return Gathering(rounds=rounds_of(ring, size), orders=orders_of(tile_order, size), **settings)
 
 
 def slow_cluster(name: str, megabits: float) -> Cluster:
