@@ -98,18 +98,18 @@ def _work(context: RankContext, work: Sequence[tuple[str, int, float]]) -> list[
 
 
 def measure_messages(
-    cluster: Cluster, sizes: Sequence[int], fidelity: Fidelity, *, repeats: int = REPEATS, source: int = 0, to: int = 1
+    cluster: Cluster, sizes: Sequence[int], fidelity: Fidelity, *, source: int = 0, to: int = 1
 ) -> list[list[float]]:
-    """Return [bytes, seconds] of messages from one device to another, each size `repeats` times."""
+    """Return [bytes, seconds] of messages from one device to another, each size REPEATS times."""
     engines = default_pool().acquire(cluster, fidelity)
-    settings = (tuple(sizes), repeats, source, to)
+    settings = (tuple(sizes), source, to)
     return engines.run(_messages, [settings] * cluster.world_size)[source]
 
 
-def _messages(context: RankContext, asked: tuple[tuple[int, ...], int, int, int]) -> list[list[float]]:
-    sizes, repeats, source, to = asked
+def _messages(context: RankContext, settings: tuple[tuple[int, ...], int, int]) -> list[list[float]]:
+    sizes, source, to = settings
     with paced_group(context) as links:
-        repeated = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(repeats)]
+        repeated = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(REPEATS)]
     # An answer that this computer delayed would make its message shorter than the link lets it be.
     answer_s = min((sample.answer_s for samples in repeated for sample in samples), default=0.0)
     return [[one.nbytes, replace(one, answer_s=answer_s).seconds] for samples in repeated for one in samples]

@@ -40,7 +40,6 @@ def time_grids(
     *,
     like: Mapping[str, str] | None = None,
     budget_s: float = 5.0,
-    repeats: int | None = None,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, Grid]:
     """Return a Grid of each kind; make_calls[kind](batch, length) returns the call to time.
@@ -60,7 +59,7 @@ def time_grids(
                 first_s[kind, size] = timed_once(call, clock)
                 if first_s[kind, size] > TOO_LONG_S and len(_of(kind, calls)) > 1:
                     break
-    seconds = time_calls(calls, budget_s=budget_s, repeats=repeats, clock=clock, first_s=first_s)
+    seconds = time_calls(calls, budget_s=budget_s, clock=clock, first_s=first_s)
     fits: dict[str, Callable[[Size], float]] = {}
     for kind in sorted(make_calls, key=lambda kind: kind in like):
         timed = _of(kind, seconds)

@@ -39,6 +39,9 @@ from workbench.runtime.namespaces import (
 
 Fidelity = Literal["kernel", "paced"]
 
+START_S = 15.0
+"""Within which the holder of the namespaces answers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSupport:
@@ -97,9 +100,7 @@ class EmulatedNetwork:
         return self._holder.pid
 
     @classmethod
-    def create(
-        cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel", *, timeout_s: float = 15.0
-    ) -> EmulatedNetwork:
+    def create(cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel") -> EmulatedNetwork:
         """Set up the links, or only a private loopback for all devices (fidelity 'paced').
 
         `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError.
@@ -121,15 +122,15 @@ class EmulatedNetwork:
             with contextlib.suppress(BrokenPipeError):
                 holder.stdin.write(to_json(cluster, indent=-1) + "\n")
                 holder.stdin.flush()
-            if not select.select([holder.stdout], [], [], timeout_s)[0]:
+            if not select.select([holder.stdout], [], [], START_S)[0]:
                 raise RuntimeSetupError(
                     request,
-                    f"The process that holds them said nothing for {timeout_s:g} s.",
+                    f"The process that holds them said nothing for {START_S:g} s.",
                     "Try again, or use fidelity='paced'.",
                 )
             answer = holder.stdout.readline()
             if not answer.startswith("{"):
-                _, complaint = holder.communicate(timeout=timeout_s)
+                _, complaint = holder.communicate(timeout=START_S)
                 raise RuntimeSetupError(
                     request,
                     f"The system refused: {(complaint.strip().splitlines() or ['no reason given'])[-1]}.",

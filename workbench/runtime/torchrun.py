@@ -350,9 +350,9 @@ def _met(group: Any, rank: int, peer: int) -> float:
     return offset_s
 
 
-def sees_file(context: RankContext, path: Path, patience_s: float = 5.0) -> bool:
+def sees_file(context: RankContext, path: Path) -> bool:
     """Return whether this rank can see a file written by rank 0.  A network folder may show it with a delay."""
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + 5.0
     while not path.is_file():
         if time.monotonic() > deadline_s:
             return False

@@ -20,7 +20,7 @@ from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
@@ -135,7 +135,6 @@ class FineTuning(TrainingMethod[PreparedJob]):
     rank_job = staticmethod(rank_job)
     phases_on = staticmethod(phases_on)
     trained = Trained
-    begin = staticmethod(nothing)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, and settings that JAX does not support here (see Method)."""

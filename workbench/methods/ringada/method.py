@@ -23,7 +23,7 @@ from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, Round, beside_bytes
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod, nothing
+from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
@@ -264,8 +264,6 @@ class RingAda(TrainingMethod[PreparedJob]):
     rank_job = staticmethod(rank_job)
     phases_on = staticmethod(phases_on)
     trained = Trained
-    begin = staticmethod(nothing)
-    keep = staticmethod(nothing)
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, and an impossible split of the data (see Method)."""

@@ -82,11 +82,6 @@ class Trained(Protocol):
 P = TypeVar("P", bound=PreparedTraining)
 
 
-def nothing(*args: Any) -> tuple[str, ...]:
-    """Do nothing; return ().  For methods that do not need this step."""
-    return ()
-
-
 class TrainingMethod(LayerMethod[P], Plans):
     """A method that trains by backpropagation; a subclass adds its specifics.  Together they form a
     methods.base.Method.
@@ -95,15 +90,15 @@ class TrainingMethod(LayerMethod[P], Plans):
     phases_on: builds the phases of a RankJob on a rank (see worker.TrainingWorker).  serve_rank: the function that
     devices call, built from it.
     trained: the trained model of a run, for a backbone.
-    begin(prepared, backbone, rank_job, is_new, notify): writes the initial state of a new run.  Without a backbone any
-    state serves: its steps are only timed.
+    begin(prepared, backbone, rank_job, is_new, notify): writes the initial state of a new run, by default none.
+    Without a backbone any state serves: its steps are only timed.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
     phases_on: PhasesOn[Any]
     serve_rank: Callable[[RankContext, None], None]
     trained: Callable[[P, LayerStack, Any], Trained]
-    begin: Callable[[P, LayerStack | None, Any, bool, Notify], object]
+    begin: Callable[[P, LayerStack | None, Any, bool, Notify], object] = staticmethod(lambda *state: None)
 
     def __init_subclass__(cls) -> None:
         """Add the function that devices call to serve a coordinator."""
