@@ -169,7 +169,7 @@ def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.Mo
         command="a test",
     )
     assert curve.steps_to(0.7) == pytest.approx(3) and curve.steps_to(0.9) is None and curve.steps_to(0.4) == 0
-    monkeypatch.setattr(curves, "_all", lambda: (curve,))
+    monkeypatch.setattr(curves, "curves_in", lambda path: (curve,))
     advice = on(load_cluster("pair"), score=0.7)
     [*known] = [choice for choice in advice.choices if choice.seconds is not None]
     assert known and {choice.job.method for choice in known} == {"pac_plus"}
