@@ -65,8 +65,8 @@ def serve(
     system: Annotated[
         str,
         typer.Option(
-            help="With --http on a --cluster: whose planner divides the model, such as edgeshard (the method's option of "
-            "this name). The default may choose one device."
+            help="With --http on a --cluster: whose planner divides the model, such as edgeshard (the method's option "
+            "of this name). The default may choose one device."
         ),
     ] = "",
     draft: DraftName = "",
