@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
-from workbench.core.errors import ConfigError
 from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
@@ -86,15 +85,6 @@ def test_faults_as_words() -> None:
         == parse_faults("leave:2@20-40", CLUSTER)
         == (gone,)
     )
-
-
-@pytest.mark.parametrize(
-    "word",
-    ["slow", "slow:rpi-x@1-2", "slow:9@1-2", "slow:1@soon", "slow:1@2-1", "burn:1@1-2", "slow:1:x@1-2", "slow:1:0@1-2"],
-)
-def test_faults_that_cannot_be_meant(word: str) -> None:
-    with pytest.raises(ConfigError, match="fault"):
-        parse_faults(word, CLUSTER, "s")
 
 
 def test_events_are_told_with_their_device() -> None:

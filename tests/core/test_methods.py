@@ -23,10 +23,6 @@ LIMIT_S = 120
 OURS = ("confidant", "fine_tuning", "galaxy_plus", "p_rge", "pac_plus", "ringada")
 
 
-def test_ours_are_registered() -> None:
-    assert tuple(registered()) == OURS
-
-
 @pytest.mark.parametrize("method", OURS)
 def test_a_declaration_holds_together(method: str) -> None:
     declared = declaration_of(method)

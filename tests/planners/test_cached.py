@@ -51,22 +51,6 @@ def test_shares_follow_speed():
     assert cached_step_s(profile, cluster, stage, sequence_length=SEQUENCE_LENGTH) == pytest.approx(16, rel=1e-3)
 
 
-def test_a_costly_all_reduce_leaves_devices_out():
-    profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
-    quick = cluster_of(*(device(f"d{i}", bytes_per_s=1e6) for i in range(3)))
-    slow = cluster_of(*(device(f"d{i}", bytes_per_s=1.0) for i in range(3)))
-    assert len(plan_cached(Problem(profile, quick, batch_size=6, sequence_length=SEQUENCE_LENGTH)).shares) == 3
-    alone = plan_cached(Problem(profile, slow, batch_size=6, sequence_length=SEQUENCE_LENGTH))
-    assert shares(alone) == {0: 6}
-    assert cached_step_s(profile, slow, alone, sequence_length=SEQUENCE_LENGTH) == pytest.approx(6)
-
-
-def test_one_slow_link_is_avoided():
-    profile = profile_of([[cached_layer(1.0, trainable_bytes=1000)]] * 3)
-    cluster = cluster_of(device("a"), device("b", bytes_per_s=1.0), device("c"))
-    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH))) == {0: 2, 2: 2}
-
-
 def test_the_plan_is_the_best_of_all_divisions():
     draw = random.Random(4)
     left_out = 0
@@ -131,12 +115,6 @@ def test_adapters_that_fit_nowhere_are_refused_with_numbers():
         plan_cached(
             Problem(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH)
         )
-
-
-def test_memory_caps_a_devices_share():
-    profile = profile_of([[cached_layer(1.0)], [cached_layer(10.0)]])
-    cluster = cluster_of(device("fast", memory_bytes=400 + 2 * 60), device("slow"))
-    assert shares(plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH))) == {0: 2, 1: 2}
 
 
 def test_an_empty_batch_is_refused():

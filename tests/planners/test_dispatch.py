@@ -30,16 +30,6 @@ def test_the_dispatch_is_the_best_of_all_divisions():
             assert not any(shares)
 
 
-def test_a_device_twice_as_fast_gets_twice_the_samples():
-    costs = [[float(n) for n in range(7)], [2.0 * n for n in range(7)]]
-    assert dispatch(costs, 6) == (4.0, (4, 2))
-
-
-def test_a_device_that_is_too_slow_gets_nothing():
-    costs = [[float(n) for n in range(5)], [0.0, 90.0, 91.0, 92.0, 93.0]]
-    assert dispatch(costs, 4) == (4.0, (4, 0))
-
-
 @pytest.mark.parametrize("make", [unequal, rough])
 @pytest.mark.parametrize("tight", [False, True])
 def test_the_vectorised_table_equals_the_plain_one(make, tight):

@@ -179,24 +179,6 @@ def test_the_closed_form_is_near_the_simulation(
         assert least <= simulated_s(asked, plan) / plan.total_s <= most, seed
 
 
-def test_faster_devices_get_more_queries() -> None:
-    """In proportion to their speed where links cost nothing, and far devices none where telling costs more than it
-    saves."""
-    rows = tuple((layer(0.0, 0.01 * slow, 0.0, 100),) for slow in (1, 1, 2))
-    profile = Profile(model="toy", method="p_rge", source="measured", layers=rows)
-    link = Link(bytes_per_s=1e9)
-    cluster = Cluster(
-        name="three",
-        devices=tuple(Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(3)),
-    )
-    plan = plan_queries(step_of(profile, cluster, 10))
-    assert [share.queries for share in plan.stages[0].shares] == [4, 4, 2]
-    far = replace(
-        cluster, devices=(*cluster.devices[:2], replace(cluster.devices[2], link=Link(bytes_per_s=1e9, latency_s=5.0)))
-    )
-    assert plan_queries(step_of(profile, far, 10)).stages[0].ranks == (0, 1)
-
-
 def test_memory_forces_smaller_passes() -> None:
     """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where
     it is faster."""

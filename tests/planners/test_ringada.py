@@ -128,12 +128,6 @@ def test_layers_go_where_the_load_will_be() -> None:
     assert plan.stages[-1].num_layers < 3 < plan.stages[0].num_layers
 
 
-def test_a_faster_device_has_more_layers() -> None:
-    plan = plan_ring(problem([1.0, 1.0, 0.25, 1.0], 12))
-    layers = {stage.ranks[0]: stage.num_layers for stage in plan.stages}
-    assert layers[2] == min(layers.values())
-
-
 def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_from: int) -> list[Segment]:
     """Return segments of a training in each of which so many layers are trained for so many mini-batches, and the
     whole."""

@@ -21,14 +21,6 @@ def test_step_lasts_as_long_as_its_slowest_device() -> None:
     assert timeline.makespan_s == max(1.75 * n / speed for n, speed in zip(sizes, speeds, strict=True)) + 0.375
 
 
-def test_epoch_is_its_steps_in_a_row() -> None:
-    """Every rank is in the all-reduce, so steps do not overlap and n of them last n times as long."""
-    stage = plan_of((2, 2)).stages[0]
-    step_s = timed(cached_step(stage, (2, 2)), LOAD=0.5, SF=1.0, SB=2.0, ALLREDUCE=0.25, STEP=0.25).makespan_s
-    last_s = timed(cached_step(stage, (1, 0)), LOAD=0.25, SF=0.5, SB=1.0, ALLREDUCE=0.25, STEP=0.25).makespan_s
-    assert 3 * step_s + last_s == 3 * 4.0 + 2.25
-
-
 def test_one_device_needs_no_all_reduce() -> None:
     """And a device without samples takes part in nothing else."""
     assert labels(cached_step(plan_of((4,)).stages[0], (4,)), 0) == ["0LOAD0", "0SF0", "0SB0", "0STEP"]

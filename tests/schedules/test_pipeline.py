@@ -7,17 +7,8 @@ from schedule_plans import equal_plan, labels, peaks, plan_of, recomputing, time
 
 from workbench.core.schedule import Op
 from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
-from workbench.schedules.pipeline import gpipe_order, one_f_one_b_order
 
 SHAPES = [(1, 1), (1, 4), (2, 2), (3, 5), (4, 4), (4, 16), (8, 8)]
-
-
-@pytest.mark.parametrize("builder", [gpipe, one_f_one_b])
-@pytest.mark.parametrize(("num_stages", "m"), SHAPES)
-def test_makespan_with_free_links(builder, num_stages: int, m: int) -> None:
-    """p equal stages and m >= p micro-batches last (m + p - 1)(f + b)."""
-    schedule = insert_transfers(builder(equal_plan(num_stages), (1,) * m))
-    assert timed(schedule, F=1.0, B=2.0).makespan_s == (m + num_stages - 1) * 3.0
 
 
 @pytest.mark.parametrize(("num_stages", "m"), [*SHAPES, (4, 2), (5, 1)])
@@ -35,12 +26,6 @@ def test_bubble_fraction() -> None:
     """(p - 1) / (m + p - 1) of the time is idle."""
     timeline = timed(insert_transfers(one_f_one_b(equal_plan(4), (1,) * 8)), F=1.0, B=2.0)
     assert timeline.bubble_fraction == pytest.approx(3 / 11)
-
-
-def test_orders() -> None:
-    """Every micro-batch goes forward once and back once, in order."""
-    assert one_f_one_b_order(3, 1, 3) == [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)]
-    assert one_f_one_b_order(5, 0, 2) == gpipe_order(5, 0, 2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
 
 
 def test_a_group_shares_a_stage() -> None:
