@@ -63,7 +63,7 @@ def test_note_is_in_sight() -> None:
 def test_lateness_and_bytes_are_in_the_hover() -> None:
     found = traces(gantt(timeline()))
     assert "late" in found["optimizer"].hovertext[0]
-    assert "4 MB" in found["send"].hovertext[0]
+    assert "4.0 MB" in found["send"].hovertext[0]
     assert "rank 0 to rank 1" in found["send"].hovertext[0]
 
 
@@ -106,7 +106,7 @@ def test_too_much_for_a_browser_draws_fewer_devices_and_says_so() -> None:
 def test_one_endless_device_draws_the_beginning_and_says_so() -> None:
     figure = gantt(many(1, MAX_BARS + 1000))
     assert len(traces(figure)["forward"].x) == MAX_BARS
-    assert "the first 16000 s shown" in figure.layout.title.subtitle.text
+    assert "the first 16,000 s shown" in figure.layout.title.subtitle.text
 
 
 def test_a_step_that_is_not_kept_is_said() -> None:
