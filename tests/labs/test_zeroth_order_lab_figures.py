@@ -95,5 +95,5 @@ def test_learning_has_losses_their_mean_scores_baselines_and_the_engine() -> Non
 
 def test_traffic_is_drawn_in_bytes_with_their_unit() -> None:
     figure = traffic({"seeds": 32, "gradient": 4e6})
-    assert list(figure.data[0].x) == [32, 4e6] and list(figure.data[0].text) == [" 32 B", " 4 MB"]
+    assert list(figure.data[0].x) == [32, 4e6] and list(figure.data[0].text) == [" 32 bytes", " 4.0 MB"]
     assert figure.layout.xaxis.range[1] > math.log10(4e6)

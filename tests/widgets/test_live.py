@@ -71,7 +71,7 @@ def test_the_map_says_who_holds_what_and_what_travels() -> None:
     label = label_of(parts_after(*BEGUN)["map"])
     assert "alpha: 30 GFLOP/s (0.5 core), layers 0-3, 8 samples, computes 50% of a step" in label
     assert "uses 150 MB of 800 MB" in label and "gamma: 16.2 GFLOP/s (0.27 core), no part in the plan" in label
-    assert label.endswith("In a step: alpha to beta 1000 B of activations.") and "71 °C" in label
+    assert label.endswith("In a step: alpha to beta 1.0 kB of activations.") and "71 °C" in label
 
 
 def test_work_memory_losses_and_both_steps_are_drawn() -> None:
@@ -83,7 +83,7 @@ def test_work_memory_losses_and_both_steps_are_drawn() -> None:
     label = label_of(parts_after(*BEGUN, metered)["devices"])
     assert "12.3 J measured" in label and label.count("J modelled") == 1  # the others have done no step
     assert label_of(parts["loss"]) == "Training loss: 0.7 in step 1, now 0.7 (smoothed) in step 1."
-    assert label_of(parts["step"]).endswith("measured 1000 ms (step 1 of epoch 1), predicted 1000 ms.")
+    assert label_of(parts["step"]).endswith("measured 1,000 ms (step 1 of epoch 1), predicted 1,000 ms.")
     assert "first epoch, step 1 of 5" in shown_by(parts["more"]) and "activations" in shown_by(parts["more"])
 
 
@@ -119,11 +119,11 @@ def test_inference_requests_have_their_seconds_rates_and_a_measured_request() ->
     now = state.snapshot()
     assert "1 requests/s, 8 tokens/s" in now.headline and now.epochs[0].words.startswith("3 of 5 answered")
     parts = parts_of(now, state.course, CLUSTER)
-    assert label_of(parts["loss"]) == "Seconds of requests: 1200 ms measured in request 3, 1100 ms predicted."
+    assert label_of(parts["loss"]) == "Seconds of requests: 1,200 ms measured in request 3, 1,100 ms predicted."
     assert label_of(parts["step"]).endswith(
-        "measured 1000 ms (request 3, 1100 ms predicted for its length), predicted 1000 ms (of typical length)."
+        "measured 1,000 ms (request 3, 1,100 ms predicted for its length), predicted 1,000 ms (of typical length)."
     )
-    assert label_of(parts["map"]).endswith("In a request: alpha to beta 1000 B of activations.")
+    assert label_of(parts["map"]).endswith("In a request: alpha to beta 1.0 kB of activations.")
     assert "share of a request" in parts["devices"] and "bytes in a request" in parts["more"]
 
 

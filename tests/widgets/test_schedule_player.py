@@ -31,7 +31,7 @@ def test_the_slider_moves_cursor_clock_and_table() -> None:
         and "alpha: send activation 0 to beta, waits for data" in player.map.map
     )
     assert 'data-times="0.4:0.5"' in player.map.map  # by which the page moves packets
-    assert "waits for data" in player.table.value and "2 MB of 800 MB" in player.table.value.replace("2000 kB", "2 MB")
+    assert "waits for data" in player.table.value and "2.0 MB of 800 MB" in player.table.value
 
 
 def test_another_timeline_can_be_chosen() -> None:
