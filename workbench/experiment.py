@@ -177,7 +177,7 @@ def run(
             method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines
         )
         costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
-        notify(Event("phase", message=f"Planning for {cluster.size_words}", stage="plan"))
+        notify(Event("phase", message=f"Planning for {cluster.in_words}", stage="plan"))
         decided = chosen_plan or _planned(method, prepared, costs, cluster)
         method.check(prepared, costs, cluster, decided, folder=folder)
         planned = Planned(prepared, costs, cluster, decided)
@@ -209,7 +209,7 @@ def run(
                 if declaration_of(job.method).trains:
                     is_whole = method.holds_whole_model(prepared)
                     require_running_room(job.model, layers, decided, cluster, is_whole=is_whole)
-                notify(Event("phase", message=f"Starting {cluster.size_words}", stage="start devices"))
+                notify(Event("phase", message=f"Starting {cluster.in_words}", stage="start devices"))
                 count_ready = counting(notify, "devices that are ready")
                 running = emulated = default_pool().acquire(cluster, fidelity, told=count_ready)
                 calibration = Calibration(method, planned, emulated)

@@ -232,7 +232,7 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
         require_devices(cluster, self.num_devices, f"num_devices = {self.num_devices}")
         if self.num_devices == cluster.world_size:
             return cluster
-        about = f"The first {self.num_devices} of: {cluster.description or cluster.size_words}"
+        about = f"The first {self.num_devices} of: {cluster.description or cluster.in_words}"
         return replace(cluster.part(range(self.num_devices)), description=about)
 
     def check(self) -> None:

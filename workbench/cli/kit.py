@@ -218,7 +218,7 @@ def _init(logins: list[tuple[str, int]], file: Path, model: str) -> None:
     except WorkbenchError:
         file.unlink()
         raise
-    print_text(f"{file}: {load_cluster(file).size_words}.  Next: workbench kit check --trust")
+    print_text(f"{file}: {load_cluster(file).in_words}.  Next: workbench kit check --trust")
 
 
 def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, trusts_new: bool) -> list[Found]:

@@ -35,7 +35,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     file: the cluster's, which keeps the rates of real devices.
     """
     if not as_json:
-        say(f"Measuring {cluster.size_words}")
+        say(f"Measuring {cluster.in_words}")
     require_writable(file if cluster.is_real else None)
     host, devices = survey_devices(cluster)
     if cluster.is_real:
@@ -118,7 +118,7 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
     file: the cluster's, which keeps the curves.
     """
     if not as_json:
-        say(f"{cluster.size_words} compute for {minutes:g} minutes")
+        say(f"{cluster.in_words} compute for {minutes:g} minutes")
     require_writable(file)
     samples = survey_sustained(cluster, 60 * minutes)
     curves = {
@@ -164,7 +164,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     file: the cluster's, which keeps the links of real devices.
     """
     if not as_json:
-        say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.size_words}")
+        say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.in_words}")
     require_writable(file if cluster.is_real else None)
     survey = survey_links(cluster, fidelity=fidelity)
     used, links = survey.fidelity, survey.rows
@@ -203,7 +203,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
     means = "they share a medium" if survey.medium == "wifi" else "each has a wire of its own"
     print_text(
-        f"While {cluster.size_words} send at once, a message takes {survey.at_once:.2f} times as long as alone: "
+        f"While {cluster.in_words} send at once, a message takes {survey.at_once:.2f} times as long as alone: "
         f"{means} (medium: {survey.medium}; described: {cluster.medium})."
     )
     return result

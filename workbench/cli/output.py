@@ -222,7 +222,7 @@ def print_table(
 def show_cluster(cluster: Cluster) -> None:
     """Print a cluster's devices."""
     print_table(
-        f"{cluster.name}: {cluster.description or cluster.size_words}",
+        f"{cluster.name}: {cluster.description or cluster.in_words}",
         ("rank", "device", "model", "GFLOP/s", "when hot", "of a core", "MB", "Mbit/s", "ms", "watts"),
         (
             (

@@ -232,7 +232,7 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @property
-    def size_words(self) -> str:
+    def in_words(self) -> str:
         """Return '1 device', '4 devices'."""
         return f"{self.world_size} device{'s' * (self.world_size != 1)}"
 

@@ -297,7 +297,7 @@ def require_plan(
         ),
         (
             outside or len(ranks) > len(set(ranks)),
-            f"It uses ranks {ranks}; the cluster has {cluster.size_words}.",
+            f"It uses ranks {ranks}; the cluster has {cluster.in_words}.",
             "Use each device once.",
         ),
         *others,

@@ -35,7 +35,7 @@ def over_ssh(cluster: Cluster, folder: Path | None = None, imports: Sequence[str
 def connected(job: Job, cluster: Cluster, folder: Path, notify: Notify = ignore) -> Iterator[SshEngines]:
     """Lend a cluster's real devices after the job's model was brought to them.  folder: the run's folder."""
     devices = over_ssh(cluster, folder, ["transformers.modeling_utils"])
-    notify(Event("phase", message=f"Starting {cluster.size_words} over SSH", stage="start devices"))
+    notify(Event("phase", message=f"Starting {cluster.in_words} over SSH", stage="start devices"))
     with devices as real:
         real.bring_model(job.model)
         yield real

@@ -48,7 +48,7 @@ def cluster(cluster: Cluster) -> go.Figure:
     figure.update_yaxes(range=rows["range"], showgrid=False)
     figure.update_yaxes(col=1, **rows)
     figure.update_annotations(font={"size": 13})
-    subtitle = (cluster.description or cluster.size_words) + style.more_devices(cluster.world_size, len(ranks))
+    subtitle = (cluster.description or cluster.in_words) + style.more_devices(cluster.world_size, len(ranks))
     return style.finish(
         figure,
         title=f"Cluster '{cluster.name}'",

@@ -128,7 +128,7 @@ class Engines(ABC):
         if len(payloads) != self.cluster.world_size:
             raise ConfigError(
                 f"A job with {len(payloads)} payloads was asked for.",
-                f"The cluster has {self.cluster.size_words}.",
+                f"The cluster has {self.cluster.in_words}.",
                 "Give one each.",
             )
         try:

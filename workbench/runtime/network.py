@@ -105,7 +105,7 @@ class EmulatedNetwork:
 
         `folder` shows in `ps` to which run the holder belongs.  Raises RuntimeSetupError.
         """
-        request = f"A network of {cluster.size_words} in network namespaces was asked for."
+        request = f"A network of {cluster.in_words} in network namespaces was asked for."
         if sys.platform != "linux":
             raise RuntimeSetupError(request, f"They need Linux; this is {sys.platform}.", "Use fidelity='paced'.")
         holder = subprocess.Popen(

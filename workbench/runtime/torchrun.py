@@ -211,7 +211,7 @@ class TorchrunEngines(Engines):
         """
         if cluster.world_size != self.world_size:
             raise ConfigError(
-                f"Cluster '{cluster.name}' with {cluster.size_words} was asked for.",
+                f"Cluster '{cluster.name}' with {cluster.in_words} was asked for.",
                 f"torchrun started {self.world_size} processes.",
                 "Describe one device for each process (--nnodes times --nproc-per-node).",
             )

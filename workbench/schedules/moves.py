@@ -64,7 +64,7 @@ def moves(
         if outside:
             request, problem = (
                 f"Moving '{names[0]}' to or from rank {outside[0]} was asked for.",
-                f"The cluster has {cluster.size_words}.",
+                f"The cluster has {cluster.in_words}.",
             )
             raise ConfigError(request, problem, "Number the devices of this cluster.")
         receivers = tuple(sorted(set(wanting).difference(holding)))

@@ -266,7 +266,7 @@ class ClusterForm(Form):
 
     def _draw(self, cluster: Cluster) -> None:
         """Show the cluster on the map, and leave its picture for a notebook without its kernel."""
-        about = cluster.description or cluster.size_words
+        about = cluster.description or cluster.in_words
         pairs = (
             f"{pair.replace('>', ' to ')} {link.bytes_per_s / MEGABIT_BYTES:.6g} Mbit/s"
             for pair, link in cluster.pairs.items()

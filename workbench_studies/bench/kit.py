@@ -67,7 +67,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
 
 
 def _reach(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, float]:
-    progress(f"Reaching {cluster.size_words}")
+    progress(f"Reaching {cluster.in_words}")
     check_s = _on_all(cluster, lambda connection: connection.ask("facts"))
     return {"check_s": check_s, "second_setup_s": _on_all(cluster, _set_up)}
 

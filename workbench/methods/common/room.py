@@ -34,7 +34,7 @@ def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> No
             f"A plan of {job.method} for '{job.model}' on cluster '{cluster.name}' was asked for.",
             f"By the model's sizes it needs {size_words(frozen + trained)} (frozen weights {size_words(frozen)}; "
             f"trained weights, gradients and optimizer {size_words(trained)}); "
-            f"{cluster.size_words} have {size_words(room_bytes)}.",
+            f"{cluster.in_words} have {size_words(room_bytes)}.",
             "Add a device, raise its memory, train fewer weights or store them in fewer bits.",
         )
 
@@ -69,7 +69,7 @@ def require_running_room(
         for stage in plan.stages
     )
     _require_free(
-        f"A run of '{model}' on {cluster.size_words}, which this machine emulates, was asked for.",
+        f"A run of '{model}' on {cluster.in_words}, which this machine emulates, was asked for.",
         scoring_bytes + places,
         f"The devices' weights take {size_words(places)}, and what this machine holds of the model to score it"
         f" {size_words(scoring_bytes)}: together",

@@ -273,7 +273,7 @@ class Confidant(FineTuning):
         if (num_devices := self.known(job).devices) > cluster.world_size:
             raise ConfigError(
                 f"The option devices = {num_devices:,} of confidant was asked for.",
-                f"Cluster '{cluster.name}' has {cluster.size_words}.",
+                f"Cluster '{cluster.name}' has {cluster.in_words}.",
                 "Lower it, or leave it out to train on all.",
             )
         if cluster.world_size < 2:

@@ -146,7 +146,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         notify(
             Event(
                 "phase",
-                message=f"Answering {prepared.num_requests} requests on {cluster.size_words}, {engines.fidelity} links",
+                message=f"Answering {prepared.num_requests} requests on {cluster.in_words}, {engines.fidelity} links",
                 stage="answer",
             )
         )

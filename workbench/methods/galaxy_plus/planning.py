@@ -137,7 +137,9 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
         )
     if max(chosen.ranks) >= cluster.world_size:
         raise ConfigError(
-            request, f"It uses ranks {chosen.ranks}; the cluster has {cluster.size_words}.", "Plan for this cluster."
+            request,
+            f"It uses ranks {chosen.ranks}; the cluster has {cluster.in_words}.",
+            "Plan for this cluster.",
         )
     problem = problem_of(prepared, profile, cluster)
     stacks = problem.profile.stacks

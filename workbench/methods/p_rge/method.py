@@ -156,7 +156,11 @@ class PRGE(LayerMethod[PreparedJob], Plans):
                 warn_of_rounding(model, prepared.options.epsilon)
         policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
         notify(
-            Event("phase", message=f"Training on {planned.cluster.size_words}, {engines.fidelity} links", stage="train")
+            Event(
+                "phase",
+                message=f"Training on {planned.cluster.in_words}, {engines.fidelity} links",
+                stage="train",
+            )
         )
         recoveries = _train(policy, engines)
         outcome = outcome_of(policy, model, prediction, engines.fidelity)

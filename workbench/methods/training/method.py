@@ -198,7 +198,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         notify(Event("phase", message=f"Reading {job.model}, by which this machine scores what is trained"))
         stack = self.backbone(prepared, message.quantization)
         self.begin(prepared, stack, message, not resumes, notify)
-        notify(Event("phase", message=f"Training on {cluster.size_words}, {engines.fidelity} links", stage="train"))
+        notify(Event("phase", message=f"Training on {cluster.in_words}, {engines.fidelity} links", stage="train"))
         policy = TrainingPolicy(self, planned, message, former, notify)
         with engines.service(self.serve_rank) as devices:
             recoveries = policy.run(devices, engines.cluster, job)

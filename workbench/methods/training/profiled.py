@@ -121,7 +121,7 @@ class ProfiledMethod(ABC, Generic[A]):
         engines: real devices measure themselves, all at once.
         """
         if engines is not None and engines.fidelity == "real":
-            notify(Event("phase", message=f"Profiling {cluster.size_words}", stage="profile"))
+            notify(Event("phase", message=f"Profiling {cluster.in_words}", stage="profile"))
             asked = [(self.asked(prepared), refresh)] * cluster.world_size
             rows = engines.run(self.measure_rank, asked, on_event=of_slowest(notify, engines.device_names))
             return self.joined(prepared, cluster, rows)

@@ -292,7 +292,7 @@ def serve_emulated(
     first_plan, settings: see `serve`.  The engines keep running for the next call.  Raises the errors of `serve`.
     """
     host = host_profile(question, notify)
-    notify(Event("phase", message=f"Starting {cluster.size_words}"))
+    notify(Event("phase", message=f"Starting {cluster.in_words}"))
     engines = default_pool().acquire(cluster, fidelity)
     notify(Event("phase", message="Calibrating: can this machine keep pace with the devices?"))
     served = partial(serve, question.model, cluster, engines, host, first_plan=first_plan)

@@ -61,7 +61,7 @@ def serve_requests(
         return serve_emulated(question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **given)
     with over_ssh(cluster) as real:
         real.bring_model(model)
-        say(f"Profiling {cluster.size_words}")
+        say(f"Profiling {cluster.in_words}")
         host = of_devices(real.run(measure_rank, [(question, False)] * cluster.world_size))
         return serve(model, cluster, real, host, **given)
 

@@ -97,7 +97,7 @@ def text_service(
         host: InferenceProfile | None = None
         if cluster.is_real:
             engines = stack.enter_context(over_ssh(cluster))
-            say(f"Profiling {cluster.size_words}")
+            say(f"Profiling {cluster.in_words}")
 
             def profile_of(name: str) -> InferenceProfile:
                 engines.bring_model(name)
@@ -117,7 +117,7 @@ def text_service(
 
             host = measured(model)
             profile = scaled_to(host, cluster)
-            say(f"Starting {cluster.size_words}")
+            say(f"Starting {cluster.in_words}")
             engines = default_pool().acquire(cluster, fidelity)
             stack.callback(default_pool().stop)
         log = ServingLog(watch=lambda event: _tell(event, cluster, say))
