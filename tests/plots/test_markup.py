@@ -24,7 +24,7 @@ from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.plots import export
 from workbench.plots.choices import choices
-from workbench.plots.style import empty, not_kept
+from workbench.plots.style import empty, not_recorded
 from workbench_labs.plots import zeroth_order
 from workbench_labs.plots.layer_cut import layer_cut
 from workbench_labs.plots.overlapping import OverlapCell, TradePoint, overlap, trade
@@ -68,7 +68,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "lines": lambda: plots.lines({NAME: [(1.0, 1.0)]}, x_title=NAME, y_title=NAME, **SAID),
     "memory": lambda: plots.memory(TIMELINE, note=NAME),
     "needs": lambda: plots.needs({0: {NAME: 10**12}, 1: {NAME: 1}}, REPORT.cluster, title=NAME),
-    "not_kept": lambda: not_kept(NAME, NAME),
+    "not_recorded": lambda: not_recorded(NAME, NAME),
     "overlap": lambda: overlap([OverlapCell(NAME, POINT, POINT, POINT)], what=NAME, note=NAME, **SAID),
     "choices": lambda: choices([(NAME, 1.0, 2.0, 3, False)], label="simulated"),
     "overlay": lambda: plots.overlay({NAME: [REPORT]}),

@@ -47,7 +47,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
         score_scale = stack.family.score_scale(stack.config, head_size, index)
         _copy_layer(side, parts[index], hidden, heads, score_scale=score_scale)
 
-    copy_kept(adapter, hidden, copy_layer)
+    select_channels(adapter, hidden, copy_layer)
 
 
 SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
@@ -63,7 +63,7 @@ def require_own_backbone(config: Any, stack: LayerStack, purpose: str = "An adap
 
 
 @torch.no_grad()
-def copy_kept(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
+def select_channels(adapter: Any, hidden: Tensor, copy_layer: Callable[[Any, int], None]) -> None:
     """Make every W_down select the kept hidden channels and W_up put them back.  copy_layer: writes a side layer's own
     projections.
     """
@@ -300,7 +300,7 @@ def copy_torch_pruned(adapter: Any, stack: LayerStack) -> None:
     require_own_backbone(config, stack)
     neurons = next(iter(adapter.layers.values())).expand.out_features
     narrow, hidden = _prune(stack, config.width, config.heads, neurons)
-    copy_kept(adapter, hidden, lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index))
+    select_channels(adapter, hidden, lambda side, index: _copy_narrow(side, narrow.layers[index], stack, index))
 
 
 def _prune(stack: LayerStack, width: int, heads: int, neurons: int) -> tuple[LayerStack, Tensor]:

@@ -40,7 +40,7 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     times.
     """
     if timeline is None:
-        return style.not_kept("What each device does", note)
+        return style.not_recorded("What each device does", note)
     title = timeline.title or "What each device does"
     if not timeline.spans:
         return style.empty(title=title, label=timeline.label, why="Nothing was executed.", note=note)

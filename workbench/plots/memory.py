@@ -71,7 +71,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     None: a timeline that the report does not have.
     """
     if timeline is None:
-        return style.not_kept("Memory", note)
+        return style.not_recorded("Memory", note)
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
         return style.empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)

@@ -330,7 +330,7 @@ def on_second_axis(figure: go.Figure, numbers: Iterable[int], *, title: str, **a
     figure.update_layout(yaxis2={"title": {"text": only_our_tags(title)}, **look, **axis}, margin_r=70)
 
 
-def not_kept(title: str, note: str) -> go.Figure:
+def not_recorded(title: str, note: str) -> go.Figure:
     """Return the figure of a measured step that was done before the devices changed: its spans were lost with them."""
     return empty(
         title=title, label="", why="This step was done before the devices changed; its times are not kept.", note=note

@@ -75,7 +75,7 @@ HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
 
 
-def kept(
+def cached_measurement(
     key: Mapping[str, Any], kind: type[T], measure: Callable[[], T], words: str, notify: Notify, *, refresh: bool
 ) -> T:
     """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for.

@@ -18,7 +18,7 @@ from workbench.core.plan import KEEP, Plan
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
-from workbench.methods.common.scaling import describe_facts, kept
+from workbench.methods.common.scaling import cached_measurement, describe_facts
 from workbench.methods.confidant.equations import compatibilities, memory_notes
 from workbench.methods.confidant.heads import divide, quickened
 from workbench.methods.confidant.options import ConfidantOptions
@@ -265,7 +265,7 @@ class Confidant(FineTuning):
         if place is not None:
             key |= {"processor": [device, *place.cores]}
         words = f"{model} and its length, parts of a layer"
-        return kept(key, Profile, measure, words, notify, refresh=refresh).layers[0][0].times
+        return cached_measurement(key, Profile, measure, words, notify, refresh=refresh).layers[0][0].times
 
     def require_known(self, job: Job, cluster: Cluster) -> None:
         """Reject unknown names, a single device, and more devices than the cluster has (see Method)."""

@@ -64,21 +64,21 @@ class Programs:
             stacks=stacks,
             costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size,
         )
-        self._kept = lru_cache(maxsize=KEPT_PROGRAMS)(self._made)
+        self._program = lru_cache(maxsize=KEPT_PROGRAMS)(self._build_program)
 
     def sequence(self, plan: InferencePlan, lengths: tuple[int, ...], *, room: int = 0) -> Prepared:
         """Return the program of one sequence (one length for each stack).  room: number of tokens for whose keys and
         values a device reserves memory, if a text goes on.
         """
-        return self._kept(plan, lengths, room=room)
+        return self._program(plan, lengths, room=room)
 
     def token(self, plan: InferencePlan, *, past: int, memory_length: int, rows: int = 1, room: int = 0) -> Prepared:
         """Return the program of one more token in each of `rows` texts, after `past` tokens in the mean.  room: see
         sequence; without it, as many as there are.
         """
-        return self._kept(plan, None, past, memory_length, rows, room)
+        return self._program(plan, None, past, memory_length, rows, room)
 
-    def _made(
+    def _build_program(
         self,
         plan: InferencePlan,
         lengths: tuple[int, ...] | None,

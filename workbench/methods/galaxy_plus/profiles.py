@@ -15,7 +15,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify
-from workbench.methods.common.scaling import kept
+from workbench.methods.common.scaling import cached_measurement
 from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
@@ -187,7 +187,9 @@ def host_profile(question: HostQuestion, notify: Notify, *, refresh: bool = Fals
             return measure_host(layout, source, longest=question.longest, output=question.what)
 
     words = f"{question.model} and this length"
-    return replace(kept(key, InferenceProfile, measure, words, notify, refresh=refresh), model=question.model)
+    return replace(
+        cached_measurement(key, InferenceProfile, measure, words, notify, refresh=refresh), model=question.model
+    )
 
 
 def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:

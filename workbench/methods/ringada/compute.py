@@ -182,14 +182,14 @@ class RingOptimizer:
         self._schedule, self._updates = schedule, updates
         self._layers = {index: of(modules) for index, modules in compute.trained.items()}
         self._head = of(compute.head)
-        self._kept = [*self._layers.values(), *([self._head] if keeps_head else [])]
+        self._parts = [*self._layers.values(), *([self._head] if keeps_head else [])]
         self.num_steps = 0
         self.history = torch.zeros(num_noted) if num_noted else None
 
     @property
     def state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and moments (see Optimizer)."""
-        return sum(part.state_bytes for part in self._kept)
+        return sum(part.state_bytes for part in self._parts)
 
     def update(self, layers: Iterable[int], step: int) -> None:
         """Update the adapters of some layers in a mini-batch.  step: mini-batches before it in the whole run."""
@@ -219,12 +219,12 @@ class RingOptimizer:
 
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return all state that determines the next step (see Optimizer)."""
-        vectors = tuple(vector for part in self._kept for vector in part.state_vectors())
+        vectors = tuple(vector for part in self._parts for vector in part.state_vectors())
         return vectors if self.history is None else (*vectors, self.history)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name (see Optimizer)."""
-        tensors = {name: tensor for part in self._kept for name, tensor in part.named_tensors().items()}
+        tensors = {name: tensor for part in self._parts for name, tensor in part.named_tensors().items()}
         return tensors if self.history is None else tensors | {"history": self.history}
 
     def set_num_steps(self, num_steps: int) -> None:

@@ -130,7 +130,10 @@ class _Policy(VirtualPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        self._kept: tuple[int, Homes] = 0, {}  # the step of the last snapshot in memory, and the devices that keep it
+        self._snapshot: tuple[int, Homes] = (
+            0,
+            {},
+        )  # the step of the last snapshot in memory, and the devices that keep it
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
@@ -169,10 +172,10 @@ class _Policy(VirtualPolicy):
         if last > job.first_step:
             plan = job.job.plan.at(last - 1).renumbered(dict(enumerate(generation.members)))
             stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
-            self._kept = last, with_neighbours(stages, sorted(plan.busy_ranks))
-        step, homes = self._kept
+            self._snapshot = last, with_neighbours(stages, sorted(plan.busy_ranks))
+        step, homes = self._snapshot
         homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
-        self._kept = step, homes
+        self._snapshot = step, homes
         if is_broken:
             self._step = max(step if all(homes.values()) else 0, begins)
 

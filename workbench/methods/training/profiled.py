@@ -13,7 +13,13 @@ from workbench.core.job import Job
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import Event, Notify, Planned, Prepared
 from workbench.methods.common.device_counts import of_slowest, publishing
-from workbench.methods.common.scaling import BATCH_SIZES, HOST_MODELS, describe_facts, kept, scale_to_cluster
+from workbench.methods.common.scaling import (
+    BATCH_SIZES,
+    HOST_MODELS,
+    cached_measurement,
+    describe_facts,
+    scale_to_cluster,
+)
 from workbench.models.hub import has_weights
 from workbench.models.loading import STAND_IN
 from workbench.profiler.analytic import (
@@ -178,7 +184,7 @@ class LayerMethod(ProfiledMethod[L]):
             "max_length": max_length,
         }
         words = f"{model} and its length"
-        return kept(
+        return cached_measurement(
             key | settings,
             Profile,
             lambda: Profile(model=model, method=self.name, source="measured", layers=(measure(max_length),)),
