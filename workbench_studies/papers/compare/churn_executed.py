@@ -18,9 +18,9 @@ from workbench.core.device_faults import RETURN
 from workbench.core.job import Mode
 from workbench.core.report import Report
 from workbench.core.run_folder import scratch_folder
+from workbench.core.serial import load_or_compute
 from workbench.methods.training.faults import CHANGES
 from workbench.runs.advice import COMPUTED
-from workbench.trainings.kept import kept_or_made
 from workbench_studies.papers.compare.boards import boards
 from workbench_studies.papers.compare.churn import COUNT, JOB, MBIT_PER_S, WAYS, exponential
 from workbench_studies.papers.items import Item
@@ -149,7 +149,7 @@ def churn_executed(item: Item, settings: Settings) -> Result:
     def kept(way: str, stay_s: int | None, mode: Mode) -> Run:
         name = re.sub("[^a-z0-9]+", "_", f"{way} {stay_s} {seed} {mode}".lower())
         path = None if folder is None else folder / f"{name}.json"
-        done = kept_or_made(path, Run, partial(run, way, stay_s, mode, seed, undisturbed_s))
+        done = load_or_compute(path, Run, partial(run, way, stay_s, mode, seed, undisturbed_s))
         settings.progress(
             f"{way}, mean stay {stay_s} s, {mode}: {done.rate:.2f} samples a second, {done.seconds:.0f} s"
         )
