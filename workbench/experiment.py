@@ -68,10 +68,7 @@ def _settled(job: Job) -> Job:
 @paused_collector()
 def _planned(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
     """Return the method's plan, with a note on the devices that it leaves out."""
-    if declaration_of(prepared.job.method).trains:
-        plan = plan_over_run(method, prepared, costs, cluster)
-    else:
-        plan = method.plan(prepared, costs, cluster)
+    plan = plan_over_run(method, prepared, costs, cluster)
     note = plan.idle_note(cluster.names)
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 

@@ -138,6 +138,16 @@ def test_requests_heat_devices_as_steps_do(job: Job, generate: int) -> None:
     )
 
 
+def test_requests_are_planned_for_hot_devices(job: Job) -> None:
+    """A device that is soon hot gets fewer columns of each layer."""
+    asked = replace(job, method="galaxy_plus", model="tiny-bert-2", options={"scheme": 1}, micro_batches=1)
+    cold, hot = (experiment.plan(asked, cluster((), levels, flops_per_s=1e7)) for levels in ((), curve((1e-6, 0.25))))
+    columns = [{share.rank: share.columns for share in plan.stages[0].shares} for plan in (cold, hot)]
+    assert columns[1][1] < columns[0][1]
+    [said] = [note for note in hot.notes if "hot" in note]
+    assert "the run's requests take" in said and "the plan is for hot devices" in said
+
+
 def test_a_device_that_gets_slower_is_planned_for_before_it_is_throttled(job: Job) -> None:
     """Simulated: the pace of its steps shows the trend; nobody says that it throttles."""
     cold = experiment.run(job, cluster((), ()), "simulate")

@@ -251,7 +251,12 @@ class Profile:
             tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank])
             for rank in ranks
         )
-        return replace(self, layers=tuple(rows))
+        inference = self.inference
+        if inference is not None:
+            for rank, factor in slower.items():
+                inference = inference.slowed(rank, factor)
+            inference = replace(inference, costs=tuple(inference.costs[rank] for rank in ranks))
+        return replace(self, layers=tuple(rows), inference=inference)
 
 
 def trainable_bytes(layers: Iterable[LayerProfile]) -> int:

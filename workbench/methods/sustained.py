@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.heat import speed_at
+from workbench.core.methods import declaration_of
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.methods.base import Method, Planned
@@ -28,15 +29,22 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
     if min(speeds) < 1:
         slower = {rank: 1 / speed for rank, speed in enumerate(speeds) if speed < 1}
         hot = method.plan(prepared, costs.part(range(cluster.world_size), slower), cluster)
-    is_same = (hot.assignments, hot.cached) == (cold.assignments, cold.cached)
+    is_same = _work(hot) == _work(cold)
     hot_s = cold_s if is_same else _run_s(method, Planned(prepared, costs, cluster, hot))
     taken, taken_s = (hot, hot_s) if hot_s < cold_s else (cold, cold_s)
     if taken_s <= never_hot_s:
         return taken
-    words = f"Devices get hot: the run's steps take {taken_s:.3g} s, and would take {never_hot_s:.3g} s on cold ones"
+    steps = "steps" if declaration_of(prepared.job.method).trains else "requests"
+    words = f"Devices get hot: the run's {steps} take {taken_s:.3g} s, and would take {never_hot_s:.3g} s on cold ones"
     if taken is hot:
         words += f"; the plan is for hot devices, because with the one for cold ones they take {cold_s:.3g} s"
     return replace(taken, notes=(*taken.notes, f"{words} (simulated)."))
+
+
+def _work(plan: Plan) -> object:
+    """Return the parts of a plan that say what devices do."""
+    split = plan.inference and replace(plan.inference, predicted_s=0.0, notes=())
+    return plan.assignments, plan.cached, split
 
 
 def _run_s(method: Method, planned: Planned[Any]) -> float:
