@@ -20,6 +20,7 @@ from in_process import kit
 from ssh_hosts import WHY_NOT, Hosts, over_pipes
 from typer.testing import CliRunner
 
+from tests.waiting import LIMIT_S
 from workbench.cli import measure
 from workbench.cli.app import app
 from workbench.cli.doctor import TORCH_FOR_ARMV8_0
@@ -42,6 +43,8 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
         pytest.skip(WHY_NOT)
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Connection.open, "__defaults__", ("", LIMIT_S))  # a login takes a busy host long
+    monkeypatch.setattr("workbench.cli.kit.ANSWER_S", LIMIT_S)
     made = Hosts(tmp_path, ("alpha", "beta"))
     monkeypatch.setenv("PATH", made.path)
     yield made

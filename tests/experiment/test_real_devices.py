@@ -38,7 +38,7 @@ from workbench.methods.devices import over_ssh
 from workbench.methods.galaxy_plus.profiles import analytic_profile
 from workbench.methods.galaxy_plus.serving import text_service
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices
-from workbench.methods.galaxy_plus.serving.records import ServingEvent, StreamSettings
+from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
@@ -321,6 +321,8 @@ def test_texts_go_on_without_a_killed_device(
     expected_last = list(local.write(*lasting, Sampling(temperature=0.9, seed=3)))
     said = list[str]()
     monkeypatch.setattr(text_service, "over_ssh", lambda cluster: nullcontext(place.real))
+    patient = partial(ReschedulingSettings, slow_factor=1000.0)  # a busy host makes no device a straggler
+    monkeypatch.setattr(text_service, "ReschedulingSettings", patient)
 
     def written(one: tuple[list[int], int]) -> list[int]:
         return list(service.writer.write(*one, Sampling(temperature=0.9, seed=3)))
