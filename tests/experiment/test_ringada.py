@@ -12,8 +12,8 @@ from tiny_job import two_devices
 
 from tests.experiment.running import at, interrupt, losses, run
 from workbench import experiment
-from workbench.core import Job, Plan, Report, Share, Stage
-from workbench.core.errors import ConfigError
+from workbench.core import Cluster, Job, Plan, Report, Share, Stage
+from workbench.core.errors import ConfigError, PlanError
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.core.summary import summary_rows
 from workbench.methods.ringada import method
@@ -57,6 +57,25 @@ def test_simulated(job: Job) -> None:
         and experiment.plan(job, two_devices()).stages == report.plan.stages
         and sorted(stage.ranks for stage in report.plan.stages) == [(0,), (1,)]
     )
+
+
+def test_layers_are_computed_again_where_their_activations_do_not_fit(job: Job) -> None:
+    """A ring of one device, whose memory is between the needs of both."""
+    job = replace(job, epochs=1, options=job.options | {"unfreezing": "all"})
+    prepared, [alone] = prepare(job), two_devices().devices[:1]
+    cluster = Cluster(name="alone", devices=(alone,))
+    profile = method.RingAda().catalogue(prepared, cluster)
+    kept = method.plan_job(prepared, profile, cluster)
+    again = replace(kept, stages=tuple(replace(stage, activations="recompute") for stage in kept.stages))
+    [kept_need], [again_need] = (method.demands(prepared, profile, cluster, plan) for plan in (kept, again))
+    between = (kept_need.nbytes + again_need.nbytes) // 2
+    small = replace(cluster, devices=(replace(alone, memory_bytes=between),))
+    chosen = method.plan_job(prepared, profile, small)
+    assert not kept.recomputes and chosen.recomputes and "the backward pass computes them again" in chosen.notes[-1]
+    with pytest.raises(PlanError, match="are missing"):
+        method.plan_job(prepare(replace(job, options=job.options | {"activations": "memory"})), profile, small)
+    phase = rank_job(prepared, profile, small, chosen).phases()[0]
+    assert Predictor(phase).timeline(phase.steps(0)[0]).peak_bytes(0) <= between
 
 
 def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:

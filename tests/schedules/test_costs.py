@@ -61,6 +61,22 @@ def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = 
     return plan_costs(profile, cluster, plan, sizes=sizes, lengths=(LENGTH,) * len(sizes))
 
 
+def test_activations_on_the_disk_are_written_and_read_once() -> None:
+    """All but those of the last layer, whose backward pass comes next."""
+    plan = plan_of((2,), layers=(3,))
+    seconds = {}
+    for activations in ("memory", "recompute", "disk"):
+        own = replace(plan, stages=tuple(replace(stage, activations=activations) for stage in plan.stages))
+        profile, cluster = made(own, 1, side=False)
+        costs = plan_costs(profile, cluster, own, sizes=(2,), lengths=(LENGTH,))
+        program = Program.on(cluster, insert_transfers(backpropagation(own, (2,))), costs)
+        seconds[activations] = simulate(program).makespan_s
+    layer_bytes = 2 * (LENGTH * 30 + 3)
+    disk_s = 2 * 2 * layer_bytes / cluster.devices[0].storage_bytes_per_s
+    assert seconds["disk"] - seconds["memory"] == pytest.approx(disk_s, rel=1e-6)
+    assert seconds["recompute"] - seconds["memory"] == pytest.approx(2 * 1.2)
+
+
 def test_operations_of_a_group() -> None:
     plan = plan_of((3, 1), (4,), layers=(2, 3))
     costs = costs_of(plan, 3, (4, 4, 2))
