@@ -23,6 +23,8 @@ import psutil
 import pytest
 import torch
 import uvicorn
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError as InferenceError
 
 from tests.waiting import LIMIT_S, wait_for
 from workbench.core import methods
@@ -90,6 +92,15 @@ def test_the_official_client_reads_texts_whole_and_in_pieces(address: str) -> No
         assert client.completions.create(model=MODEL, prompt="hello", **SEEDED).choices[0].text == expected("hello")
         with pytest.raises(openai.NotFoundError, match="This server has 'tiny-llama-2'"):
             client.chat.completions.create(model="another", messages=TALK)
+
+
+def test_the_client_of_the_hugging_face_hub_reads_them_too(address: str) -> None:
+    client = InferenceClient(base_url=f"{address}/v1", timeout=LIMIT_S)
+    assert client.chat_completion(TALK, **SEEDED).choices[0].message.content == expected(TALK)
+    pieces = client.chat_completion(TALK, stream=True, **SEEDED)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected(TALK)
+    with pytest.raises(InferenceError, match="This server writes up to 1024"):
+        client.chat_completion(TALK, max_tokens=5000)
 
 
 def test_the_plain_grammar_is_that_of_server_sent_events(address: str) -> None:

@@ -40,6 +40,8 @@ from workbench.server.schema import (
 )
 
 PAGE = Path(__file__).with_name("page.html")
+UNNAMED = "dummy"
+"""The model's name in requests of huggingface_hub's client, which knows this server's address alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,7 @@ class _Server:
         return JSONResponse(head | {"choices": choices, "usage": usage(len(ids), tokens)})
 
     def _require_model(self, name: str) -> None:
-        if name and name != self._offer.name:
+        if name not in ("", UNNAMED, self._offer.name):
             raise Refusal(404, f"The model '{name[:200]}' was asked for. This server has '{self._offer.name}'.")
 
     async def embeddings(self, request: Request) -> Response:
