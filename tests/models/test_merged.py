@@ -46,8 +46,8 @@ def byte_level() -> tuple[Any, dict[str, Any]]:
 
 
 def pieces(begins_with_space: bool = False) -> tuple[Any, dict[str, Any]]:
-    """Return a tokenizer of SentencePiece's kind, as Gemma's, or as Mistral's with a space before a text, and its
-    settings.
+    """Return a tokenizer of SentencePiece's kind, as Mistral's with a space before a text, or as that of Gemma's base
+    model, which has no chat template, and its settings.
     """
     words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁▁", "▁s", "▁sa"]
     words += ["▁", *"abcdefghijklmnopqrstuvwxyzSU:.1"]
@@ -70,7 +70,8 @@ def pieces(begins_with_space: bool = False) -> tuple[Any, dict[str, Any]]:
     backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words[:4]])
     template = "{{ bos_token }}{% for message in messages %}U:  {{ message.content }}\n{% endfor %}S: "
     roles = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    return backend, {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **roles}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
+    return backend, settings | {"chat_template": template} if begins_with_space else settings
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "qwen3", "gemma3_text"])

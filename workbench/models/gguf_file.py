@@ -189,9 +189,8 @@ def _add_tokenizer(writer: Any, tokenizer: TextTokenizer, config: Any, gguf: Ggu
     unknown = backend.token_to_id(tokenizer.special_tokens.get("unk_token", ""))
     if unknown is not None:
         writer.add_unk_token_id(unknown)
-    writer.add_add_bos_token(begin is not None and tokenizer.prompt("a")[0] == begin)
-    if tokenizer.chat_template is not None:
-        writer.add_chat_template(tokenizer.chat_template)
+    writer.add_add_bos_token(tokenizer.begin_id is not None)
+    writer.add_chat_template(tokenizer.whole_template)
 
 
 def _scores(texts: list[str], kinds: list[int], merges: list[tuple[str, ...]]) -> list[float]:

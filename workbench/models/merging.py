@@ -19,7 +19,7 @@ from torch import nn
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import make_folder
 from workbench.core.serial import write_text
-from workbench.models.chat_template import ALPACA, TEMPLATE_FILE
+from workbench.models.chat_template import TEMPLATE_FILE
 from workbench.models.configuration import is_tiny, model_config
 from workbench.models.loading import load_model
 from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask
@@ -100,7 +100,7 @@ def save_whole(folder: Path, name: str, model: Any, tokenizer: TextTokenizer, en
             model.to(stored).save_pretrained(folder)
         save_tokenizer(name, folder)
         if model.can_generate():
-            write_text(folder / TEMPLATE_FILE, tokenizer.chat_template or ALPACA)
+            write_text(folder / TEMPLATE_FILE, tokenizer.whole_template)
     except (OSError, SafetensorError, WriteError) as error:  # safetensors wraps the system's errors
         shutil.rmtree(folder, ignore_errors=True)  # a part of a model is of no use, and in the way of the next try
         request, problem = f"The model in '{folder}' was asked for.", f"It could not be written: {error}."

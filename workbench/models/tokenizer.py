@@ -142,6 +142,17 @@ class TextTokenizer:
         types = encoding.type_ids if self.has_token_types and encoding.n_sequences > 1 else None
         return ids if types is None else [~index if second else index for index, second in zip(ids, types, strict=True)]
 
+    @property
+    def begin_id(self) -> int | None:
+        """The token that begins every text, None if none does."""
+        begin = self.backend.token_to_id(self.special_tokens.get("bos_token", ""))
+        return begin if begin is not None and self.prompt("a")[0] == begin else None
+
+    @property
+    def whole_template(self) -> str:
+        """The chat template with which other programs write what `chat` does: the model's own, or Alpaca's prompt."""
+        return self.chat_template or ("" if self.begin_id is None else "{{ bos_token }}") + ALPACA
+
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, up to where the answer begins (see chat_template.render)."""
         if self.chat_template is None:
