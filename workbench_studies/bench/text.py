@@ -1,18 +1,24 @@
 """`workbench bench text`: tokens a second and time to the first token by Galaxy+, a pipeline and one device; and in one
-process, against transformers' generate.
+process, against transformers' generate and, where it is installed, llama.cpp (`pip install xllamacpp`).
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+from urllib.request import Request, urlopen
 
 import torch
 
 from workbench.core.catalogue import load_cluster
+from workbench.methods.common.merged import export_merged
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.serving.text_service import text_service
 from workbench.models.generation import Sampling
@@ -71,14 +77,49 @@ def _in_one_process(ids: list[int], rounds: int) -> dict[str, Any]:
     def together(step: int) -> None:
         texts["together"] = _together(writer, ids)[0]
 
-    seconds = interleaved({"ours": ours, "theirs": theirs, "together": together}, rounds)
+    sides = {"ours": ours, "theirs": theirs, "together": together}
+    with tempfile.TemporaryDirectory() as folder:
+        if find_spec("xllamacpp") is not None:
+            ask = _llama_cpp(Path(folder, "whole.gguf"))
+
+            def llama_cpp(step: int) -> None:
+                texts["llama.cpp"] = ask(ids)
+
+            sides["llama.cpp"] = llama_cpp
+        seconds = interleaved(sides, rounds)
     _require_same(texts)
     gains = [TOGETHER * alone / joined for alone, joined in zip(seconds["ours"], seconds["together"], strict=True)]
     return {
         "tokens per s": NEW_TOKENS / median(seconds["ours"]),
         **ratios(seconds["theirs"], seconds["ours"], "generate_over_ours"),
         f"times as many with {TOGETHER} texts": median(gains),
+        **(
+            {"llama.cpp": ratios(seconds["ours"], others, "ours over it")}
+            if (others := seconds.get("llama.cpp"))
+            else {}
+        ),
     }
+
+
+def _llama_cpp(path: Path) -> Callable[[list[int]], list[int]]:
+    """Return llama.cpp's greedy continuation, over the same weights as a float32 file at `path`, by as many threads."""
+    import xllamacpp
+
+    export_merged(MODEL, path, "float32")
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(path)
+    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers, settings.verbosity = 512, 1, 0, 0
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
+    server = xllamacpp.Server(settings)
+    body = {"n_predict": NEW_TOKENS, "temperature": 0, "return_tokens": True, "cache_prompt": False}
+
+    def ask(ids: list[int]) -> list[int]:
+        data = json.dumps(body | {"prompt": ids}).encode()
+        with urlopen(Request(f"{server.listening_address}/completion", data)) as reply:
+            tokens: list[int] = json.load(reply)["tokens"]
+        return tokens
+
+    return ask
 
 
 def _on_devices(ids: list[int], rounds: int, progress: Progress) -> list[dict[str, Any]]:
