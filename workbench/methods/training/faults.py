@@ -130,10 +130,8 @@ class _Policy(VirtualPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        self._snapshot: tuple[int, Homes] = (
-            0,
-            {},
-        )  # the step of the last snapshot in memory, and the devices that keep it
+        # The step of the last snapshot in memory, and the devices that keep it.
+        self._snapshot: tuple[int, Homes] = 0, {}
 
     def begun(self, generation: Generation) -> Generation:
         job, timetable = generation.job, generation.predictor
