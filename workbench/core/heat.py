@@ -110,6 +110,10 @@ class Heat:
         """Return the device's present speed, relative to the cold device."""
         return speed_at(self._levels, self.heat_s)
 
+    def cool(self) -> None:
+        """Let the device be cold again."""
+        self.heat_s = 0.0
+
     def advance(self, now_s: float, busy_s: float = 0.0) -> None:
         """Let time pass until now_s, of which the device has computed the last busy_s and has waited before.
 

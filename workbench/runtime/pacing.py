@@ -161,7 +161,7 @@ class Pacer:
         self._sleep = sleep
         self._device = self
         self._streams: list[Pacer] = []
-        self.reset()
+        self._behind_s = self._late_s = self._paced_s = 0.0
 
     @property
     def factor(self) -> float:
@@ -186,10 +186,10 @@ class Pacer:
         return stream
 
     def reset(self) -> None:
-        """Reset all overruns."""
-        self._behind_s = 0.0
-        self._late_s = 0.0
-        self._paced_s = 0.0
+        """Reset all overruns, and let the device be cold: what it has done so far only warmed its process up."""
+        if self._heat is not None:
+            self._heat.cool()
+        self._behind_s = self._late_s = self._paced_s = 0.0
         for stream in self._streams:
             stream.reset()
 
