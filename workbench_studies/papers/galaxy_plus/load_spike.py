@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferenceProfile
+from workbench.core.report import dilation_note
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
-from workbench.methods.galaxy_plus.serving.serve import serve
+from workbench.methods.galaxy_plus.serving.serve import CALIBRATING_REQUESTS, keep_pace, serve
 from workbench.runtime.engines import EngineCluster
 
 
@@ -57,11 +58,16 @@ def load_spike_executed(
     length: int,
     notify: Callable[[str], None] = lambda line: None,
 ) -> LoadSpikeResult:
-    """Run the experiment on emulated devices for until_s seconds, and for comparison the best plan without the loaded
-    device.
+    """Run the experiment on emulated devices for until_s of their seconds, and for comparison the best plan without the
+    loaded device.
 
-    The same engines serve that plan right after.
+    The same engines serve that plan right after.  They are slowed down first until this machine keeps pace.
     """
+    few = StreamSettings(num_requests=CALIBRATING_REQUESTS, length=length)
+    notify("Calibrating: can this machine keep pace with the devices?")
+    keep_pace(engines, lambda: serve(model, cluster, engines, host, stream=few))
+    if engines.dilation > 1:
+        notify(dilation_note(engines.dilation))
 
     def served(
         name: str, reaction: Reaction, faults: tuple[Fault, ...], until_s: float, **plan: object

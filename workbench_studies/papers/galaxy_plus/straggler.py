@@ -216,6 +216,7 @@ def result_of(item: Item, spike: LoadSpikeResult, model: str, length: int) -> Re
         model=model,
         length=length,
         label=reports[WITHOUT].label,
+        dilation=reports[WITHOUT].dilation,
         factor=spike.spike.factor,
         start_s=spike.spike.start,
         before=before,

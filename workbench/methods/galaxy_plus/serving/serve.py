@@ -296,14 +296,18 @@ def serve_emulated(
     engines = default_pool().acquire(cluster, fidelity)
     notify(Event("phase", message="Calibrating: can this machine keep pace with the devices?"))
     served = partial(serve, question.model, cluster, engines, host, first_plan=first_plan)
-    short = replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)
+    keep_pace(engines, lambda: served(stream=replace(stream, num_requests=CALIBRATING_REQUESTS, rate_per_s=0.0)))
+    return served(stream=stream, **settings)
+
+
+def keep_pace(engines: EngineCluster, served: Callable[[], ServingReport]) -> None:
+    """Slow emulated devices down until this machine keeps pace with them.  served: serves a few requests."""
 
     def late_share(dilation: float) -> float:
         engines.dilate(dilation)
         try:
-            return served(stream=short).overrun_share
+            return served().overrun_share
         except ServiceInterrupted:
             raise KeyboardInterrupt from None  # none of the stream's requests was served
 
     engines.dilate(find_dilation(late_share))
-    return served(stream=stream, **settings)
