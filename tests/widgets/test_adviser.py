@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,53 @@ def test_the_kernel_stays_free_and_a_file_names_the_devices(tmp_path: Path) -> N
     goes_on.set()
     adviser.wait()
     assert adviser.advice is not None and {choice.devices for choice in adviser.advice.choices} == {("one",)}
+
+
+def test_a_combination_that_is_chosen_while_an_answer_is_half_shown_is_explained_when_it_is_whole(
+    answered: Adviser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answered.advice is not None
+    longer, shorter = answered.advice, replace(answered.advice, choices=answered.advice.choices[:1])
+    answers = iter([longer, shorter])
+    adviser = Adviser("pair", JOB, adviser=lambda *args, **settings: next(answers))
+    adviser.ask()
+    adviser.wait()
+    adviser.choice.value = len(longer.choices) - 1
+    waits, errors = threading.Event(), list[BaseException]()
+
+    class Showing:
+        """A lock that says when somebody asks for it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.RLock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread().name == "explains":
+                waits.set()
+            self.lock.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            self.lock.release()
+
+    def explain() -> None:
+        try:
+            adviser._explain()
+        except BaseException as error:
+            errors.append(error)
+
+    explains = threading.Thread(target=explain, name="explains")
+
+    def title(advice: Advice) -> str:
+        """Explain when the new answer is there, and the choices are still the former answer's."""
+        if not explains.ident:
+            explains.start()
+            assert waits.wait(LIMIT_S)
+        return "a title"
+
+    monkeypatch.setattr(adviser, "_showing", Showing())
+    monkeypatch.setattr("workbench.runs.advice_text.title", title)
+    adviser.ask()
+    adviser.wait()
+    explains.join(LIMIT_S)
+    assert not errors and not explains.is_alive() and adviser.message.value == ""
+    assert escape(shorter.choices[0].decides) in adviser.reason.value

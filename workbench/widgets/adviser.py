@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,8 @@ class Adviser(Panel):
         self._job, self._adviser = job or Job(), adviser
         self.advice: Advice | None = None
         self._asked: _Request | None = None
+        # An answer comes in a thread of its own.  Nothing is explained while half of it is shown.
+        self._showing = threading.RLock()
         self.cluster_form = devices if isinstance(devices, ClusterForm) else ClusterForm(devices)
         self.controls = self._controls(computed)
         tooltip = "Simulate every sensible combination on these devices, and rank them"
@@ -134,11 +137,13 @@ class Adviser(Panel):
 
         try:
             advice = self._adviser(request.job, request.cluster, progress=tell, **request.settings)
-            self._asked = request
-            self._show(advice)
+            with self._showing:
+                self._asked = request
+                self._show(advice)
             self.message.clear()
         except Exception as error:  # nobody would see the error of a thread
-            self._show(None)
+            with self._showing:
+                self._show(None)
             self.message.show_exception(error)
         finally:
             self._enable()
@@ -185,11 +190,12 @@ class Adviser(Panel):
 
     def _explain(self) -> None:
         """Explain the chosen combination, and let the buttons copy it."""
-        if self.advice is None or self._asked is None or self.choice.value is None:
-            return
-        choice = self.advice.choices[self.choice.value]
-        self.reason.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(choice.decides)
-        self.copies.show(choice.job, self._asked.cluster, self._asked.origin)
+        with self._showing:
+            if self.advice is None or self._asked is None or self.choice.value is None:
+                return
+            choice = self.advice.choices[self.choice.value]
+            self.reason.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(choice.decides)
+            self.copies.show(choice.job, self._asked.cluster, self._asked.origin)
 
     def _enable(self) -> None:
         is_valid = all(field.error is None for field in self.controls.values()) and self.cluster_form.is_valid
