@@ -183,9 +183,8 @@ def run(
             notify(Event("note", message=note))
         prediction = method.predict(planned)
         layers = method.layer_costs(prepared, batch=1, sequence_length=1)
-        trained, frozen = (
-            sum(getattr(layer, f"{kind}_params") for layer in layers) for kind in ("trainable", "frozen")
-        )
+        trained = sum(layer.trainable_params for layer in layers)
+        frozen = sum(layer.frozen_params - layer.copied_params for layer in layers)
         if trained:
             nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * (trained + frozen)}
             prediction = replace(prediction, bytes=prediction.bytes | nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
@@ -64,6 +66,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+def test_the_report_counts_a_tied_word_embedding_once(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {number}.", "completion": str(number)} for number in range(40)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    job = tiny_job(tmp_path / "rows.json", method="fine_tuning", options={"technique": "lora"})
+    job = replace(job, model="tiny-gpt2", task="instruction_tuning", max_length=96)
+    report = experiment.run(job, two_devices(), "simulate")
+    weights = sum(parameter.numel() for parameter in load_stack(job.model).parameters())  # without a head
+    assert report.bytes[ALL_WEIGHTS] - report.bytes[TRAINED_WEIGHTS] == pytest.approx(4 * weights, rel=0.01)
 
 
 @pytest.mark.parametrize("technique", ["lora", "parallel"])

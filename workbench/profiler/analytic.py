@@ -109,7 +109,8 @@ class NumberFormat:
 class LayerCost(LayerBytes):
     """One layer's FLOPs for a batch, and its bytes.
 
-    frozen_bytes: bytes of the frozen parameters in their number format.
+    frozen_bytes: bytes of the frozen parameters in their number format.  copied_params: frozen parameters that are the
+    word embedding's, too (a tied head), and a device without that layer holds again.
     """
 
     forward_flops: float
@@ -118,6 +119,7 @@ class LayerCost(LayerBytes):
     side_backward_flops: float
     frozen_params: int
     frozen_bytes: int
+    copied_params: int
     trainable_params: int
 
     @property
@@ -155,13 +157,14 @@ class TechniqueSizes:
 class _Sum:
     """The sum of a layer's costs, for one sample.
 
-    matrices, tables: numbers of frozen parameters in matrices and in tables.
+    matrices, tables: numbers of frozen parameters in matrices and in tables.  copied: see LayerCost.
     """
 
     shape: LayerShape
     frozen: int
     matrices: int = 0
     tables: int = 0
+    copied: int = 0
     trained: int = 0
     forward: float = 0.0
     backward: float = 0.0
@@ -293,6 +296,7 @@ def _add_head(
         flops, back = flops + 0.5 * own_tokens * words, back + 0.5 * own_tokens * words
         copied = words if model.tied_head else 0
         layer_sum.frozen, layer_sum.tables = layer_sum.frozen + copied, layer_sum.tables + copied
+        layer_sum.copied = copied
         layer_sum.context += layer_sum.shape.own(FP32_BYTES * model.vocab / 4)
     else:
         flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
@@ -327,6 +331,7 @@ def _cost(layer_sum: _Sum, technique: Technique, batch: int, form: NumberFormat)
         side_backward_flops=batch * layer_sum.side_backward,
         frozen_params=layer_sum.frozen,
         frozen_bytes=round(stored + form.value_bytes * (layer_sum.frozen - layer_sum.matrices - layer_sum.tables)),
+        copied_params=layer_sum.copied,
         trainable_params=layer_sum.trained,
         **per_token,
         **per_sample,
