@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,46 @@ def test_a_finished_set_up_does_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "Linux x86_64")
     commands, _ = machine.set_up()
     assert machine.set_up()[0] == commands
+
+
+RUNS = '#!/bin/sh\ncase "$*" in *workbench*) ;; *pytest*) exec {python} "$@" ;; esac\n'
+UNSTABLE = """
+from pathlib import Path
+
+def test_that_holds():
+    pass
+
+def test_that_fails():
+    runs = Path(__file__).with_suffix(".runs")
+    runs.write_text((runs.read_text() if runs.exists() else "") + "+")
+    assert len(runs.read_text()) {passes}
+"""
+
+
+@pytest.mark.parametrize(
+    ("passes", "repeat", "code", "runs"), [("> 1", "yes", 0, "++"), ("> 1", "", 2, "+"), ("> 9", "yes", 2, "++")]
+)
+def test_continuous_integration_repeats_what_fails_once_and_names_it(
+    passes: str, repeat: str, code: int, runs: str, tmp_path: Path
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for folder in ("workbench_studies", "tests/core", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "workbench_studies/pyproject.toml", tmp_path / "workbench_studies")
+    for name, text in {
+        "python": RUNS.format(python=sys.executable),
+        "ruff": "#!/bin/sh\n",
+        "mypy": "#!/bin/sh\n",
+    }.items():
+        (tmp_path / ".venv/bin" / name).write_text(text)
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    (tmp_path / ".venv/.installed").touch()
+    (tmp_path / "tests/core/test_it.py").write_text(UNSTABLE.format(passes=passes))
+    command = ["make", "test", "TEST_GROUPS=tests/core mypy", f"REPEAT={repeat}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert (tmp_path / "tests/core/test_it.runs").read_text() == runs
+    assert ("Unstable" in done.stdout and "FAILED tests/core/test_it.py" in done.stdout.split("Unstable")[-1]) == (
+        not code
+    )

@@ -9,8 +9,11 @@ from workbench.cli.app import app
 
 
 def call(*words: object) -> Result:
-    """Call `workbench` with these words."""
-    return CliRunner().invoke(app, list(map(str, words)))
+    """Call `workbench` with these words.  Raises an error that the command lets through."""
+    done = CliRunner().invoke(app, list(map(str, words)))
+    if isinstance(done.exception, Exception):  # SystemExit is none
+        raise done.exception
+    return done
 
 
 def kit(*words: str, code: int = 0) -> str:

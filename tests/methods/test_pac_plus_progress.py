@@ -79,7 +79,10 @@ def test_devices_tell_phase_step_computing_and_memory(
     for device in at_steps:
         assert device is not None and device.step_s is not None and device.busy_s is not None
         assert 0 < device.busy_s <= device.step_s * 1.001
-        assert device.used_bytes is None or 0 < device.used_bytes < 2_000_000_000
+        assert device.used_bytes is None or device.used_bytes < 2_000_000_000
+    # A small stage may take less than what was in use before it, so not each of them is above 0.
+    known = [device.used_bytes for device in at_steps if device is not None and device.used_bytes is not None]
+    assert not known or max(known) > 0
     rows = state.snapshot().devices
     assert [row.phase for row in rows] == ["done"] * 4
     assert sum(trace.busy_s for trace in results[0].steps) > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import inspect
 import json
 import os
 import queue
@@ -82,7 +81,7 @@ class Connection:
             self._log.close()
             problem = f"ssh cannot be started: {error.strerror}."
             raise RuntimeSetupError(self._asked, problem, "Install OpenSSH's client.") from error
-        source = inspect.getsource(ssh_agent).encode()
+        source = Path(ssh_agent.__file__).read_bytes()  # not by `inspect`, whose cache of lines is not for threads
         self._queue.put((b"%8d" % len(source) + source,))
         threads = [
             threading.Thread(target=work, daemon=True)
