@@ -77,7 +77,8 @@ def test_a_layer_in_parts(
         found = divided.trained()
         assert found and all(name.startswith("head.") or one.grad is not None for name, one in found.items())
         for name_of, one in whole.trained().items():
-            torch.testing.assert_close(found[name_of].grad, one.grad, rtol=1e-5, atol=2e-5)
+            scale = max(1.0, float(one.grad.abs().max()))  # small entries are differences of large terms
+            torch.testing.assert_close(found[name_of].grad, one.grad, rtol=1e-5, atol=2e-5 * scale)
 
 
 def test_only_the_channels_that_have_angles_turn() -> None:
