@@ -168,6 +168,7 @@ def test_rows_that_may_have_been_trained_on_are_not_scored(tmp_path: Path) -> No
     for text, told in (
         ("text,label\na,0\nb,1\n", "the classes are 'neg', 'pos'"),
         ("text\na\n", "Wanted is one of label"),
+        ("prompt,completion\na,b\n", r"Wanted is one of [^.]*\. Name them"),  # no other task can be chosen here
     ):
         (tmp_path / "new.csv").write_text(text)
         with pytest.raises(ConfigError, match=told):

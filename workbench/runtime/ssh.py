@@ -297,7 +297,7 @@ class Connection:
         answers = frames.Echo if operation == "ping" else frames.Answer | frames.Refusal
         if future is None or not isinstance(message, answers):
             raise frames.foreign("an answer of the agent", f"number {message.id} was not asked for, or not so")
-        found, refusal = None, None
+        reply, refusal = None, None
         match message:  # a future whose reply is invalid remains, and fails with the connection
             case frames.Echo():
                 sent_s, now_s = self._pings.pop(message.id, 0.0), time.monotonic()
@@ -313,10 +313,10 @@ class Connection:
                 refusal = RuntimeSetupError(request, shown(message.error, 500), todo)
             case frames.Answer():
                 expected = f"what device '{self.name}' answers to {operation}"
-                found = frames.decode_json(message.found, frames.ANSWERS[operation], expected)
+                reply = frames.decode_json(message.found, frames.ANSWERS[operation], expected)
         del self._answers[message.id]  # before: whoever has the reply may ask whether files are being sent
         if refusal is None:
-            future.set_result(found)
+            future.set_result(reply)
         else:
             future.set_exception(refusal)
 

@@ -138,9 +138,11 @@ def _require_one(table: Table, names: list[str]) -> str:
     return names[0]
 
 
-def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -> Columns:
+def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool, task: str = "") -> Columns:
     """Return the columns, detected where not named (see named_columns).  Raises ConfigError with the existing and the
     required columns.
+
+    task: the task that was chosen, if another one can be: the error then names the one that the columns are usual for.
     """
     label = named.get("label") or usual_column(table, _LABELS)
     text, pair = named.get("text"), named.get("pair")
@@ -158,7 +160,8 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool) -
     if missing:
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
         problem = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
-        todo = f"{_other_task(table, 'classification')}Name them, such as --columns {EXAMPLE}."
+        other = _other_task(table, task) if task else ""
+        todo = f"{other}Name them, such as --columns {EXAMPLE}."
         raise ConfigError(f"Data with a column of each {missing} were asked for.", problem, todo)
     assert text is not None
     return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))

@@ -58,7 +58,7 @@ def load_own(
     """
     tables = read_tables(kind, data)
     first = next(iter(tables.values()))
-    columns_of = find_columns(named_columns(columns, Columns._fields, first), first, needs_label=True)
+    columns_of = find_columns(named_columns(columns, Columns._fields, first), first, needs_label=True, task=kind)
     assert columns_of.label is not None
     notes = [note for table in tables.values() for note in table.notes]
     for name in [
