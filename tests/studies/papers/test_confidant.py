@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from computed import computed
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.serial import from_json, to_json
@@ -25,9 +26,8 @@ from workbench_studies.papers.confidant.memory import equation_gb, model_gb
 from workbench_studies.papers.result import printed
 
 
-def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
-    item = find_item("confidant", "Table 1")
-    result = item.run(Settings())
+def test_table_1_has_one_fitted_cell() -> None:
+    result = computed("confidant", "table1")
     assert not result.checks and len(result.findings) == 4
     cells = {comparison.labels: comparison for comparison in result.comparisons}
     assert len(cells) == 12 and {cell.kind for cell in cells.values()} == {"fitted", "predicted", "computed"}
@@ -36,7 +36,6 @@ def test_table_1_its_claims_hold_and_it_is_drawn_from_json() -> None:
     assert cells["GPT2-Medium", "memory"].deviation == pytest.approx(-12.6, abs=0.1)
     assert cells["LLaMA-7B", "memory"].deviation == pytest.approx(164, abs=1)
     assert cells["Phi-2", "parameters"].ours == pytest.approx(2780, abs=1)
-    assert [figure.name for figure in item.draw(from_json(to_json(result), Result))] == ["table1"]
 
 
 def test_equations_1_and_2_by_hand() -> None:
@@ -48,9 +47,8 @@ def test_equations_1_and_2_by_hand() -> None:
     )  # the optimizer's state, and four bytes a value
 
 
-def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
-    item = find_item("confidant", "Algorithm 1")
-    result = item.run(Settings())
+def test_algorithm_1_misses_the_optimum() -> None:
+    result = computed("confidant", "algorithm1")
     cells = {comparison.labels[0]: comparison for comparison in result.comparisons}
     assert {cell.kind for cell in cells.values()} == {"computed"} and all(cell.paper is None for cell in cells.values())
     assert cells["misses the optimum, as returned"].ours == 421 and not result.checks[0].holds
@@ -62,15 +60,14 @@ def test_algorithm_1_misses_the_optimum_and_is_drawn() -> None:
     assert surplus["0.5"] == cells["too many heads"].ours == 0 and surplus["0.125"] == 399
     for curve in result.series.values():  # gaps in order, none below the optimum
         assert len(curve) == 51 and -1e-9 < curve[0][1] <= curve[25][1] <= curve[-1][1]
-    [drawn] = item.draw(from_json(to_json(result), Result))
+    [drawn] = find_item("confidant", result.item).draw(result)
     assert [line.name for line in drawn.figure.data] == [
         f"epsilon: {name}" for name in ("0.125", "0.25", "0.5", "1", "no limit")
     ]
 
 
 def test_table_7_two_fitted_cells() -> None:
-    item = find_item("confidant", "Table 7")
-    result = item.run(Settings())
+    result = computed("confidant", "table7")
     cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("proactive", "Substitution"), ("proactive", "Retrain")]
@@ -80,7 +77,6 @@ def test_table_7_two_fitted_cells() -> None:
     assert [check.holds for check in result.checks] == [True] and "repartitioning" in result.findings[2]
     full, lora = ([row for row in result.tables[0].rows if row[0] == name] for name in ("full", "lora"))
     assert all(slow[3] > fast[3] for rows in (full, lora) for slow, fast in pairwise(rows))  # type: ignore[operator]
-    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_goodput_by_hand_and_its_findings() -> None:
@@ -94,8 +90,7 @@ def test_goodput_by_hand_and_its_findings() -> None:
     stays = {"mean_s": 300.0, "seed": 0}
     on_notice, lost = (goodput_of(prices, keeps=True, noticed=share, **stays) for share in (1.0, 0.0))
     assert 0.75 < on_notice < 0.8 and lost < on_notice - 0.02
-    item = find_item("confidant", "goodput")
-    result = item.run(Settings())
+    result = computed("confidant", "goodput")
     assert len(result.comparisons) == 56 and all(
         0 <= float(comparison.ours or 0) <= 100 for comparison in result.comparisons
     )
@@ -106,7 +101,7 @@ def test_goodput_by_hand_and_its_findings() -> None:
         "passive",
     ):  # runs begin in the morning, when devices leave more often than in the mean
         assert found[way, "diurnal", "2"] < found[way, "constant", "2"]
-    [drawn] = item.draw(from_json(to_json(result), Result))
+    [drawn] = find_item("confidant", result.item).draw(result)
     assert len(drawn.figure.data) == 8 and sum(line.line.dash == "dash" for line in drawn.figure.data) == 4
 
 
@@ -116,26 +111,23 @@ def test_what_heads_over_two_processors_can_give() -> None:
     assert bound(share, 2) == pytest.approx(1.213, abs=1e-3) and bound(share, float("inf")) == pytest.approx(
         1 / (1 - share)
     )
-    item = find_item("confidant", "Fig. 4")
-    result = item.run(Settings())
+    result = computed("confidant", "fig4")
     assert len(result.comparisons) == 4  # the paper's ratios need more than heads over processors
     assert {comparison.how for comparison in result.comparisons} == {"refuted upper bound"} and not result.checks
     assert {labels for labels, ratio in printed("confidant", "fig4").items() if ratio > bound(1.0, 2)} == {
         ("GPT2-Medium", "3"),
         ("GPT2-Medium", "4"),
     }
-    assert item.draw(result)
 
 
 def test_table_3_is_what_we_count_with() -> None:
-    result = find_item("confidant", "Table 3").run(Settings())
+    result = computed("confidant", "table3")
     assert len(result.comparisons) == 16 and {comparison.deviation for comparison in result.comparisons} == {0.0, None}
     assert all(comparison.agrees for comparison in result.comparisons if comparison.labels[1] == "dataset")
 
 
 def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
-    item = find_item("confidant", "Table 8")
-    result = item.run(Settings())
+    result = computed("confidant", "table8")
     cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [labels for labels, cell in cells.items() if cell.kind == "fitted"]
     assert len(cells) == 8 and fitted == [("LLaMA-7B", "1", "time"), ("LLaMA-7B", "1", "memory")]
@@ -144,7 +136,6 @@ def test_table_8_two_fitted_cells_and_the_papers_contradictions() -> None:
     for _, _, blocks, used in result.tables[0].rows:
         assert sum(map(int, str(blocks).split(", "))) == 32  # of every device some, all together
         assert all(float(gb) <= most for gb, most in zip(str(used).split(", "), (9.8, 14, 30), strict=True))
-    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_fig_7_is_measured_both_ways_and_json_is_larger() -> None:
@@ -235,20 +226,19 @@ def test_table_5_trains_both_ways_on_the_tasks_that_it_has(tmp_path: Path) -> No
 
 
 def test_tables_2_and_4_are_the_catalogue_s() -> None:
-    result = find_item("confidant", "Table 2").run(Settings())
+    result = computed("confidant", "table2")
     missing = {
         comparison.labels
         for comparison in result.comparisons
         if comparison.labels[1] != "GPU" and comparison.paper != comparison.ours
     }
     assert missing == {("Jetson Nano", "CPU")} and len(result.comparisons) == 29
-    result = find_item("confidant", "Table 4").run(Settings())
+    result = computed("confidant", "table4")
     assert len(result.comparisons) == 7 and all(comparison.agrees for comparison in result.comparisons)
 
 
 def test_table_6_one_fitted_length_and_three_budgets() -> None:
-    item = find_item("confidant", "Table 6")
-    result = item.run(Settings())
+    result = computed("confidant", "table6")
     cells = {comparison.labels: comparison for comparison in result.comparisons}
     fitted = [cell for cell in cells.values() if cell.kind == "fitted"]
     assert len(cells) == 40 and len(fitted) == 11 and all(abs(one.deviation or 100) < 8 for one in fitted)
@@ -257,17 +247,13 @@ def test_table_6_one_fitted_length_and_three_budgets() -> None:
     assert all(cell.ours != "OOM" for cell in cells.values())  # a partition fits wherever the paper has one
     off = sorted(abs(cell.deviation or 0.0) for cell in cells.values() if cell.labels[0] == "GPT2-Medium")
     assert off[len(off) // 2] < 5
-    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_speedups_over_the_fastest_device_and_charge() -> None:
-    item = find_item("confidant", "fastest")
-    result = item.run(Settings())
+    result = computed("confidant", "fastest")
     for row in result.tables[0].rows:  # a partition is never faster than all devices together
         assert 1 < float(row[3] or 0) < float(row[2] or 0) and float(row[4] or 0) < float(row[2] or 0)
-    assert item.draw(from_json(to_json(result), Result))
-    item = find_item("confidant", "Fig. 8")
-    result = item.run(Settings())
+    result = computed("confidant", "fig8")
     charge = {comparison.labels: float(comparison.ours or 0) for comparison in result.comparisons}
     models = [device.model for device in load_cluster("confidant-3").devices]
     total = sum(charge["BERT-Base", f"{model}, Confidant"] for model in models)
@@ -276,12 +262,11 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
     for (model, processors, idle), ratio in ratios.items():
         assert idle == "charged" or ratio < ratios[model, processors, "charged"]
         assert processors == 1 or ratio == pytest.approx(ratios[model, 1, idle] / 2)
-    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_transmission_and_acceleration_are_compared_with_the_text() -> None:
-    result = find_item("confidant", "transmission").run(Settings())
+    result = computed("confidant", "transmission")
     least, most = (float(comparison.ours or 0) for comparison in result.comparisons)
     assert 0 < least < most < 100 and result.checks[0].holds
-    result = find_item("confidant", "acceleration").run(Settings())
+    result = computed("confidant", "acceleration")
     assert [comparison.paper for comparison in result.comparisons] == [1.13, 5.56]

@@ -9,10 +9,9 @@ from functools import partial
 import pytest
 
 from workbench.core.catalogue import data_folder, load_device
-from workbench.core.serial import from_json, to_json
 from workbench.methods.p_rge.published import load_constants
 from workbench.profiler.descriptions import describe
-from workbench_studies.papers import Item, Result, Settings, find_item, items_of
+from workbench_studies.papers import Settings, find_item
 from workbench_studies.papers.items import median_deviation
 from workbench_studies.papers.p_rge import steps, tasks
 from workbench_studies.papers.p_rge.counted import forward_memory
@@ -20,7 +19,6 @@ from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, TINY, memory_rule
 from workbench_studies.papers.result import paper_folder, paper_values, printed
 
 CONSTANTS = load_constants()
-COMPUTED = [item for item in items_of("p_rge") if item.source != "executed"]
 CELLS = {
     "table2": 7 * 14,
     "table3": 72,
@@ -44,45 +42,8 @@ CELLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def result():
-    """Each item, computed once; one constant varied instead of all: the code is the same."""
-    made: dict[str, Result] = {}
-
-    def run(item) -> Result:
-        if item.name not in made:
-            made[item.name] = item.run(Settings())
-        return made[item.name]
-
-    sensitivity = Item.sensitivity
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Item, "sensitivity", lambda item, *given: sensitivity(replace(item, varied=item.varied[:1]), *given)
-        )
-        yield run
-
-
 def compared(name, ours, constants=CONSTANTS):
     return find_item("p_rge", name).compare(partial(ours, constants))
-
-
-@pytest.mark.parametrize("item", COMPUTED, ids=lambda item: item.name)
-def test_every_claim_holds_and_figures_are_drawn_from_json(item, result):
-    example_result = result(item)
-    assert [f"{check.claim}: {check.found}" for check in example_result.checks if not check.holds] == []
-    drawn = item.draw(from_json(to_json(example_result), Result))
-    assert bool(drawn) == bool(item.figures)
-    assert all(
-        f"({example_result.source})" in captioned.figure.layout.title.text and captioned.figure.data
-        for captioned in drawn
-    )
-
-
-def test_the_registry_has_every_table_and_figure_that_was_asked_for():
-    names = {item.name for item in items_of("p_rge")}
-    tables = {f"table{number}" for number in range(1, 19)}
-    assert names == tables | {"table2-long", "table2-references", "fig4", "fig5", "fig6"}
-    assert find_item("p_rge", "Table 18").name == "table18"
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in paper_folder("p_rge").glob("*.csv")))
@@ -149,12 +110,6 @@ def test_the_constants_fit_their_own_cells():
     slower = replace(CONSTANTS, a100_flops_per_s=CONSTANTS.a100_flops_per_s / 2)
     assert max(deviations(compared("table13", steps.server_s, slower))) > 50
     assert load_device("oneplus-12").flops_per_s == pytest.approx(CONSTANTS.oneplus_flops_per_s, rel=0.01)
-
-
-def test_row_3_of_table_1_is_slow_one_after_the_other_and_free_in_one_pass():
-    times = steps.relative_times(CONSTANTS)
-    assert times["q", "B/q", "T", "sequential"] > 3
-    assert times["q", "B/q", "T", "both"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_padding_is_counted_for_what_a_folder_holds(tmp_path):
