@@ -253,16 +253,6 @@ def test_capacities_are_at_the_measured_pace(job: Job, monkeypatch: pytest.Monke
     assert alpha_s == pytest.approx(4 * gamma_s, rel=0.2) and gamma_s == delta_s
 
 
-def test_a_battery_that_runs_down_is_a_notice(job: Job) -> None:
-    """Simulated as it would be executed: the charge falls below the level at once."""
-    three = devices(3)
-    low = replace(three.devices[1], battery=0.2, battery_wh=1e-6, watts_busy=5.0, leave_below=0.15)
-    three = replace(three, devices=(three.devices[0], low, three.devices[2]))
-    report = experiment.run(replace(job, options=job.options | {"devices": 2}), three, "simulate")
-    assert "beta gives notice: its charge is below 15%" in " ".join(report.notes)
-    assert "gamma takes the place of beta" in " ".join(report.notes)
-
-
 def test_slow_leaves_dies_and_comes_back_in_one_run(job: Job) -> None:
     """Passive and proactive fault tolerance: one device is slow, one leaves on notice, one dies and returns.
 

@@ -101,25 +101,6 @@ def job_for(data: Path, *, epochs: int = 2, **options: object) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"technique": "prompt"}, ("technique = 'prompt'", "one of full, lora, adapters")),
-        ({"paradigm": "tensor_parallel"}, ("paradigm = 'tensor_parallel'", "one of hybrid, standalone")),
-        ({"rank": 8}, ("The option 'rank' of fine_tuning", "lora_rank")),
-        ({"lora_rank": "many"}, ("lora_rank = 'many'", "a whole number")),
-        ({"lora_rank": 0}, ("lora_rank = 0", "at least 1")),
-        ({"technique": "adapters", "bottleneck": 0}, ("bottleneck = 0", "at least 1")),
-        ({"lora_dropout": 1.0}, ("lora_dropout = 1.0", "below 1")),
-    ],
-)
-def test_wrong_options_are_named(data: Path, options: dict, words: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        experiment.run(job_for(data, **options), two_devices(), "simulate")
-    for word in words:
-        assert word in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("method", "model", "options", "words"),
     [
         ("fine_tuning", "tiny-gpt2", {}, "the family gpt2.*built for bert, roberta, distilbert"),
@@ -135,12 +116,6 @@ def test_what_jax_does_not_compute_is_refused(data: Path, method: str, model: st
     cluster = replace(cluster, devices=(alpha, replace(beta, framework="jax")))
     with pytest.raises(ConfigError, match=words):
         experiment.run(tiny_job(data, method=method, model=model, options=options), cluster, "simulate")
-
-
-def test_pac_plus_refuses_to_compute_activations_again(data: Path) -> None:
-    job = tiny_job(data, method="pac_plus", model="tiny-bert", options={"activations": "recompute"})
-    with pytest.raises(ConfigError, match=r"through the side network alone.*that PAC\+ saves"):
-        experiment.run(job, two_devices(), "simulate")
 
 
 def test_lora_without_peft(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,8 +287,3 @@ def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.Monk
         experiment.sweep(
             jobs[PAIR[0]], two_devices(), {"good": plans[PAIR[0]], "wrong": wrong}, num_steps=3, fidelity="paced"
         )
-
-
-def test_damaged_trained_folders_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"fine-tuned model .* was asked for"):
-        load_trained(tmp_path / "nothing")

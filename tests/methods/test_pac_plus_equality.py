@@ -1,29 +1,24 @@
 """A distributed PAC+ run gives what one plain process gives: losses, gradients, weights."""
 
-import copy
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from plain_training import reference_loss, train_reference
+from plain_training import train_reference
 from stopped_run import train_rank
 
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
-from workbench.methods.common.rank_results import RankResult
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
-from workbench.runtime.activation_cache import ActivationCache
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.state import load_state
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import TokenizedSplit, collate
 
@@ -118,52 +113,6 @@ def test_a_backbone_computed_with_in_bfloat16_gives_what_it_gives_in_one_process
     }
 
 
-def gradients_equal(moments: Mapping[str, torch.Tensor], stack: LayerStack, split: TokenizedSplit) -> None:
-    """Compare AdamW's first moments after one step, a tenth of the gradients, with one process's gradients."""
-    stack = copy.deepcopy(
-        stack
-    ).double()  # In float32 the reference itself would be the less exact of the two on some processors.
-    adapter = initial_adapter(stack, split).double().train()
-    (batch,) = epoch_batches(split.lengths, 8, 0, 0)
-    reference_loss(stack, adapter, collate(split, batch), 0).backward()
-    gradients = {name: parameter.grad for name, parameter in adapter.named_parameters()}
-    scale = max(gradient.abs().max().item() for gradient in gradients.values())
-    for name, gradient in gradients.items():
-        assert gradient.abs().max() > 0, f"{name} got no gradient"
-        torch.testing.assert_close(moments[f"exp_avg/{name}"].double() * 10, gradient, rtol=1e-5, atol=5e-6 * scale)
-
-
-def test_gradients_on_devices_equal_one_process(engines: EngineCluster, tmp_path: Path) -> None:
-    model = "all-MiniLM-L6-v2"
-    stack = load_stack(model)
-    job = make_rank_job(stack, model, PLANS[HYBRID], four_devices(), tmp_path, samples=8, epochs=1)
-    engines.run(train_rank, [job] * 4)
-    moments = load_state((tmp_path / "snapshots").glob("moments-epoch-1-step-0-*"), "test")
-    gradients_equal(moments, stack, job.split)
-
-
-def test_the_cache_holds_what_the_backbone_gives(engines: EngineCluster, tmp_path: Path) -> None:
-    """Every owner's records equal the backbone's activations of its samples, bit for bit in the cache's type."""
-    model = "tiny-bert"
-    stack = load_stack(model)
-    job = make_rank_job(
-        stack, model, PLANS["[2, 2, 2] on [2-1-1]"], four_devices(), tmp_path, samples=SAMPLES, epochs=2
-    )
-    engines.run(train_rank, [job] * 4)
-    seen = set()
-    for rank in CACHED.ranks:
-        name = job.cluster.devices[rank].name
-        cache = ActivationCache.open(tmp_path / "devices" / name / "cache", fingerprint="test", owner=name)
-        for sample in cache.manifest.samples:
-            batch = collate(job.split, [sample])
-            with torch.no_grad():
-                _, taps = stack(batch.input_ids, batch.attention_mask)
-            expected_taps = torch.stack([tap[0, : job.split.lengths[sample]] for tap in taps])
-            torch.testing.assert_close(torch.stack(cache.batch([sample], None)), expected_taps, rtol=1e-5, atol=1e-5)
-            seen.add(sample)
-    assert seen == set(range(SAMPLES))
-
-
 WHOLE = PLANS[HYBRID]
 
 
@@ -175,48 +124,6 @@ def whole(
     folder = tmp_path_factory.mktemp("whole")
     job = make_rank_job(load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3)
     return folder, losses_of(engines.run(train_rank, [job] * 4))
-
-
-def without_its_end(whole: Path, folder: Path) -> Path:
-    """Return a copy of a run that ended after two of its three epochs."""
-    shutil.copytree(whole, folder)
-    for path in (
-        *(folder / "snapshots").glob("*-epoch-2-step-[12]-*"),
-        *(folder / "snapshots").glob("*-epoch-3-step-0-*"),
-    ):
-        path.unlink()
-    return folder
-
-
-def resume(folder: Path, engines: EngineCluster) -> tuple[list[RankResult], dict[tuple[int, int], float]]:
-    """Return what ranks did of the rest, and all losses."""
-    job = make_rank_job(
-        load_stack("tiny-bert"), "tiny-bert", WHOLE, four_devices(), folder, samples=SAMPLES, epochs=3, start_epoch=2
-    )
-    former = take_up(job)
-    assert (former.epochs, former.step) == (2, 0)
-    results = engines.run(train_rank, [replace(job, start_epoch=former.epochs, state=former.state)] * 4)
-    return results, losses_of([*former.results, *results])
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(engines: EngineCluster, tmp_path: Path, whole) -> None:
-    """Two of three epochs, then the third from snapshot and kept cache: the losses go on as if nothing had happened."""
-    results, losses = resume(without_its_end(whole[0], tmp_path / "run"), engines)
-    assert losses == pytest.approx(whole[1], rel=1e-6)
-    assert not [note for result in results for note in result.notes]
-
-
-def test_a_corrupted_cache_is_noticed_and_filled_again(engines: EngineCluster, tmp_path: Path, whole) -> None:
-    """One flipped byte on one device: the run says so, runs the backbone again, and ends with the same losses."""
-    folder = without_its_end(whole[0], tmp_path / "run")
-    data = folder / "devices" / four_devices().devices[1].name / "cache" / "taps.bin"
-    content = bytearray(data.read_bytes())
-    content[100] ^= 255
-    data.write_bytes(content)
-    results, losses = resume(folder, engines)
-    assert any("checksum" in note for note in results[1].notes)
-    assert "filling the cache again" in results[0].phases_s
-    assert losses == pytest.approx(whole[1], rel=1e-6)
 
 
 def flip(path: Path) -> None:

@@ -121,12 +121,6 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
     assert half(batch.input_ids, batch.attention_mask, batch.decoder_ids)[0].dtype == torch.bfloat16
 
 
-def test_a_stage_alone():
-    stage, stack = load_stage("tiny-gpt2", 4, 6), load_stack("tiny-gpt2")
-    hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.long)
-    torch.testing.assert_close(stage(hidden, mask)[0], stack.stage(4, 6)(hidden, mask)[0])
-
-
 @pytest.mark.parametrize(
     "name", ["nonsense", "tiny-mamba", "tiny-bert-0", "tiny-bert-six", "two/many/slashes", "spaces are/not names", ""]
 )

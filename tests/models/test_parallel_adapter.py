@@ -1,5 +1,6 @@
 """A parallel adapter computes Fig. 6, splits anywhere, and sends no gradient into the backbone."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -7,14 +8,14 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
-from workbench.models.evaluation import calibrate, set_statistics
+from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.optimization import make_optimizer
 from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
 from workbench.models.side_layers import TapProjection
 
-from .helpers import batch_for, small_config
+from .helpers import TARGET_LENGTH, batch_for, small_config
 from .plain_training import reference_loss
 
 SPLITS = ([6], [3, 3], [2, 2, 1, 1], [1, 3, 2])
@@ -29,17 +30,29 @@ def close(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
+WORDS = "sequence_to_sequence"
+
+
 @pytest.mark.parametrize(
-    ("stack", "split"),
-    [*product(("bert", "t5"), SPLITS), *((name, SPLITS[-1]) for name in FAMILIES if name not in ("bert", "t5"))],
+    ("stack", "split", "kind"),
+    [
+        *product(("bert", "t5"), SPLITS, ("classification",)),
+        *((name, SPLITS[-1], "classification") for name in FAMILIES if name not in ("bert", "t5")),
+        *product(("t5", "bart"), ([3, 3], [2, 2, 2], [4, 1, 1]), (WORDS,)),
+    ],
     indirect=["stack"],
     ids=str,
 )
-def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
+def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split, kind):
     """Backbone and side network cut into stages, each stage's micro-batches cut into pieces, gradients handed over by
     hand."""
-    batch, config = batch_for(stack), small_config(stack)
+    batch, config = batch_for(stack), small_config(stack, kind=kind)
+    if kind == WORDS:
+        labels = torch.randint(4, 1400, (8, TARGET_LENGTH), generator=torch.Generator().manual_seed(3))
+        labels[::2, 2:] = -100
+        batch = replace(batch, labels=labels)
     training = ParallelAdapter(config).train()
+    attach_head(stack, training)
     statistics = calibrate(stack, [batch])
     set_statistics(training, statistics)
     expected = reference_loss(stack, training, batch, epoch=1)
@@ -48,6 +61,7 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
     stages = [ParallelAdapterStage(config, *bound).train() for bound in bounds]
     for stage in stages:
         set_statistics(stage, statistics)
+    attach_head(stack, stages[-1])
     backbones = [stack.stage(*bound) for bound in bounds]
     loss = torch.zeros(())
     for first, end in ((0, 3), (3, 8)):  # two unequal micro-batches
@@ -67,6 +81,7 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split):
             side_output.backward(gradient)
             gradient = None if side_input is None else side_input.grad
     close(loss, expected.detach())
+    assert kind != WORDS or stack.language_model_head.weight.grad is None
     found = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
     wanted = {name: parameter.grad for name, parameter in training.named_parameters()}
     assert found.keys() == wanted.keys()

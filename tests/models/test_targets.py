@@ -1,8 +1,6 @@
 """Options and targets of parallel adapters: where taps sit, what is mixed, what the head reads,
 sequence-to-sequence."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -10,7 +8,7 @@ from workbench.core.errors import ConfigError
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, predict, set_statistics, word_scores
 from workbench.models.loading import load_stack, load_tokenizer
-from workbench.models.parallel_adapter import ParallelAdapter, ParallelAdapterStage, task_loss
+from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.tasks import load_task
 from workbench.tasks.task import Split, Task, as_text_to_text
 from workbench.tasks.tokenize import collate, evaluation_batches, tokenize
@@ -22,51 +20,6 @@ from .plain_training import reference_loss, train_reference
 @pytest.fixture(scope="module", params=["t5", "bart"])
 def stack(request):
     return load_stack(f"tiny-{request.param}")
-
-
-def staged_gradients(stack, config, bounds, batch):
-    """Return loss and gradients of an adapter cut into stages, side states handed over as the runtime does."""
-    stages = [ParallelAdapterStage(config, *bound).train() for bound in bounds]
-    statistics = calibrate(stack, [batch])
-    hidden, side, kept = batch.input_ids, None, []
-    for stage, bound in zip(stages, bounds, strict=True):
-        set_statistics(stage, statistics)
-        hidden, taps = stack.stage(*bound)(hidden, batch.attention_mask, batch.decoder_ids)
-        side_input = None if side is None else side.detach().requires_grad_()
-        side = stage(side_input, taps, batch.attention_mask)
-        kept.append((side_input, side))
-    if config.kind == "sequence_to_sequence":
-        stages[-1].attach(stack.language_model_head)
-    logits = stages[-1].head(side, taps[-1], batch.attention_mask, batch.sample_ids, epoch=1)
-    loss = task_loss(logits, batch.labels, config.kind, reduction="sum") / len(batch.labels)
-    loss.backward()
-    for index in range(len(stages) - 2, -1, -1):
-        kept[index][1].backward(kept[index + 1][0].grad)
-    return loss.detach(), {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
-
-
-def words_batch(stack):
-    batch = batch_for(stack)
-    labels = torch.randint(4, 1400, (8, TARGET_LENGTH), generator=torch.Generator().manual_seed(3))
-    labels[::2, 2:] = -100
-    return replace(batch, labels=labels)
-
-
-@pytest.mark.parametrize("bounds", [((0, 3), (3, 6)), ((0, 2), (2, 4), (4, 6)), ((0, 4), (4, 5), (5, 6))], ids=str)
-def test_sequences_have_the_same_gradients_however_cut(stack, bounds):
-    batch, config = words_batch(stack), small_config(stack, kind="sequence_to_sequence")
-    training = ParallelAdapter(config).train()
-    training.attach(stack.language_model_head)
-    set_statistics(training, calibrate(stack, [batch]))
-    expected = reference_loss(stack, training, batch, epoch=1)
-    expected.backward()
-    loss, found = staged_gradients(stack, config, bounds, batch)
-    torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=1e-6)
-    wanted = {name: parameter.grad for name, parameter in training.named_parameters()}
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max() + 5e-8, name
-    assert stack.language_model_head.weight.grad is None
 
 
 def test_the_loss_of_a_sequence_counts_each_samples_own_tokens():

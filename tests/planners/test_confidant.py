@@ -21,7 +21,6 @@ from workbench.planners import Problem
 from workbench.planners.asynchronous import (
     asynchronous_plan,
     even_partition,
-    partition_in_any_order,
     partition_in_order,
     plan_asynchronous,
 )
@@ -84,36 +83,9 @@ def by_hand(
     return max(worst, on_air) if cluster.medium == "wifi" else worst
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_the_recursion_finds_the_best_of_all_partitions_in_an_order(seed: int) -> None:
-    """Up to 7 devices and 14 layers: every cut, in a random order."""
-    draw = random.Random(seed)
-    world, layers = (7, 14) if seed < 3 else (draw.randint(1, 6), draw.randint(6, 12))
-    profile, cluster = instance(seed, layers, world)
-    order = draw.sample(range(world), world)
-    best = min(by_hand(profile, cluster, order, cuts) for cuts in cuts_of(layers, world))
-    found = partition_in_order(Equation3(Problem(profile, cluster, **SIZES)), order)
-    assert found.pace_s == pytest.approx(best)
-    if best < float("inf"):
-        assert by_hand(profile, cluster, order, found.cuts) == pytest.approx(best)
-
-
 def on_air(cluster: Cluster, slower: float) -> Cluster:
     """Return the devices on shared air, with links so many times slower."""
     return replace(cluster, medium="wifi", pairs={}).with_slower_links(slower)
-
-
-@pytest.mark.parametrize("slower", [0, 1, 8, 60])
-@pytest.mark.parametrize("seed", range(12))
-def test_the_search_finds_the_best_of_all_orders_of_all_sets_of_devices(seed: int, slower: float) -> None:
-    profile, cluster = instance(seed, 6, 4)
-    cluster = on_air(cluster, slower) if slower else cluster
-    orders = [order for count in range(1, 5) for order in itertools.permutations(range(4), count)]
-    best = min(by_hand(profile, cluster, order, cuts) for order in orders for cuts in cuts_of(6, len(order)))
-    found = partition_in_any_order(Equation3(Problem(profile, cluster, **SIZES)))
-    assert found.pace_s == pytest.approx(best)
-    if best < float("inf"):
-        assert by_hand(profile, cluster, found.order, found.cuts) == pytest.approx(best)
 
 
 def all_pipelines(num_layers: int, orders: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], tuple[int, ...]]]:
@@ -134,12 +106,14 @@ def planned_pace(costs: Equation3, *, searches: bool) -> float:
 @pytest.mark.parametrize("versions", get_args(VersionRule))
 def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(versions: VersionRule) -> None:
     """Feasibility and pace against every order, set of devices and partition: 100 clusters of 2 to 4 devices for each
-    rule."""
+    rule; on two of three clusters the air is shared, by links of any speed."""
     refused = idle = 0
     for seed in range(100):
         draw = random.Random(seed)
         world, layers = draw.randint(2, 4), draw.randint(2, 6)
         profile, cluster = instance(seed, layers, world)
+        if slower := (0, 1, 60)[seed // 3 % 3]:
+            cluster = on_air(cluster, slower)
         costs = Equation3(Problem(profile, cluster, **SIZES), versions=versions)
         counts = range(1, min(world, layers) + 1)
         in_order = list(

@@ -288,22 +288,12 @@ def test_groups_too_small_for_the_devices_are_refused():
         )
 
 
-def test_thirty_two_devices_are_planned():
-    """Three times as many devices as the paper has, all different (48 layers and micro-batches of 64 take about a
-    second)."""
-    profile, cluster = unequal(5, num_layers=24, world_size=32, tight=True)
+@pytest.mark.parametrize(("num_layers", "world_size", "least"), [(24, 32, 20), (48, 8, 3)])
+def test_large_models_and_clusters_are_planned(num_layers, world_size, least):
+    """Three times as many devices as the paper has, all different; T5-Large's layers on its largest testbed."""
+    profile, cluster = unequal(5, num_layers=num_layers, world_size=world_size, tight=True)
     plans = candidates(Problem(profile, cluster, batch_size=64, micro_batches=4, sequence_length=1))
-    assert len(plans) > 20
+    assert len(plans) >= least
     for made in plans:
-        assert made.num_layers == 24
-        memory.check(profile, cluster, made, sequence_length=1)
-
-
-def test_forty_eight_layers_and_eight_devices_are_planned():
-    """The size of T5-Large on PAC+'s largest testbed (about a tenth of a second)."""
-    profile, cluster = unequal(5, num_layers=48, world_size=8, tight=True)
-    plans = candidates(Problem(profile, cluster, batch_size=128, micro_batches=4, sequence_length=1))
-    assert {len(made.stages) for made in plans} >= {2, 3, 4}
-    for made in plans:
-        assert made.num_layers == 48
+        assert made.num_layers == num_layers
         memory.check(profile, cluster, made, sequence_length=1)

@@ -7,15 +7,14 @@ import time
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from gloo_pairs import cluster_of_two, on_executors, on_ranks, on_two_ranks, program
 
 from workbench.core import Cluster, Device, Link, Plan, Share, Stage
-from workbench.core.costs import Spec, TableCosts
+from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, Op, Schedule, Value
+from workbench.core.schedule import SEND, Op, Schedule, Value
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.pacing import Pacer, RankLinks
@@ -23,7 +22,6 @@ from workbench.runtime.process_group import require_one_program
 from workbench.runtime.step_values import nbytes
 from workbench.runtime.transport import Transport
 from workbench.schedules import insert_transfers, one_f_one_b
-from workbench.simulator import simulate
 
 MICRO_BATCHES, SAMPLES, WIDTH = 4, 2, 3
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -153,34 +151,6 @@ def test_a_group_sums_its_gradients() -> None:
     (samples @ reference).square().sum().backward()
     for _, layer in done:
         torch.testing.assert_close(layer.weight.grad, reference.grad)
-
-
-@pytest.mark.parametrize("make", [pipeline, group_of_two])
-def test_the_order_is_the_schedules_and_the_simulators(make) -> None:
-    weights, samples = made_up()
-    schedule = make()
-    parts = [samples, samples] if make is pipeline else [samples[:, :1], samples[:, 1:]]
-    done = run(schedule, [weights[0], weights[1] if make is pipeline else weights[0]], parts)
-    costs = TableCosts(
-        seconds_by_kind={"F": FORWARD_S, "B": BACKWARD_S, SEND: 0.002}, bytes_by_name={"act": 24, "grad": 24}
-    )
-    simulated = simulate(Program(schedule=schedule, costs=costs, devices=("a", "b")))
-
-    def order(spans: Any, kinds: Any) -> list[str]:
-        return [span.op.label for span in sorted(spans, key=lambda span: span.start_s) if kinds(span.op)]
-
-    for rank, (execution, _) in enumerate(done):
-        own = [span for span in simulated.spans if span.rank == rank]
-        streams = (
-            lambda op: not op.is_communication,
-            lambda op: op.kind == SEND,
-            lambda op: op.kind == RECV,
-            lambda op: op.kind in COLLECTIVES,
-        )
-        for kinds in streams:
-            listed = [op.label for op in schedule.ops[rank] if kinds(op)]
-            assert order(execution.spans, kinds) == listed
-            assert order(own, kinds) == listed
 
 
 def test_paced_operations_last_as_long_as_on_the_device() -> None:

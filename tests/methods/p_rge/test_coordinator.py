@@ -249,12 +249,6 @@ def test_one_that_leaves_costs_no_query(coordinate: Coordinate) -> None:
     assert state.devices == ("device-1", "device-2") and repr(story.policy) == f"QueryPolicy({state})"
 
 
-def test_a_silent_device_is_ended(coordinate: Coordinate) -> None:
-    story = coordinate(shared(2, 1, 1), "freeze:device-2@step2")
-    assert story.queries == [Q, Q, Q - 1] + [Q] * 13
-    assert [2 in job.members for job in story.jobs] == [True, False]
-
-
 def test_survivors_that_cannot_go_on(coordinate: Coordinate) -> None:
     """The log stays to be gone on with, and the error says what is missing."""
     # A device holds a half of the layers; three of four die, one after the other.
