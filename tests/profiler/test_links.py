@@ -4,8 +4,16 @@ import pytest
 import torch.distributed as dist
 
 from tests.waiting import LIMIT_S
+from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
-from workbench.profiler.host import LinkSample, fit_link, measure_link, measure_links
+from workbench.profiler.host import (
+    MOST_BYTES,
+    LinkSample,
+    fit_link,
+    lasting_equally,
+    measure_link,
+    measure_links,
+)
 
 SIZES = (1, 1 << 16)
 
@@ -98,6 +106,12 @@ def test_the_fit_recovers_latency_and_rate():
     link = fit_link([sample(size, 2e-3 + size / 5e6) for size in (1, 1 << 10, 1 << 16, 1 << 22)])
     assert link.bytes_per_s == pytest.approx(5e6, rel=0.01)
     assert link.latency_s == pytest.approx(2e-3, rel=0.01)
+
+
+def test_messages_that_last_as_long_as_that_over_the_slowest_link() -> None:
+    links = [Link(bytes_per_s=1e6, latency_s=0.1), Link(bytes_per_s=4e6), Link(bytes_per_s=1e9)]
+    assert lasting_equally(links, 100_000) == (100_000, 800_000, MOST_BYTES)
+    assert lasting_equally(links[:1], 1) == (1,)
 
 
 def test_what_cannot_be_measured_is_refused():

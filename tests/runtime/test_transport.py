@@ -14,6 +14,7 @@ import torch
 from gloo_pairs import cluster_of, cluster_of_two, on_executors, program
 
 from tests.waiting import LIMIT_S
+from workbench.core.cluster import Link
 from workbench.core.costs import MESSAGE_S, Spec
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
@@ -194,6 +195,8 @@ def test_a_message_that_has_passed_shared_air_is_held_back_for_latency_jitter_an
     for number in (0, 1, 7):
         extra_s = 0.004 + air.delay_s(0, 1, number) + frame_s
         assert one.delay_s(0, 1, 4 * SIZE, number) == pytest.approx(2 * extra_s + MESSAGE_S)
+    slow = replace(one, cluster=replace(cluster, pairs={"a>b": Link(bytes_per_s=1e3, latency_s=0.004)}))
+    assert slow.delay_s(0, 1, 4 * SIZE, 0) == one.delay_s(0, 1, 4 * SIZE, 0), "the kernel counts the frame's copies"
     done = run(swap(3), makers(SIZE), links=links)
     for rank in range(2):
         sent, received = transfers(done, "SEND", rank), transfers(done, "RECV", 1 - rank)

@@ -79,6 +79,16 @@ def test_transfers_at_once(cluster: Cluster, transfers: Transfers, expected: lis
     assert busiest_s(cluster, transfers) <= max(expected) + 1e-9
 
 
+def test_times_on_air_are_those_of_a_byte_between_the_two_that_need_the_least() -> None:
+    """Two stations at 100 bytes/s, one at 25, and a direct path; a single station sends nothing."""
+    cluster = replace(stations(100, 100, 25), pairs={"d2>d0": Link(bytes_per_s=80)})
+    air, alone = cluster.air, stations(100).air
+    assert air is not None and air.most_bytes_per_s == pytest.approx(80)
+    pairs = [(0, 1), (0, 2), (2, 1), (2, 0)]
+    assert [air.times_on_air(*pair) for pair in pairs] == pytest.approx([1.6, 4, 4, 1])
+    assert alone is not None and alone.most_bytes_per_s > 0
+
+
 @pytest.mark.parametrize("kind", ["ALLREDUCE", "ALLGATHER", "REDUCESCATTER", "BROADCAST"])
 @pytest.mark.parametrize("rates", [(100, 100, 100), (100, 50, 25)])
 def test_collectives_are_on_air_with_all_their_messages(kind: str, rates: tuple[float, ...]) -> None:

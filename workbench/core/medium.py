@@ -41,6 +41,17 @@ class Air:
         direct = self.pairs.get(f"{source}>{destination}")
         return nbytes / (direct or relayed(self.bytes_per_s[source], self.bytes_per_s[destination]))
 
+    @property
+    def most_bytes_per_s(self) -> float:
+        """Return the rate between the two stations whose bytes need the least time on air."""
+        ranks = range(len(self.bytes_per_s))
+        least_s = min((self.transfer_s(a, b, 1) for a in ranks for b in ranks if a != b), default=1.0)
+        return 1 / least_s
+
+    def times_on_air(self, source: int, destination: int) -> float:
+        """Return how many times as long a byte between two ranks needs the air as one at `most_bytes_per_s`."""
+        return self.transfer_s(source, destination, 1) * self.most_bytes_per_s
+
     def delay_s(self, source: int, destination: int, number: int) -> float:
         """Return the additional delay of a message by its number in the channel of two ranks.  It is always the same.
 

@@ -26,6 +26,8 @@ from workbench.profiler.timing import time_calls
 
 SIZES = (1, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 SMALL_BYTES = 1 << 10
+MOST_BYTES = 1 << 26
+"""The largest message, over a link that is much faster than others: a small board has to hold two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +123,16 @@ def measure_links(
 
 
 def measure_at_once(
-    group: Any, rank: int, nbytes: int, *, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+    group: Any, rank: int, sizes: Sequence[int], *, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> LinkSample:
     """Return the time of the message to this rank while all ranks send to the next one; every rank must call it.
 
-    Over private wires it takes as long as alone; over a shared medium as many times as long as there are ranks.
+    sizes: bytes of each rank's message (see lasting_equally).  Over private wires it takes as long as alone; over a
+    shared medium as many times as long as there are ranks.
     """
     size = group.size()
     source, destination = (rank - 1) % size, (rank + 1) % size
-    outgoing, incoming = torch.zeros(nbytes, dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+    outgoing, incoming = (torch.zeros(sizes[sender], dtype=torch.uint8) for sender in (rank, source))
     seconds = []
     for _ in range(repeats):
         coming = group.recv([incoming], source, 0)
@@ -139,7 +142,17 @@ def measure_at_once(
         coming.wait()
         seconds.append(clock() - began)
         leaving.wait()
-    return LinkSample(source=source, destination=rank, nbytes=nbytes, round_trip_s=median(seconds))
+    return LinkSample(source=source, destination=rank, nbytes=sizes[source], round_trip_s=median(seconds))
+
+
+def lasting_equally(links: Sequence[Link], nbytes: int) -> tuple[int, ...]:
+    """Return the bytes that take each link as long as `nbytes` take the slowest one, at most MOST_BYTES.
+
+    Stations that share a medium then send until the same time.  With equal bytes a slow one would be alone at the end.
+    """
+    longest_s = max(link.transfer_s(nbytes) for link in links)
+    sizes = (round((longest_s - link.latency_s) * link.bytes_per_s) for link in links)
+    return tuple(min(max(1, size), MOST_BYTES) for size in sizes)
 
 
 def fit_link(samples: Sequence[LinkSample]) -> Link:

@@ -16,7 +16,15 @@ from workbench.methods import load_method
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.devices import over_ssh
 from workbench.models.configuration import model_facts
-from workbench.profiler.host import SIZES, HostProfile, LinkSample, ProcessorRate, fit_link, measure_host
+from workbench.profiler.host import (
+    SIZES,
+    HostProfile,
+    LinkSample,
+    ProcessorRate,
+    fit_link,
+    lasting_equally,
+    measure_host,
+)
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.measuring import (
     HeatSample,
@@ -186,25 +194,21 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
     ranks = range(cluster.world_size)
     slowest = min((cluster.link(a, b) for a in ranks for b in ranks if a != b), key=lambda link: link.bytes_per_s)
     sizes = tuple(size for size in SIZES if size <= max(1 << 14, slowest.bytes_per_s * LONGEST_MESSAGE_S))
+    names = cluster.names
     with over_ssh(cluster) if cluster.is_real else EngineCluster.start(cluster, fidelity=fidelity) as engines:
         rows_by_device = engines.run(measure_rank_links, [(sizes, repeats)] * cluster.world_size)
-        together = engines.run(measure_rank_at_once, [(sizes[-1], repeats)] * cluster.world_size)
+        rows = []
+        for samples in (row for of_rank in rows_by_device for row in of_rank):
+            a, b = samples[0].source, samples[0].destination
+            ends = {"source": names[a], "destination": names[b]}
+            rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
+        measured = {(row.source, row.destination): row.measured for row in rows}
+        ring = [measured[names[rank], names[(rank + 1) % len(names)]] for rank in ranks]
+        together_sizes = lasting_equally(ring, sizes[-1])
+        together = engines.run(measure_rank_at_once, [(together_sizes, repeats)] * cluster.world_size)
         used = engines.fidelity
-    names = cluster.names
-    rows = []
-    for samples in (row for of_rank in rows_by_device for row in of_rank):
-        a, b = samples[0].source, samples[0].destination
-        ends = {"source": names[a], "destination": names[b]}
-        rows.append(LinkRow(**ends, described=cluster.link(a, b), measured=fit_link(samples), samples=samples))
-    alone_s = {
-        (sample.source, sample.destination): sample.seconds
-        for row in rows
-        for sample in row.samples
-        if sample.nbytes == sizes[-1]
-    }
-    ratio = sum(sample.seconds for sample in together) / sum(
-        alone_s[sample.source, sample.destination] for sample in together
-    )
+    alone_s = [link.transfer_s(nbytes) for link, nbytes in zip(ring, together_sizes, strict=True)]
+    ratio = sum(sample.seconds for sample in together) / sum(alone_s)
     return LinkSurvey(fidelity=used, rows=tuple(rows), at_once=ratio)
 
 

@@ -83,9 +83,9 @@ class EngineCluster(Engines):
                     "Its devices share the air, which only the kernel emulates here.",
                     'Use --mode simulate, or kernel links (see `workbench doctor`), or set medium = "switch".',
                 )
-            from workbench.runtime.radio import common_rate  # needs pyroute2, which only Linux has
+            from workbench.runtime.radio import require_similar_rates  # needs pyroute2, which only Linux has
 
-            common_rate(cluster)
+            require_similar_rates(cluster)
         engines = cls(cluster, fidelity, reason)
         engines.open(told)
         return engines

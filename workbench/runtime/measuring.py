@@ -30,11 +30,11 @@ def measure_rank_links(
         return tuple(measure_links(opened, context.rank, sizes=sizes, repeats=repeats).values())
 
 
-def measure_rank_at_once(context: RankContext, payload: tuple[int, int]) -> LinkSample:
-    """Return the time of a message to this rank while all send.  payload: its bytes and repeats."""
-    nbytes, repeats = payload
+def measure_rank_at_once(context: RankContext, payload: tuple[tuple[int, ...], int]) -> LinkSample:
+    """Return the time of a message to this rank while all send.  payload: the bytes of each rank's, and repeats."""
+    sizes, repeats = payload
     with paced_group(context, 60.0, "at once") as opened:
-        return measure_at_once(opened, context.rank, nbytes, repeats=repeats)
+        return measure_at_once(opened, context.rank, sizes, repeats=repeats)
 
 
 @contextmanager

@@ -37,9 +37,12 @@ class RankLinks:
     fidelity: Literal["kernel", "paced", "real"]
     dilation: float = 1.0
     _air: Air | None = field(default=None, init=False, compare=False, repr=False)
+    _frame_s: float = field(default=0.0, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_air", self.cluster.air)
+        air = self.cluster.air
+        object.__setattr__(self, "_air", air)
+        object.__setattr__(self, "_frame_s", FRAME_BYTES / air.most_bytes_per_s if air is not None else 0.0)
 
     def transfer_s(self, source: int, destination: int, nbytes: int) -> float:
         """Return the seconds of a transfer: latency plus bytes divided by the link's rate."""
@@ -70,11 +73,12 @@ class RankLinks:
         """Return for how long a message that has passed the shared air is held back.
 
         These are latency, jitter, the overhead that gloo does not have, and the time of its last frame: the kernel lets
-        a frame pass when its time on air begins.  number: the message's number in its channel.
+        a frame pass, behind its copies (see radio.py), when its own time on air begins.  number: the message's number
+        in its channel.
         """
         assert self._air is not None
         jitter_s = self._air.delay_s(source, destination, number) - self.cluster.jitter_s
-        frame_s = self._air.transfer_s(source, destination, min(nbytes, FRAME_BYTES))
+        frame_s = self._frame_s * min(1.0, nbytes / FRAME_BYTES)
         return self.added_s(source, destination, 0) + self.dilation * (jitter_s + frame_s)
 
     def slower_s(self, factors: Mapping[str, float], destination: int, nbytes: int) -> float:

@@ -2,8 +2,13 @@
 
 Each port of the bridge redirects what its device sends to an intermediate functional block (IFB).  Its HTB has one
 parent class, which is the air, and a leaf for each sender.  Leaves borrow from the parent in turns, so all that send
-share the air equally.  The air's rate is that between two stations, so it contains what an access point repeats.
-HTB shares bytes, not time on air: all stations must have the same rate.
+share the air equally.
+
+HTB shares bytes; stations of different rates share time on air.  So the air has the rate of the two stations that need
+the least time for a byte, and a frame between two that need k times as long is followed into HTB by k - 1 copies of
+itself.  A port makes them by mirroring.  The IFB drops a mirrored frame once it has passed HTB, because it only
+sends redirected ones back to the bridge (drivers/net/ifb.c); nobody receives a copy.  The rate between two stations
+contains what an access point repeats.
 """
 
 from __future__ import annotations
@@ -28,29 +33,19 @@ _WINDOW = 64
 _ROOT, _PARENT, _OTHER, _FIRST = 0x10000, 0x1, 0x2, 0x10
 _ETHERNET_ALL, _ETHERNET_IP = 0x0003, 0x0800
 _INGRESS = 0xFFFF0000
-_QUEUE = 4096
-"""The most frames that wait in a leaf: more than TCP's windows hold."""
+_QUEUE = 131_072
+"""The most frames that wait in a leaf: more than TCP's windows hold, with their copies."""
+_BIT, _BITS = 2, 6
+"""The bits of a packet's identification that choose those with one copy more.  A connection counts its packets there.
+The lowest bits are left out: where two devices answer each other by turns, data have only even or odd numbers."""
+_MOST_ACTIONS = 32
+"""The most actions of a filter (TCA_ACT_MAX_PRIO in linux/pkt_cls.h): copies of a frame, and the frame itself."""
 
 
-def build_air(hub: IPRoute, ports: Sequence[int]) -> None:
-    """Let everything that enters the bridge by its ports pass the air first.  Raises NetlinkError if not allowed."""
+def build_air(hub: IPRoute) -> None:
+    """Create the interface that is the air.  Raises NetlinkError if not allowed."""
     hub.link("add", ifname=AIR, kind="ifb")
-    air = hub.link_lookup(ifname=AIR)[0]
-    hub.link("set", index=air, state="up", mtu=FRAME_BYTES, txqlen=_QUEUE)
-    redirect = {"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": air}
-    for port in ports:
-        hub.tc("add", "ingress", port)
-        hub.tc(
-            "add-filter",
-            "u32",
-            port,
-            parent=_INGRESS,
-            prio=1,
-            protocol=_ETHERNET_ALL,
-            target=_ROOT | _PARENT,
-            keys=["0x0/0x0+0"],
-            action=redirect,
-        )
+    hub.link("set", index=hub.link_lookup(ifname=AIR)[0], state="up", mtu=FRAME_BYTES, txqlen=_QUEUE)
 
 
 def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
@@ -72,39 +67,87 @@ def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
             file.write(value)
 
 
-def shape_air(hub: IPRoute, cluster: Cluster, addresses: Sequence[str]) -> None:
-    """Set the air of `build_air` to a cluster's rates.  addresses: the IPv4 address of each rank."""
-    air = hub.link_lookup(ifname=AIR)[0]
-    with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
-        hub.tc("del", "htb", air, _ROOT)
-    bits = max(1000, int(common_rate(cluster) * _WITH_HEADERS * 8))
-    hub.tc("add", "htb", air, _ROOT, default=_OTHER)
-    _add_class(hub, air, _PARENT, _ROOT, bits, bits)
-    _add_class(hub, air, _OTHER, _ROOT | _PARENT, 1000, bits)  # questions for addresses
-    for minor, address in enumerate(addresses, start=_FIRST):
-        _add_class(hub, air, minor, _ROOT | _PARENT, 1000, bits)
-        packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
-        keys = [f"{packed:#x}/0xffffffff+12"]  # source address in the IP header
-        hub.tc("add-filter", "u32", air, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | minor, keys=keys)
+def shape_air(hub: IPRoute, cluster: Cluster, addresses: Sequence[str], ports: Sequence[int]) -> None:
+    """Let everything that enters the bridge pass the air first, at a cluster's rates.
 
-
-def common_rate(cluster: Cluster) -> float:
-    """Return the bytes per second between any two stations.
-
-    Raises RuntimeSetupError if it differs between pairs: HTB shares bytes, which is time on air only then.
+    addresses, ports: the IPv4 address of each rank, and the index of its port.  Raises NetlinkError if not allowed.
     """
-    ranks = range(cluster.world_size)
-    paths = {cluster.link(a, b).bytes_per_s: (a, b) for a in ranks for b in ranks if a != b}
-    if len(paths) > 1:
-        slow, fast = (paths[rate] for rate in (min(paths), max(paths)))
-        names = cluster.names
-        words = [f"{names[a]}>{names[b]} {8e-6 * cluster.link(a, b).bytes_per_s:.3g} Mbit/s" for a, b in (slow, fast)]
+    air, index = cluster.air, hub.link_lookup(ifname=AIR)[0]
+    assert air is not None
+    packed = [int.from_bytes(bytes(map(int, address.split("."))), "big") for address in addresses]
+    with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
+        hub.tc("del", "htb", index, _ROOT)
+    bits = max(1000, int(air.most_bytes_per_s * _WITH_HEADERS * 8))
+    hub.tc("add", "htb", index, _ROOT, default=_OTHER)
+    _add_class(hub, index, _PARENT, _ROOT, bits, bits)
+    _add_class(hub, index, _OTHER, _ROOT | _PARENT, 1000, bits)  # questions for addresses
+    for minor, address in enumerate(packed, start=_FIRST):
+        _add_class(hub, index, minor, _ROOT | _PARENT, 1000, bits)
+        keys = [f"{address:#x}/0xffffffff+12"]  # source address in the IP header
+        hub.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | minor, keys=keys)
+    for source, port in enumerate(ports):
+        with contextlib.suppress(NetlinkError):
+            hub.tc("del", "ingress", port)
+        hub.tc("add", "ingress", port)
+        for destination, address in enumerate(packed):
+            if destination == source:
+                continue
+            num_copies, more = copies(air.times_on_air(source, destination))
+            keys = [f"{address:#x}/0xffffffff+16"]  # destination address in the IP header
+            for packets in more:
+                _pass_air(hub, port, index, _ETHERNET_IP, [*keys, packets], num_copies + 1)
+            if num_copies:
+                _pass_air(hub, port, index, _ETHERNET_IP, keys, num_copies)
+        _pass_air(hub, port, index, _ETHERNET_ALL, ["0x0/0x0+0"], 0)
+
+
+def copies(times: float) -> tuple[int, tuple[str, ...]]:
+    """Return how many copies of each frame pass the air, and keys of u32 for the packets of which one more does.
+
+    times: how many times as long as the frame's own time on air all of them take.  The part that is no whole number is
+    rounded to a 64th; a key selects a half, a quarter ... of all packets, no two the same packet.
+    """
+    whole, part = divmod(round((times - 1) * 2**_BITS), 2**_BITS)
+    keys = []
+    for bit in range(_BITS):
+        if part >> (_BITS - 1 - bit) & 1:
+            mask = (2 ** (bit + 1) - 1) << _BIT
+            keys.append(f"{1 << (_BIT + bit):#x}/{mask:#x}+5")  # low byte of the identification in the IP header
+    return whole, tuple(keys)
+
+
+def require_similar_rates(cluster: Cluster) -> None:
+    """Raise RuntimeSetupError if two stations need the air so much longer than others that no filter has the copies."""
+    air, names, ranks = cluster.air, cluster.names, range(cluster.world_size)
+    assert air is not None
+    pairs = [(air.times_on_air(a, b), f"{names[a]}>{names[b]}") for a in ranks for b in ranks if a != b]
+    times, slowest = max(pairs, default=(1.0, ""))
+    if times > _MOST_ACTIONS - 1:
         raise RuntimeSetupError(
             f"Cluster '{cluster.name}' was to be emulated on shared air.",
-            f"Its stations have different rates: {', '.join(words)}.",
-            "Give all devices the same bandwidth_mbit_per_s and no [[link]], or use --mode simulate.",
+            f"A byte from {slowest} takes {times:.3g} times as long as one of the fastest path, "
+            f"at most {_MOST_ACTIONS - 1} can be emulated.",
+            "Give the stations rates that are closer to each other, or use --mode simulate.",
         )
-    return next(iter(paths), 1e9)
+
+
+def _pass_air(hub: IPRoute, port: int, air: int, protocol: int, keys: Sequence[str], num_copies: int) -> None:
+    """Lead frames that enter by a port through the air, each behind some copies of itself."""
+    to_air = {"kind": "mirred", "direction": "egress", "ifindex": air}
+    actions = [*({**to_air, "action": "mirror"} for _ in range(num_copies)), {**to_air, "action": "redirect"}]
+    prio = 1 if protocol == _ETHERNET_IP else 2
+    target = _ROOT | _PARENT
+    hub.tc(
+        "add-filter",
+        "u32",
+        port,
+        parent=_INGRESS,
+        prio=prio,
+        protocol=protocol,
+        target=target,
+        keys=keys,
+        action=actions,
+    )
 
 
 def _add_class(hub: IPRoute, air: int, minor: int, parent: int, bits: int, most_bits: int) -> None:

@@ -55,15 +55,14 @@ def build_links(cluster: Cluster) -> tuple[LinkEnd, ...]:
         hub.link("add", ifname=_BRIDGE, kind="bridge")
         bridge = hub.link_lookup(ifname=_BRIDGE)[0]
         hub.link("set", index=bridge, state="up")
-        ports = []
         for rank in range(cluster.world_size):
             port_name = f"port{rank}"
             peer = {"ifname": INTERFACE, "net_ns_fd": descriptors[rank], **mtu}
             hub.link("add", ifname=port_name, kind="veth", peer=peer, **mtu)
-            ports.append(hub.link_lookup(ifname=port_name)[0])
-            hub.link("set", index=ports[-1], master=bridge, state="up")
+            port = hub.link_lookup(ifname=port_name)[0]
+            hub.link("set", index=port, master=bridge, state="up")
         if is_shared:
-            build_air(hub, ports)
+            build_air(hub)
     for rank in range(cluster.world_size):
         with _inside(descriptors[rank]), _netlink() as device_side:
             loopback = device_side.link_lookup(ifname="lo")[0]
@@ -81,7 +80,8 @@ def shape_links(cluster: Cluster, descriptors: Sequence[int]) -> None:
     """Set the links of `build_links` to the cluster's rates.  Raises OSError if not allowed."""
     if cluster.medium == "wifi":
         with _netlink() as hub:
-            shape_air(hub, cluster, [address_of(rank) for rank in range(cluster.world_size)])
+            ports = [hub.link_lookup(ifname=f"port{rank}")[0] for rank in range(cluster.world_size)]
+            shape_air(hub, cluster, [address_of(rank) for rank in range(cluster.world_size)], ports)
         return
     names = cluster.names
     for rank, device in enumerate(cluster.devices):

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch.distributed as dist
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Link
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
@@ -41,13 +41,20 @@ from workbench.schedules import (
 from workbench.simulator import simulate
 from workbench_studies.bench.frame import Progress, line_of, require_kernel_links, require_words
 
-WORDS = ("switch", "wifi")
-SIZES = {"switch": (2, 3, 4), "wifi": (2, 3, 4, 6)}
+Network = Literal["switch", "wifi", "unequal"]
+"""Wires of a switch, Wi-Fi stations of equal rates, and Wi-Fi stations of unequal rates."""
+WORDS: tuple[Network, ...] = get_args(Network)
+SIZES: dict[Network, tuple[int, ...]] = {"switch": (2, 3, 4), "wifi": (2, 3, 4, 6), "unequal": (2, 3, 4, 6)}
 MICRO_BATCHES = 8
-MBIT_PER_S = {"switch": 500, "wifi": 200}
-"""Of a device's link; on Wi-Fi half of it remains between two stations, for all that send at once."""
+MBIT_PER_S: dict[Network, tuple[int, ...]] = {"switch": (500,), "wifi": (200,), "unequal": (200, 100, 50)}
+"""Of the devices' links, in turn; on Wi-Fi half of it remains between two equal stations, for all that send at once."""
+DIRECT_MBIT_PER_S = 150
+"""Between the last two of four or more unequal stations, which talk past the access point."""
+OF_UNEQUAL = ("1F1B", "ring all-gather", "forward-only chain", "incast", "all-reduce")
+"""The programs that run on unequal stations."""
 CROSSING = Spec((4, 32, 128))
-"""The value that crosses a boundary: 64 KB, 1.05 ms on the switch, 5.2 ms on Wi-Fi while nobody else sends."""
+"""The value that crosses a boundary: 64 KB, 1.05 ms on the switch, 5.2 ms on Wi-Fi while nobody else sends.
+Between stations of 200 and 50 Mbit/s it takes 13.1 ms."""
 GRADIENT = Spec((25_000,))
 LATENCIES_MS = (1, 5)
 """Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
@@ -92,9 +99,9 @@ def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, 
     return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
-def cases(size: int, medium: Medium = "switch") -> dict[str, Case]:
+def cases(size: int, network: Network = "switch") -> dict[str, Case]:
     """Return the programs for this many devices by name.  On Wi-Fi there are two more, in which all send at once."""
-    cluster = _cluster(size, medium)
+    cluster = _cluster(size, network)
     plan = _plan([(rank,) for rank in range(size)])
     sizes = (1,) * MICRO_BATCHES
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
@@ -108,18 +115,21 @@ def cases(size: int, medium: Medium = "switch") -> dict[str, Case]:
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, sizes))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
     }
-    if medium == "wifi":
+    if network != "switch":
         schedules |= {"incast": _incast(size), "all-reduce": _all_reduces(size)}
     costs = costs_on(cluster)
     cases_by_name = {
         name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
         for name, schedule in schedules.items()
+        if network != "unequal" or name in OF_UNEQUAL
     }
+    if network == "unequal":
+        return cases_by_name
     cases_by_name["not draining"] = replace(cases_by_name["forward-only chain"], num_steps=STEPS)
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
     by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
     for latency_ms in LATENCIES_MS:
-        slow = _cluster(size, medium, latency_ms)
+        slow = _cluster(size, network, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
         for name, schedule in by_latency.items():
             cases_by_name[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
@@ -134,53 +144,53 @@ def bench(
     rounds: int = ROUNDS,
     dilation: float | None = None,
 ) -> dict[str, Any]:
-    """Return measured over simulated time of every program by medium and size, and the executor's own overhead.
+    """Return measured over simulated time of every program by network and size, and the executor's own overhead.
 
-    only: some of WORDS, the media.  dilation: how much slower devices and links are emulated, for a busy machine; None:
-    WORKBENCH_DILATION.
+    only: some of WORDS, the networks.  rounds: a third of them measures unequal stations, whose programs are slow.
+    dilation: how much slower devices and links are emulated, for a busy machine; None: WORKBENCH_DILATION.
     Raises RuntimeSetupError if the kernel does not shape links.
     """
     points: list[dict[str, Any]] = []
     executor_s: list[float] = []
     dilation = dilation or asked_dilation() or 1.0
     require_words(only, WORDS)
-    media = [medium for medium in get_args(Medium) if not only or medium in only]
-    for medium, size in ((each_medium, size) for each_medium in media for size in sizes or SIZES[each_medium]):
-        with EngineCluster.start(_cluster(size, medium)) as engines:
+    networks = [network for network in WORDS if not only or network in only]
+    for network, size in ((each, size) for each in networks for size in sizes or SIZES[each]):
+        with EngineCluster.start(_cluster(size, network)) as engines:
             require_kernel_links(engines, "executor")
             engines.dilate(dilation)
-            results = engines.run(run_rank, [(size, medium, rounds)] * size)
-        for name, case in cases(size, medium).items():
-            points.append(_point(name, size, case, [result["rounds"][name] for result in results]))
+            chosen_rounds = max(1, rounds // 3) if network == "unequal" else rounds
+            results = engines.run(run_rank, [(size, network, chosen_rounds)] * size)
+        for name, case in cases(size, network).items():
+            points.append(_point(name, network, case, [result["rounds"][name] for result in results]))
             progress(line_of(points[-1]))
         executor_s += [result["own_s"] for result in results]
     return {
         "name": "executor",
         "label": "emulated, kernel links",
-        "what": f"time of a program measured / simulated, {rounds} rounds, programs taking turns; late: share of "
-        "overrun "
-        "deadlines",
+        "what": f"time of a program measured / simulated, {rounds} rounds (a third of unequal stations), programs "
+        "taking turns; late: share of overrun deadlines",
         "dilation": dilation,
-        "mbit_per_s": {medium: MBIT_PER_S[medium] for medium in media},
+        "mbit_per_s": {network: MBIT_PER_S[network] for network in networks},
         "message_bytes": CROSSING.nbytes,
         "own_cost_us": 1e6 * median(executor_s),
         "median_ratio": {
-            medium: median(point["ratio"] for point in points if point["medium"] == medium) for medium in media
+            network: median(point["ratio"] for point in points if point["network"] == network) for network in networks
         },
         "points": points,
     }
 
 
-def run_rank(context: RankContext, given: tuple[int, Medium, int]) -> dict[str, Any]:
+def run_rank(context: RankContext, given: tuple[int, Network, int]) -> dict[str, Any]:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
     overhead.
 
-    given: the number of devices, their medium and the number of rounds.
+    given: the number of devices, their network and the number of rounds.
     """
-    size, medium, num_rounds = given
+    size, network, num_rounds = given
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
-        chosen = cases(size, medium)
+        chosen = cases(size, network)
         subgroups = subgroups_of([case.program for case in chosen.values()])
         pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
         with ExitStack() as opened:
@@ -193,7 +203,7 @@ def run_rank(context: RankContext, given: tuple[int, Medium, int]) -> dict[str, 
                         process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
                     )
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
-            own_s = _own_cost(executors[_cluster(size, medium).name])
+            own_s = _own_cost(executors[_cluster(size, network).name])
             for turn in range(num_rounds + 1):
                 for name, case in chosen.items():
                     pacer.reset()
@@ -242,7 +252,7 @@ def _own_cost(executor: Executor) -> float:
 
 
 def _point(
-    name: str, size: int, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]
+    name: str, network: Network, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]
 ) -> dict[str, Any]:
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
@@ -250,8 +260,8 @@ def _point(
     late, paced = (sum(entry[place] for entries in by_rank for entry in entries) for place in (2, 3))
     return {
         "program": name,
-        "medium": case.cluster.medium,
-        "devices": size,
+        "network": network,
+        "devices": len(by_rank),
         "simulated_ms": 1e3 * simulated_s,
         "measured_ms": 1e3 * median(measured),
         "ratio": median(ratios),
@@ -261,21 +271,27 @@ def _point(
     }
 
 
-def _cluster(size: int, medium: Medium, latency_ms: float | None = None) -> Cluster:
+def _cluster(size: int, network: Network, latency_ms: float | None = None) -> Cluster:
     """Return the devices of the cluster 'laptop', and copies of them, with links of MBIT_PER_S.
 
     latency_ms: the latency of each path; None: the cluster's.
     """
-    laptop = load_cluster("laptop")
-    known = laptop.devices
-    chosen = tuple(replace(known[rank % len(known)], name=f"device-{rank}") for rank in range(size))
-    cluster = replace(laptop, devices=chosen, medium=medium).with_bandwidth(MBIT_PER_S[medium])
+    laptop, rates = load_cluster("laptop"), MBIT_PER_S[network]
+    devices = []
+    for rank in range(size):
+        known = laptop.devices[rank % laptop.world_size]
+        link = replace(known.link, bytes_per_s=125_000 * rates[rank % len(rates)])
+        devices.append(replace(known, name=f"device-{rank}", link=link))
+    pairs = {}
+    if network == "unequal" and size >= 4:
+        direct = Link(bytes_per_s=125_000 * DIRECT_MBIT_PER_S, latency_s=devices[-1].link.latency_s)
+        pairs = {f"device-{a}>device-{b}": direct for a, b in ((size - 2, size - 1), (size - 1, size - 2))}
+    medium: Medium = "switch" if network == "switch" else "wifi"
+    cluster = replace(laptop, devices=tuple(devices), pairs=pairs, medium=medium)
     if latency_ms is None:
         return cluster
-    devices = tuple(
-        replace(device, link=replace(device.link, latency_s=latency_ms / 2e3)) for device in cluster.devices
-    )
-    return replace(cluster, name=f"{cluster.name}, {latency_ms:g} ms", devices=devices)
+    slow = cluster.with_links(lambda link: replace(link, latency_s=latency_ms / 2e3))
+    return replace(slow, name=f"{cluster.name}, {latency_ms:g} ms")
 
 
 def _plan(groups: Sequence[Sequence[int]]) -> Plan:

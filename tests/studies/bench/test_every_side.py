@@ -72,9 +72,9 @@ def test_the_words_that_help_names_are_those_that_choose(name: str) -> None:
 @needs_kernel_links
 def test_executor() -> None:
     report = executor.bench(lambda line: None, sizes=(2,), rounds=1)
-    for medium in ("switch", "wifi"):
-        programs = {point["program"] for point in report["points"] if point["medium"] == medium}
-        assert programs == set(executor.cases(2, medium)) and report["median_ratio"][medium] > 0
+    for network in executor.WORDS:
+        programs = {point["program"] for point in report["points"] if point["network"] == network}
+        assert programs == set(executor.cases(2, network)) and report["median_ratio"][network] > 0
     assert all(point["ratio"] > 0 for point in report["points"]) and report["own_cost_us"] > 0
 
 

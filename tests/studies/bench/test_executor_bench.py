@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.core.medium import Medium
 from workbench.core.program import unrolled
 from workbench.schedules import check
 from workbench.simulator import simulate
@@ -14,20 +13,22 @@ from workbench_studies.bench.executor import (
     LATENCIES_MS,
     LAYERS,
     MICRO_BATCHES,
+    OF_UNEQUAL,
     SECONDS,
     SIZES,
     STEPS,
     TILES,
     Case,
+    Network,
     _point,
     cases,
 )
 
 
-@pytest.mark.parametrize(("medium", "sizes"), SIZES.items())
-def test_every_program_can_run(medium: Medium, sizes: tuple[int, ...]) -> None:
-    for size in sizes:
-        can_run(cases(size, medium), 10 if medium == "wifi" else 8)
+@pytest.mark.parametrize("network", ["switch", "wifi"])
+def test_every_program_can_run(network: Network) -> None:
+    for size in SIZES[network]:
+        can_run(cases(size, network), 10 if network == "wifi" else 8)
 
 
 def can_run(found: dict[str, Case], count: int) -> None:
@@ -46,6 +47,19 @@ def test_on_shared_air_all_wait_for_all() -> None:
     incast_s = simulate(found["incast"].program, memory=False).makespan_s
     assert incast_s == pytest.approx(2 * SECONDS["F"] + 40 * message_s, rel=0.01)
     assert cases(2)["1F1B"].program.air is None and found["incast"].program.air is not None
+
+
+def test_unequal_stations_take_longer_and_some_of_them_talk_directly() -> None:
+    """Of an incast: 8 messages of each of three stations, the slow one's as long as its own rate says."""
+    for size in (2, 4):
+        for name, case in cases(size, "unequal").items():
+            check(case.program.schedule)
+            equal = cases(size, "wifi")[name]
+            assert name in OF_UNEQUAL and simulate(case.program).makespan_s > simulate(equal.program).makespan_s
+    case = cases(4, "unequal")["incast"]
+    assert case.cluster.link(2, 3).bytes_per_s == case.cluster.link(3, 2).bytes_per_s == 150 * 125_000
+    air_s = 8 * CROSSING.nbytes * sum(1 / case.cluster.link(rank, 0).bytes_per_s for rank in (1, 2, 3))
+    assert simulate(case.program).makespan_s == pytest.approx(2 * SECONDS["F"] + air_s, rel=0.01)
 
 
 @pytest.mark.parametrize("latency_ms", LATENCIES_MS)
@@ -73,7 +87,7 @@ def test_a_point_is_measured_over_simulated() -> None:
         [(10.0, 10.0 + ratio * simulated_s, 0.001, 0.1) for ratio in ratios]
         for ratios in ((1.0, 1.2, 1.0), (1.1, 1.1, 1.3))
     ]
-    point = _point("two streams", 2, cases(2)["two streams"], rounds)
+    point = _point("two streams", "switch", cases(2)["two streams"], rounds)
     assert point["simulated_ms"] == pytest.approx(1e3 * simulated_s)
     assert (point["ratio"], point["least"], point["p95"]) == pytest.approx((1.2, 1.1, 1.3))
     assert point["late"] == pytest.approx(0.01)
