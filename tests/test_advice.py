@@ -226,13 +226,20 @@ def test_combinations_without_power_figures_have_no_place_in_the_picture() -> No
     assert draw([("a", 1.0, None, 5, False)], label="simulated").layout.annotations
 
 
-def test_the_reason_says_that_activations_are_computed_again() -> None:
-    """For the least memory LoRA that recomputes beats LoRA that keeps them, and the reason names the layers."""
-    ranked = on(load_cluster("laptop"), goal="memory")
+def test_whoever_ranks_by_memory_gets_activations_computed_again_or_on_the_disk(advice: Advice) -> None:
+    """The disk only where a step is then shorter: with slow processors, not with the laptop's."""
+    again, disk = (f"Fine-tuning: LoRA, activations {where}" for where in ("computed again", "on the disk"))
+    assert "does not pay" in advice.refused[disk] and again in {choice.name for choice in advice.choices}
+    laptop = load_cluster("laptop")
+    slow = replace(laptop, devices=tuple(replace(device, flops_per_s=1e8) for device in laptop.devices))
+    ranked = on(slow, goal="memory")
     places = {choice.name: place for place, choice in enumerate(ranked.choices)}
-    names = [name for name in places if name.endswith("LoRA, activations computed again")]
-    assert names and places[names[0]] < min(
-        place for name, place in places.items() if name.startswith("Fine-tuning: LoRA, ") and name not in names
-    )
-    first = replace(ranked, choices=ranked.choices[places[names[0]] :])
-    assert "The backward pass computes the activations of layers 0-" in first.reason
+    others = [
+        place for name, place in places.items() if name.startswith("Fine-tuning: LoRA") and name not in (again, disk)
+    ]
+    assert places[disk] < places[again] < min(others)
+    for name, words in (
+        (again, "The backward pass computes the activations of layers 0-"),
+        (disk, "are on the disk, to"),
+    ):
+        assert words in replace(ranked, choices=ranked.choices[places[name] :]).reason

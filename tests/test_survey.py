@@ -39,6 +39,7 @@ HOST = HostProfile(
     gemm_flops_per_s=100e9,
     memory_bytes_per_s=20e9,
     storage_bytes_per_s=600e6,
+    storage_write_bytes_per_s=200e6,
     storage_is_cold=True,
     cores=2,
     processor="made up",
@@ -61,12 +62,9 @@ def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalo
     cluster = Cluster(name="mixed", devices=(emulated, replace(described, host_share=None, storage_bytes_per_s=90e6)))
     host, (mine, other) = survey_devices(cluster)
     assert host is HOST
-    assert (mine.emulated, mine.flops_per_s, mine.memory_bytes_per_s, mine.storage_bytes_per_s) == (
-        True,
-        50e9,
-        10e9,
-        300e6,
-    )
+    assert (mine.emulated, mine.flops_per_s, mine.memory_bytes_per_s) == (True, 50e9, 10e9)
+    assert (mine.storage_bytes_per_s, mine.storage_write_bytes_per_s) == (300e6, 100e6)
+    assert other.storage_write_bytes_per_s is None
     assert (other.emulated, other.flops_per_s, other.memory_bytes_per_s, other.storage_bytes_per_s) == (
         False,
         1e9,
@@ -118,7 +116,7 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
     def measure_layers(stack, config, *, dtype, max_length):
         calls.append(1)
         grid = Grid(batch_sizes=(1, 16), sequence_lengths=(8, 64), seconds=((1e-3, 2e-3), (4e-3, 8e-3)))
-        times = {"F": grid, "SF": grid, "SB": grid, "LOAD": grid, "STEP": grid}
+        times = {"F": grid, "SF": grid, "SB": grid, "LOAD": grid, "TAPE": grid.scaled(0), "STEP": grid}
         sizes = {
             "frozen_bytes": 1000,
             "trainable_bytes": 100,
@@ -214,15 +212,17 @@ def test_devices_measured_on_the_command_line(monkeypatch) -> None:
         flops_per_s=5e10,
         memory_bytes_per_s=1e10,
         storage_bytes_per_s=3e8,
+        storage_write_bytes_per_s=2e8,
         memory_bytes=600_000_000,
     )
     monkeypatch.setattr(printed, "survey_devices", lambda cluster: (HOST, (rates,)))
     shown = call("--measure").stdout
     assert "made up" in shown
-    assert next(line for line in shown.splitlines() if "alpha" in line and "emulated" in line).split()[1:5] == [
+    assert next(line for line in shown.splitlines() if "alpha" in line and "emulated" in line).split()[1:6] == [
         "50.0",
         "10.0",
         "300",
+        "200",
         "600",
     ]
     kept = json.loads(call("--measure", "--json").stdout)

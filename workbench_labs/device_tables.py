@@ -20,6 +20,7 @@ def host_table(host: HostProfile) -> Table:
             ("matrix product, one core", f"{host.gemm_flops_per_s / 1e9:.1f} GFLOP/s"),
             ("memory, large copy", f"{host.memory_bytes_per_s / 1e9:.1f} GB/s"),
             ("disk, sequential read", f"{host.storage_bytes_per_s / 1e6:.0f} MB/s{cold}"),
+            ("disk, sequential write", f"{host.storage_write_bytes_per_s / 1e6:.0f} MB/s"),
             ("cores", f"{host.cores}"),
         ],
         title="This machine (measured)",

@@ -27,6 +27,7 @@ Quantity = Literal[
     "watts_busy",
     "watts_idle",
     "storage_mb_per_s",
+    "storage_write_mb_per_s",
     "bandwidth_mbit_per_s",
     "memory_gb_per_s",
     "prefill_tokens_per_s",
@@ -175,6 +176,8 @@ def _predicted(figure: Figure) -> float | None:
             return device.watts_idle
         case "storage_mb_per_s":
             return device.storage_bytes_per_s / 1e6
+        case "storage_write_mb_per_s":
+            return None if device.storage_write_bytes_per_s is None else device.storage_write_bytes_per_s / 1e6
         case "bandwidth_mbit_per_s":
             return device.link.bytes_per_s * 8e-6
         case "memory_gb_per_s":

@@ -15,6 +15,7 @@ NAMES = {
     "watts_busy": "W, busy",
     "watts_idle": "W, idle",
     "storage_mb_per_s": "disk, MB/s",
+    "storage_write_mb_per_s": "disk written, MB/s",
     "bandwidth_mbit_per_s": "network, Mbit/s",
     "memory_gb_per_s": "memory, GB/s",
     "prefill_tokens_per_s": "prompt, tokens/s",
@@ -88,11 +89,16 @@ def _sent(number: int, report: BoardReport) -> str:
                 *_against(board.gflops, described and described.flops_per_s / 1e9),
                 *_against(board.memory_gb_per_s, described and (described.memory_bytes_per_s or 0) / 1e9),
                 *_against(board.storage_mb_per_s, described and described.storage_bytes_per_s / 1e6),
+                *_against(board.storage_write_mb_per_s, described and (described.storage_write_bytes_per_s or 0) / 1e6),
             ]
         )
     columns = (
         "board",
-        *(word for kind in ("GFLOP/s", "memory, GB/s", "disk, MB/s") for word in (kind, "catalogue", "off")),
+        *(
+            word
+            for kind in ("GFLOP/s", "memory, GB/s", "disk, MB/s", "disk written, MB/s")
+            for word in (kind, "catalogue", "off")
+        ),
     )
     rates = [link.mbit_per_s for link in report.links]
     words = [f"Measured in {report.month} with workbench {report.workbench}."]

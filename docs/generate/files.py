@@ -23,6 +23,7 @@ UNITS = {
     "watts_idle": "W",
     "microjoule_per_byte": "10^-6 J",
     "storage_mb_per_s": "10^6 bytes/s",
+    "storage_write_mb_per_s": "10^6 bytes/s",
     "memory_gb_per_s": "10^9 bytes/s",
     "battery": "0 to 1",
     "battery_wh": "Wh",
@@ -68,6 +69,8 @@ def device_models() -> str:
         "watts_busy",
         "watts_idle",
         "memory_gb_per_s",
+        "storage_mb_per_s",
+        "storage_write_mb_per_s",
         "sustained",
     )
     rows = ((f"`{name}`", cell(of["title"]), *(str(of.get(key, "")) for key in keys)) for name, of in models.items())

@@ -224,6 +224,7 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
             flops_per_s=7e9,
             memory_bytes_per_s=2e9,
             storage_bytes_per_s=4e7,
+            storage_write_bytes_per_s=2e7,
             memory_bytes=10**9,
         )
         for one in (first, second)
@@ -261,10 +262,17 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     assert measured.link(1, 0) == slow
     slow, fast = fast, slow
     assert [
-        (device.flops_per_s, device.storage_bytes_per_s, device.memory_bytes_per_s) for device in measured.devices
-    ] == [(7e9, 4e7, 2e9)] * 2
+        (
+            device.flops_per_s,
+            device.storage_bytes_per_s,
+            device.storage_write_bytes_per_s,
+            device.memory_bytes_per_s,
+        )
+        for device in measured.devices
+    ] == [(7e9, 4e7, 2e7, 2e9)] * 2
     assert measured.link(0, 1) == slow and measured.link(1, 0) == fast
-    reset = {"sustained": (), "flops_per_s": 0.5, "storage_bytes_per_s": 0.5, "memory_bytes_per_s": 0.5}
+    rate_names = ("flops_per_s", "storage_bytes_per_s", "storage_write_bytes_per_s", "memory_bytes_per_s")
+    reset = {"sustained": ()} | dict.fromkeys(rate_names, 0.5)
     assert [replace(device, **reset) for device in measured.devices] == [
         replace(device, **reset) for device in (first, second)
     ]

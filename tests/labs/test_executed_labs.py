@@ -14,6 +14,7 @@ HOST = HostProfile(
     gemm_flops_per_s=2e10,
     memory_bytes_per_s=8e9,
     storage_bytes_per_s=1e8,
+    storage_write_bytes_per_s=5e7,
     storage_is_cold=True,
     cores=2,
     processor="a slow one",

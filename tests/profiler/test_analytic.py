@@ -164,6 +164,7 @@ def test_a_profile_follows_each_devices_speed():
     assert fast.seconds("F", 8, 64) == pytest.approx(2 * fast.seconds("F", 4, 64))
     assert fast.seconds("B", 8, 64) == 0
     assert fast.seconds("LOAD", 8, 64) == pytest.approx(8 * 64 * fast.tap_bytes_per_token / 400e6)
+    assert fast.seconds("TAPE", 8, 64) == fast.seconds("LOAD", 8, 64)
     assert profile.layers[0][0].tap_bytes_per_token == 2 * fast.tap_bytes_per_token == 2 * 4 * 384
     assert sum(layer.frozen_bytes for layer in profile.layers[0]) == 4 * MODELS["all-MiniLM-L6-v2"].params
 

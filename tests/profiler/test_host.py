@@ -13,7 +13,7 @@ def test_this_machine_is_measured(tmp_path):
     # Between a microcontroller and a supercomputer.
     assert 1e8 < found.gemm_flops_per_s < 1e13
     assert 1e8 < found.memory_bytes_per_s < 1e12
-    assert 1e5 < found.storage_bytes_per_s < 1e12
+    assert 1e5 < found.storage_bytes_per_s < 1e12 and 1e5 < found.storage_write_bytes_per_s < 1e12
     assert found.cores >= 1
     assert found.processor
     assert all(math.isfinite(getattr(found, field.name)) for field in fields(found) if field.name.endswith("_s"))
@@ -22,7 +22,7 @@ def test_this_machine_is_measured(tmp_path):
 
 def test_an_impossible_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="absent"):
-        host.storage_rate(tmp_path / "absent")
+        host.storage_rates(tmp_path / "absent")
 
 
 def test_no_time_is_refused():

@@ -68,11 +68,14 @@ def test_activations_on_the_disk_are_written_and_read_once() -> None:
     for activations in ("memory", "recompute", "disk"):
         own = replace(plan, stages=tuple(replace(stage, activations=activations) for stage in plan.stages))
         profile, cluster = made(own, 1, side=False)
+        [device] = cluster.devices
+        card = replace(device, storage_bytes_per_s=3e3, storage_write_bytes_per_s=1e3)
+        cluster = replace(cluster, devices=(card,))
         costs = plan_costs(profile, cluster, own, sizes=(2,), lengths=(LENGTH,))
         program = Program.on(cluster, insert_transfers(backpropagation(own, (2,))), costs)
         seconds[activations] = simulate(program).makespan_s
     layer_bytes = 2 * (LENGTH * 30 + 3)
-    disk_s = 2 * 2 * layer_bytes / cluster.devices[0].storage_bytes_per_s
+    disk_s = 2 * layer_bytes * (1 / 1e3 + 1 / 3e3)
     assert seconds["disk"] - seconds["memory"] == pytest.approx(disk_s, rel=1e-6)
     assert seconds["recompute"] - seconds["memory"] == pytest.approx(2 * 1.2)
 

@@ -14,8 +14,9 @@ from workbench.core.heat import as_text, curve_of
 from workbench.core.job import Fidelity, Job
 from workbench.core.serial import read_toml, write_text
 from workbench.methods.base import Event
-from workbench.profiler.host import ProcessorRate
+from workbench.profiler.host import HostProfile, ProcessorRate
 from workbench.runs.survey import (
+    DeviceRates,
     LayerSurvey,
     alike,
     as_builtins,
@@ -30,7 +31,7 @@ KILO, MEGA, GIGA = 1e3, 1e6, 1e9
 
 def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str, Any]:
     """Measure this machine, or real devices, and return the results; print each device's FLOP/s, memory bandwidth
-    and disk read rate.
+    and disk rates.
 
     file: the cluster's, which keeps the rates of real devices.
     """
@@ -44,7 +45,8 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
                 "gflops": round(device.flops_per_s / GIGA, 3),
                 "storage_mb_per_s": round(device.storage_bytes_per_s / MEGA, 1),
             }
-            | ({"memory_gb_per_s": round(device.memory_bytes_per_s / GIGA, 3)} if device.memory_bytes_per_s else {})
+            | _if_known("storage_write_mb_per_s", device.storage_write_bytes_per_s, MEGA, 1)
+            | _if_known("memory_gb_per_s", device.memory_bytes_per_s, GIGA, 3)
             | _described(device.processors)
             for device in devices
         }
@@ -56,16 +58,14 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
     if as_json:
         return result
 
-    def row(
-        name: str, flops: float, memory: float | None, storage: float, budget: int | None, source: str
-    ) -> tuple[str, ...]:
-        moved = "-" if memory is None else f"{memory / GIGA:.1f}"
+    def row(name: str, rates: HostProfile | DeviceRates, budget: str, source: str) -> tuple[str, ...]:
         return (
             name,
-            f"{flops / GIGA:.1f}",
-            moved,
-            f"{storage / MEGA:.0f}",
-            "" if budget is None else f"{budget / MEGA:.0f}",
+            f"{(rates.gemm_flops_per_s if isinstance(rates, HostProfile) else rates.flops_per_s) / GIGA:.1f}",
+            _rate(rates.memory_bytes_per_s, GIGA, ".1f"),
+            _rate(rates.storage_bytes_per_s, MEGA),
+            _rate(rates.storage_write_bytes_per_s, MEGA),
+            budget,
             source,
         )
 
@@ -76,24 +76,12 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             f"One core of {host.cores}, {host.processor}; emulated devices of {cluster.name} have their share of it "
             "in all they do"
         )
-        source = "measured" if host.storage_is_cold else "measured, disk warm"
-        rows.append(
-            row("this machine", host.gemm_flops_per_s, host.memory_bytes_per_s, host.storage_bytes_per_s, None, source)
-        )
+        rows.append(row("this machine", host, "", "measured" if host.storage_is_cold else "measured, disk warm"))
     for device in devices:
         source = "emulated" if device.emulated else "catalogue" if device.memory_bytes_per_s is None else "measured"
-        rows.append(
-            row(
-                device.name,
-                device.flops_per_s,
-                device.memory_bytes_per_s,
-                device.storage_bytes_per_s,
-                device.memory_bytes,
-                source,
-            )
-        )
-    columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "budget MB", "source")
-    print_table(title, columns, rows, right=(1, 2, 3, 4))
+        rows.append(row(device.name, device, f"{device.memory_bytes / MEGA:.0f}", source))
+    columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "written", "budget MB", "source")
+    print_table(title, columns, rows, right=(1, 2, 3, 4, 5))
     machines = {"this machine": () if host is None else host.processors} | {
         device.name: device.processors for device in devices
     }
@@ -110,6 +98,14 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             right=(3,),
         )
     return result
+
+
+def _rate(bytes_per_s: float | None, unit: float, form: str = ".0f") -> str:
+    return "-" if bytes_per_s is None else format(bytes_per_s / unit, form)
+
+
+def _if_known(key: str, bytes_per_s: float | None, unit: float, digits: int) -> dict[str, float]:
+    return {key: round(bytes_per_s / unit, digits)} if bytes_per_s else {}
 
 
 def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: bool) -> dict[str, Any]:

@@ -32,6 +32,7 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "watts_idle": (Device, "watts_idle", 1),
     "microjoule_per_byte": (Device, "joules_per_byte", 1e-6),
     "storage_mb_per_s": (Device, "storage_bytes_per_s", MB),
+    "storage_write_mb_per_s": (Device, "storage_write_bytes_per_s", MB),
     "memory_gb_per_s": (Device, "memory_bytes_per_s", 1e9),
     "battery": (Device, "battery", 1),
     "battery_wh": (Device, "battery_wh", 1),

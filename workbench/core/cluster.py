@@ -97,8 +97,9 @@ class Device:
     python: the interpreter on the device that has the workbench's libraries, '' for the one that `workbench kit setup`
     installed.
     watts_busy, watts_idle: power while it computes, and while it does not.  joules_per_byte: additional energy of each
-    byte that it sends.  storage_bytes_per_s: sequential read rate.  memory_bytes_per_s: rate of reading and writing
-    memory, which bounds the pass of a single token; None: not known, and left out.
+    byte that it sends.  storage_bytes_per_s: sequential read rate.  storage_write_bytes_per_s: sequential write rate;
+    None: as fast as it reads.  memory_bytes_per_s: rate of reading and writing memory, which bounds the pass of a
+    single token; None: not known, and left out.
     battery: the remaining charge, from 0 to 1.  battery_wh: capacity of the battery, which determines how fast the
     charge of an emulated device falls; 0: mains power.
     leave_below: the charge below which it gives notice and leaves, 0: never.  leave_if_throttled: whether it also
@@ -121,6 +122,7 @@ class Device:
     watts_idle: Watts = 0.0
     joules_per_byte: JoulesPerByte = 0.0
     storage_bytes_per_s: Rate = 90e6
+    storage_write_bytes_per_s: Rate | None = None
     memory_bytes_per_s: Rate | None = None
     battery: Share = 1.0
     battery_wh: WattHours = 0.0
@@ -145,6 +147,14 @@ class Device:
             raise ConfigError(
                 f"Device '{self.name}' has the address '{shown(self.address)}'.", "ssh takes the parts apart.", todo
             )
+
+    def stored_s(self, nbytes: float) -> float:
+        """Return the seconds in which its storage writes so many bytes, one after the other."""
+        return nbytes / (self.storage_write_bytes_per_s or self.storage_bytes_per_s)
+
+    def loaded_s(self, nbytes: float) -> float:
+        """Return the seconds in which its storage reads so many bytes, one after the other."""
+        return nbytes / self.storage_bytes_per_s
 
     def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
         """Return the processors, the fastest first.

@@ -117,7 +117,7 @@ class LayerProfile(LayerBytes):
     """One layer on one device; the first layer includes the embedding, the last the head.
 
     times: seconds by operation kind: F backbone forward, B backbone backward, SF and SB side network, LOAD from the
-    activation cache, STEP optimizer.  frozen_bytes, trainable_bytes: bytes of the parameters.
+    activation cache, TAPE into it, STEP optimizer.  frozen_bytes, trainable_bytes: bytes of the parameters.
     """
 
     name: str

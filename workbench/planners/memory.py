@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import PlanError
 from workbench.core.plan import KEEP, Activations, Plan, Stage
 from workbench.core.profile import Grid, LayerProfile, Layers, Profile
@@ -109,8 +109,8 @@ def rank_need(
     )
 
 
-def recomputing_layers(layers: Layers, storage_bytes_per_s: float | None = None) -> Layers:
-    """Return the layers as a stage that recomputes has them, or one that writes its activations to a disk of this rate
+def recomputing_layers(layers: Layers, disk: Device | None = None) -> Layers:
+    """Return the layers as a stage that recomputes has them, or one that writes its activations to this device's disk
     and reads them.
 
     For each micro-batch in flight a layer keeps only its input.  Its activations count as temporary memory, because
@@ -121,10 +121,10 @@ def recomputing_layers(layers: Layers, storage_bytes_per_s: float | None = None)
         below = layers[index - 1] if index else None
         times = {kind: grid for kind, grid in layer.times.items() if kind.partition("@")[0] not in _PARTS}
         if "F" in times:
-            again = times["F"] if storage_bytes_per_s is None else _transfers(layer, storage_bytes_per_s)
+            again = times["F"] if disk is None else _transfers(layer, disk.loaded_s)
             times |= {kind: times[kind].plus(again) for kind in _BACKWARD if kind in times}
-            if storage_bytes_per_s is not None:
-                times["F"] = times["F"].plus(again)
+            if disk is not None:
+                times["F"] = times["F"].plus(_transfers(layer, disk.stored_s))
         recomputed.append(
             replace(
                 layer,
@@ -138,11 +138,11 @@ def recomputing_layers(layers: Layers, storage_bytes_per_s: float | None = None)
     return tuple(recomputed)
 
 
-def _transfers(layer: LayerProfile, rate: float) -> Grid:
-    """Return the seconds of a layer's activations at a rate in bytes a second."""
+def _transfers(layer: LayerProfile, seconds: Callable[[float], float]) -> Grid:
+    """Return the seconds of a layer's activations, from those of so many bytes."""
     grid = layer.times["F"]
     cells = (
-        (layer.context_bytes(batch, length) / rate for length in grid.sequence_lengths) for batch in grid.batch_sizes
+        (seconds(layer.context_bytes(batch, length)) for length in grid.sequence_lengths) for batch in grid.batch_sizes
     )
     return replace(grid, seconds=tuple(map(tuple, cells)))
 

@@ -28,7 +28,7 @@ def profile_with(profile: Profile, cluster: Cluster, activations: Activations) -
     """Return the profile of a run in which this happens to the activations of all stages."""
     if activations == DISK:
         rows = zip(profile.layers, cluster.devices, strict=True)
-        layers = (recomputing_layers(row, device.storage_bytes_per_s) for row, device in rows)
+        layers = (recomputing_layers(row, device) for row, device in rows)
         return replace(profile, layers=tuple(layers))
     return recomputing(profile) if activations == RECOMPUTE else profile
 

@@ -61,9 +61,8 @@ def analytic_profile(
         times = {kind: computed(flops) for kind, flops in kinds.items() if getattr(longest, flops) > 0}
         if longest.tap_bytes(1, 1):
             stored = form.stored_tap_bytes / form.tap_bytes
-            times["LOAD"] = table(
-                lambda batch, length: stored * longest.tap_bytes(batch, length) / device.storage_bytes_per_s
-            )
+            times["LOAD"] = table(lambda batch, length: device.loaded_s(stored * longest.tap_bytes(batch, length)))
+            times["TAPE"] = table(lambda batch, length: device.stored_s(stored * longest.tap_bytes(batch, length)))
         times["STEP"] = table(lambda *_: longest.trainable_params * ADAMW_FLOPS_PER_PARAM / device.flops_per_s)
         return LayerProfile(
             name=f"{described.name} "

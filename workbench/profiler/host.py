@@ -193,14 +193,16 @@ class HostProfile:
 
     gemm_flops_per_s: rate in fp32.  memory_bytes_per_s: rate of a large copy, reads and writes counted.
 
-    storage_bytes_per_s: rate of a sequential read.  storage_is_cold: False if the page cache could not be emptied
-    first, so that the rate is the memory's.
+    storage_bytes_per_s, storage_write_bytes_per_s: rates of a sequential read, and of a sequential write until it is on
+    the disk.  storage_is_cold: False if the page cache could not be emptied before the read, so that its rate is the
+    memory's.
     memory_bytes: installed memory.  swap_bytes: what may be swapped to the disk.
     """
 
     gemm_flops_per_s: float
     memory_bytes_per_s: float
     storage_bytes_per_s: float
+    storage_write_bytes_per_s: float
     storage_is_cold: bool
     cores: int
     processor: str
@@ -215,13 +217,14 @@ def measure_host(*, seconds: float = 1.0, folder: Path | None = None, read_bytes
     """
     if not seconds > 0:
         raise ConfigError(f"A measurement of {seconds} s was asked for.", "It must take some time.", "Raise seconds.")
-    storage, cold = storage_rate(folder, nbytes=read_bytes)
+    storage = storage_rates(folder, nbytes=read_bytes)
     fingerprint = host_fingerprint()
     return HostProfile(
         gemm_flops_per_s=gemm_rate(seconds=seconds),
         memory_bytes_per_s=memory_rate(seconds=seconds),
-        storage_bytes_per_s=storage,
-        storage_is_cold=cold,
+        storage_bytes_per_s=storage.read_bytes_per_s,
+        storage_write_bytes_per_s=storage.write_bytes_per_s,
+        storage_is_cold=storage.is_cold,
         cores=os.cpu_count() or 1,
         processor=fingerprint["processor"],
         memory_bytes=psutil.virtual_memory().total,
@@ -288,8 +291,16 @@ def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:
     return 2.0 * nbytes / taken_s
 
 
-def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tuple[float, bool]:
-    """Return bytes/s of reading a new file sequentially, and whether the page cache was emptied of it first.
+class StorageRates(NamedTuple):
+    """A disk's sequential rates.  is_cold: whether the page cache was emptied of the file before it was read."""
+
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+    is_cold: bool
+
+
+def storage_rates(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> StorageRates:
+    """Return the rates of writing a new file until it is on the disk, and of reading it.
 
     Raises ConfigError if the file cannot be written to the folder.
     """
@@ -297,10 +308,12 @@ def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tup
     block = os.urandom(CHUNK_BYTES)
     try:
         with tempfile.NamedTemporaryFile(dir=where, prefix="workbench-read-") as file:
+            began = time.perf_counter()
             for _ in range(max(1, nbytes // CHUNK_BYTES)):
                 file.write(block)
             file.flush()
             os.fsync(file.fileno())
+            write_s = time.perf_counter() - began
             cold = hasattr(os, "posix_fadvise")
             if cold:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -308,11 +321,11 @@ def storage_rate(folder: Path | None = None, *, nbytes: int = READ_BYTES) -> tup
                 began, total = time.perf_counter(), 0
                 while chunk := again.read(CHUNK_BYTES):
                     total += len(chunk)
-                elapsed = time.perf_counter() - began
+                read_s = time.perf_counter() - began
     except OSError as error:
         raise ConfigError(
-            f"Measuring the read rate of '{where}' was asked for.",
+            f"Measuring the disk of '{where}' was asked for.",
             f"{error.strerror}.",
             f"Name a folder with {nbytes >> 20} MiB to spare.",
         ) from error
-    return total / max(elapsed, 1e-9), cold
+    return StorageRates(total / max(read_s, 1e-9), total / max(write_s, 1e-9), cold)

@@ -19,7 +19,7 @@ from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.methods import attribute, declaration_of, methods_with, registered
 from workbench.core.once import shared_results
-from workbench.core.plan import RECOMPUTE
+from workbench.core.plan import DISK, RECOMPUTE
 from workbench.core.profile import Profile
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
@@ -106,11 +106,17 @@ class Advice:
     def reason(self) -> str:
         """Return why the first combination is first, in a sentence or two."""
         best = self.choices[0]
-        layers = " and ".join(
-            stage.layers_in_words for stage in best.report.plan.stages if stage.activations == RECOMPUTE
+        stages = best.report.plan.stages
+        recomputed, stored = (
+            " and ".join(stage.layers_in_words for stage in stages if stage.activations == choice)
+            for choice in (RECOMPUTE, DISK)
         )
-        again = f" The backward pass computes the activations of {layers} again, to save memory." if layers else ""
-        return self._why_first + again
+        words = self._why_first
+        if recomputed:
+            words += f" The backward pass computes the activations of {recomputed} again, to save memory."
+        if stored:
+            words += f" The activations of {stored} are on the disk, to save memory."
+        return words
 
     @property
     def _why_first(self) -> str:
@@ -163,6 +169,7 @@ def advise(
         if draft:
             _require_writing(job.model, draft, serves=serves, writes=writes)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)
+        choices, refused = _without_idle_disks(choices, refused)
         drafts = None
         if writes and choices:
             progress(Event("phase", message="Simulating drafts"))
@@ -183,7 +190,7 @@ def advise(
     known = [choice for choice in _distinct(choices) if choice.figure(goal) is not None]
     unknown = [choice for choice in _distinct(choices) if choice.figure(goal) is None]
     ranked = [
-        *sorted(known, key=lambda choice: choice.figure(goal) or 0.0),
+        *sorted(known, key=lambda choice: (choice.figure(goal) or 0.0, choice.run_s)),
         *sorted(unknown, key=lambda choice: choice.run_s),
     ]
     return Advice(
@@ -245,6 +252,25 @@ def _simulated(
             continue
         choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
     return choices, refused
+
+
+def _without_idle_disks(choices: Sequence[Choice], refused: dict[str, str]) -> tuple[list[Choice], dict[str, str]]:
+    """Leave out combinations with activations on the disk whose step is not shorter than with activations that are
+    computed again: both need the same memory, and disks wear out.
+    """
+    pays, idle = list[Choice](), dict[str, str]()
+    for choice in choices:
+        again = replace(choice.job, options=choice.job.options | {"activations": RECOMPUTE})
+        sibling = next((other for other in choices if other.job == again), None)
+        on_disk = choice.job.options.get("activations") == DISK
+        if on_disk and sibling is not None and choice.step_s > (1 - CLOSE) * sibling.step_s:
+            idle[choice.name] = (
+                f"A step takes {choice.step_s:.3g} s, and {sibling.step_s:.3g} s with activations computed again: "
+                "the disk, which wears out, does not pay."
+            )
+        else:
+            pays.append(choice)
+    return pays, refused | idle
 
 
 def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:

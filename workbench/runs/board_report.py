@@ -45,7 +45,7 @@ class SharedBoard:
     """A board.  model: its name in the catalogue, or OWN.
 
     Its rates are those that it measured itself: arithmetic in fp32 (gflops), also of each of its processors if it has
-    several, memory (read and written) and storage (read).  None: the catalogue's.  memory_mb: its budget.
+    several, memory (read and written) and storage (read; written).  None: the catalogue's.  memory_mb: its budget.
     """
 
     model: Known
@@ -54,6 +54,7 @@ class SharedBoard:
     processors_gflops: Annotated[tuple[Amount, ...], Meta(max_length=16)] = ()
     memory_gb_per_s: Amount | None = None
     storage_mb_per_s: Amount | None = None
+    storage_write_mb_per_s: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,7 @@ def _board(device: Device) -> SharedBoard:
         processors_gflops=tuple(float(f"{processor.flops_per_s / 1e9:.4g}") for processor in device.processors),
         memory_gb_per_s=_measured(device, "memory_bytes_per_s", 1e9),
         storage_mb_per_s=_measured(device, "storage_bytes_per_s", 1e6),
+        storage_write_mb_per_s=_measured(device, "storage_write_bytes_per_s", 1e6),
     )
 
 

@@ -44,7 +44,7 @@ class DeviceRates:
     """The compute and memory rates of a device.
 
     emulated: the rates are this machine's, at the device's share of a core; otherwise they are its own, as measured
-    there, or the catalogue's, without memory_bytes_per_s.
+    there, or the catalogue's, without memory_bytes_per_s.  storage_bytes_per_s, storage_write_bytes_per_s: see Device.
     memory_bytes: what a plan may use.  installed_bytes, swap_bytes: a real device's memory, and what it may swap to its
     disk.
     """
@@ -54,6 +54,7 @@ class DeviceRates:
     flops_per_s: float
     memory_bytes_per_s: float | None
     storage_bytes_per_s: float
+    storage_write_bytes_per_s: float | None
     memory_bytes: int
     processors: tuple[ProcessorRate, ...] = ()
     installed_bytes: int | None = None
@@ -176,6 +177,9 @@ def _rates(
         flops_per_s=device.flops_per_s if share is None else share * measured.gemm_flops_per_s,
         memory_bytes_per_s=None if share is None else share * measured.memory_bytes_per_s,
         storage_bytes_per_s=device.storage_bytes_per_s if share is None else share * measured.storage_bytes_per_s,
+        storage_write_bytes_per_s=device.storage_write_bytes_per_s
+        if share is None
+        else share * measured.storage_write_bytes_per_s,
         memory_bytes=device.memory_bytes,
         processors=processors,
     )

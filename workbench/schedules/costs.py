@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.core.cluster import Cluster, Device
+from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import DISK, KEEP, Plan
@@ -49,11 +49,9 @@ COMPUTED = ("F", "B", "SF", "SB", AGAIN, READ)
 READ as long as the disk needs for the layer's activations."""
 
 
-def stored_s(layers: Sequence[LayerProfile], device: Device, samples: int, length: int) -> float:
-    """Return the seconds in which a device writes, or reads, the activations of layers.  A disk is taken to write as
-    fast as it reads.
-    """
-    return sum(layer.context_bytes(samples, length) for layer in layers) / device.storage_bytes_per_s
+def context_bytes(layers: Sequence[LayerProfile], samples: int, length: int) -> int:
+    """Return the bytes that layers' backward passes need of their forward passes, without the taps."""
+    return sum(layer.context_bytes(samples, length) for layer in layers)
 
 
 def plan_costs(
@@ -91,11 +89,13 @@ def plan_costs(
         first, end = layout.samples(rank, op.microbatch)
         start, stop = stage_layers[rank] if op.part == NONE else (op.part, op.part + 1)
         size, kind = (end - first, layout.lengths[op.microbatch]), "F" if op.kind == AGAIN else op.kind
-        written_s = 0.0
+        nbytes, device = 0, cluster.devices[rank]
         if op.kind in ("F", READ) and op.stage in on_disk:
             count = sum(value.name.startswith(INPUT) for value in (*op.reads, *op.writes))
-            written_s = stored_s(profile.layers[rank][start : start + count], cluster.devices[rank], *size)
-        return written_s if op.kind == READ else written_s + profile.seconds(rank, kind, *size, start, stop)
+            nbytes = context_bytes(profile.layers[rank][start : start + count], *size)
+        if op.kind == READ:
+            return device.loaded_s(nbytes)
+        return device.stored_s(nbytes) + profile.seconds(rank, kind, *size, start, stop)
 
     def divided_s(rank: int, op: Op) -> float:
         division, kind = (divisions or {})[rank], op.kind.removesuffix("B")

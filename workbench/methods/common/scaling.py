@@ -66,11 +66,6 @@ def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, int]:
     }
 
 
-def context_bytes(layers: Layers, batch: int, sequence_length: int) -> int:
-    """Return the bytes of forward results that the side network's backward pass needs, without the taps."""
-    return sum(layer.context_bytes(batch, sequence_length) for layer in layers)
-
-
 HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
 

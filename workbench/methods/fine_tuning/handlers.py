@@ -18,12 +18,12 @@ from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.core.virtual_workers import VersionRule
-from workbench.methods.common.scaling import TARGET_LENGTH, context_bytes
+from workbench.methods.common.scaling import TARGET_LENGTH
 from workbench.methods.training.handlers import StageContext, StepHandlers, StepShape, joined, named
 from workbench.models.configuration import ModelFacts
 from workbench.models.families import FAMILIES
 from workbench.runtime.executor import Contents, Handler
-from workbench.schedules.costs import Crossing, plan_costs
+from workbench.schedules.costs import Crossing, context_bytes, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation

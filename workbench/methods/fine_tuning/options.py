@@ -97,6 +97,7 @@ DECLARATION = Declaration(
     alternatives=in_every_paradigm("LoRA", technique="lora")
     | {
         "LoRA, activations computed again": {"technique": "lora", "activations": "recompute"},
+        "LoRA, activations on the disk": {"technique": "lora", "activations": "disk"},
         "LoRA, int8 backbone": {"technique": "lora", "backbone_dtype": "int8"},
         "adapters in the layers": {"technique": "adapters"},
         "all weights": {"technique": "full"},

@@ -70,7 +70,7 @@ def measure_layers(
             lengths,
             budget_s=budget_s,
             layer_bytes=nbytes,
-            shared={"LOAD": _load_bench(config, dtype, folder)},
+            shared={kind: _cache_bench(kind, config, dtype, folder) for kind in ("LOAD", "TAPE")},
             update={STEP: lambda batch, length: optimizer.step},
         )
 
@@ -166,8 +166,9 @@ class _Bench:
         return side, taps, made_up_mask(batch, length), targets
 
 
-def _load_bench(config: ParallelAdapterConfig, dtype: str, folder: Path) -> Callable[[int, int], Call]:
-    """Return calls that read a batch's taps from the page cache, as in a run after its first cached epoch.
+def _cache_bench(kind: str, config: ParallelAdapterConfig, dtype: str, folder: Path) -> Callable[[int, int], Call]:
+    """Return calls that read a batch's taps from the page cache (LOAD), as in a run after its first cached epoch, or
+    write them to it (TAPE).
 
     folder: for the taps' file, which every size replaces; the memory map outlives it.
     """
@@ -177,6 +178,10 @@ def _load_bench(config: ParallelAdapterConfig, dtype: str, folder: Path) -> Call
         samples = tuple(range(batch))
         manifest = CacheManifest(fingerprint="profile", samples=samples, lengths=(length,) * batch, **asdict(layout))
         cache = ActivationCache.create(folder / "cache", manifest)
+        if kind == "TAPE":
+            tokens = [length] * layout.num_taps + [layout.target_length] * layout.num_target_taps
+            taps = [torch.randn(batch, count, layout.width).to(cache_dtype(dtype)) for count in tokens]
+            return lambda: cache.write_batch(samples, taps)
         # As in a run, into an existing buffer.
         buffer = torch.empty(cache.manifest.batch_bytes(batch, length), dtype=torch.uint8)
         return lambda: cache.batch(range(batch), length, buffer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
@@ -43,6 +44,16 @@ from workbench.runtime.state import load_state
 from workbench.runtime.work_folder import require_disk
 from workbench.simulator import makespan_s
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
+
+
+def _taping(profile: Profile) -> Profile:
+    """Return the profile of an epoch that fills the activation cache."""
+    layers = (
+        tuple(replace(layer, times=layer.times | {"F": layer.times["F"].plus(layer.times["TAPE"])}) for layer in row)
+        for row in profile.layers
+    )
+    return replace(profile, layers=tuple(layers))
+
 
 PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}
 
@@ -129,6 +140,13 @@ class PacPlus(TrainingMethod[PreparedJob]):
         """Return whether the initial adapter is made from the model's original weights (see Method)."""
         return prepared.options.initialization in ("pruned", "torch_pruned", "distilled")
 
+    def profile(self, prepared: PreparedJob, cluster: Cluster, notify: Notify, **settings: Any) -> Profile:
+        """Return the costs (see ProfiledMethod).  If epochs from the cache follow, the backbone's forward pass writes
+        its activations to the device's storage.
+        """
+        profile = super().profile(prepared, cluster, notify, **settings)
+        return profile if prepared.job.epochs == 1 else _taping(profile)
+
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
         options = prepared.options
@@ -136,6 +154,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
             "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
             "cache_dtype": options.cache_dtype,
             "side network": "hand-written 2",
+            "cache": "written",
             "backbone": prepared.quantization.description,
         }
 

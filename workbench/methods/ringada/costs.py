@@ -24,7 +24,7 @@ from workbench.methods.ringada.schedule import (
     TAKE,
     Iteration,
 )
-from workbench.schedules.costs import Crossing, resident_bytes, stored_s
+from workbench.schedules.costs import Crossing, context_bytes, resident_bytes
 from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
 
 
@@ -96,25 +96,25 @@ def ring_costs(
             rank, op, FORWARD, layout.layers(op)
         )
 
-    def disk_s(rank: int, op: Op, layers: range) -> float:
-        stored, m = profile.layers[rank][layers.start : layers.stop], op.microbatch
-        return stored_s(stored, cluster.devices[rank], sizes[m], lengths[m])
+    def nbytes(rank: int, op: Op, layers: range) -> int:
+        m = op.microbatch
+        return context_bytes(profile.layers[rank][layers.start : layers.stop], sizes[m], lengths[m])
 
     def forward_s(rank: int, op: Op) -> float:
         layers = layout.layers(op)
         count = sum(value.name.startswith(INPUT) for value in op.writes)
-        written_s = disk_s(rank, op, layers[:count]) if plan.stages[op.stage].activations == DISK else 0.0
-        return written_s + layers_s(rank, op, FORWARD, layers)
+        written = nbytes(rank, op, layers[:count]) if plan.stages[op.stage].activations == DISK else 0
+        return cluster.devices[rank].stored_s(written) + layers_s(rank, op, FORWARD, layers)
 
     def read_s(rank: int, op: Op) -> float:
-        return disk_s(rank, op, layout.layers(op))
+        return cluster.devices[rank].loaded_s(nbytes(rank, op, layout.layers(op)))
 
     def backward_s(rank: int, op: Op) -> float:
         lowest, layers = layout.first_unfrozen(op.microbatch), layout.layers(op)
         again_s = 0.0
         if op.part == NONE:  # before R and READ are separate operations, B contains them
             activations = plan.stages[op.stage].activations
-            again_s = {KEEP: 0.0, DISK: disk_s(rank, op, layers), RECOMPUTE: forward_s(rank, op)}[activations]
+            again_s = {KEEP: 0.0, DISK: read_s(rank, op), RECOMPUTE: forward_s(rank, op)}[activations]
         if layers.start > lowest:
             return again_s + layers_s(rank, op, BACKWARD, layers)
         of_lowest, above = layers[:1], layers[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,27 +80,31 @@ def measure_layers(
     return tuple(with_common_times(index, layer) for index, layer in enumerate(profiles))
 
 
-def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int) -> Profile:
+def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int, *, caches: bool = False) -> Profile:
     """Convert the catalogue's costs of adapters to a ring's: frozen layers separate, the lowest adapter's backward pass
     alone.
 
-    embedding_bytes: bytes of the embedding, which belongs to the first layer there.  A cached input is read at a
-    device's storage rate.
+    embedding_bytes: bytes of the embedding, which belongs to the first layer there.  caches: whether frozen layers keep
+    their inputs, which a device's storage writes and reads at its rates.
     """
 
     def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
-        rate, forward = device.storage_bytes_per_s, layer.times[FORWARD]
-        sizes = forward.batch_sizes, forward.sequence_lengths
-        read_s = tuple(tuple(layer.output_bytes(batch, length) / rate for length in sizes[1]) for batch in sizes[0])
-        load = replace(forward, seconds=read_s)
+        forward = layer.times[FORWARD]
+
+        def of_input(seconds: Callable[[float], float]) -> Grid:
+            sizes = forward.batch_sizes, forward.sequence_lengths
+            cells = ((seconds(layer.output_bytes(batch, length)) for length in sizes[1]) for batch in sizes[0])
+            return replace(forward, seconds=tuple(map(tuple, cells)))
+
+        load, prefix = of_input(device.loaded_s), forward.plus(of_input(device.stored_s)) if caches else forward
         if "SF" in layer.times:  # Parallel Adapters
             side = {LOAD: load, FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
-            return replace(layer, times=layer.times | {PREFIX: layer.times[FORWARD]} | side, frozen_bytes=frozen)
+            return replace(layer, times=layer.times | {PREFIX: prefix} | side, frozen_bytes=frozen)
         # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's
         # gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        times = {**layer.times, PREFIX: forward, LOWEST: forward.scaled(share), LOAD: load}
+        times = {**layer.times, PREFIX: prefix, LOWEST: forward.scaled(share), LOAD: load}
         return replace(layer, times=times, frozen_bytes=frozen)
 
     rows = zip(profile.layers, cluster.devices, strict=True)

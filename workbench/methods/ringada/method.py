@@ -293,7 +293,10 @@ class RingAda(TrainingMethod[PreparedJob]):
 
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every layer's cost from the catalogue's figures (see ProfiledMethod)."""
-        return from_adapters(super().catalogue(prepared, cluster), cluster, 4 * prepared.facts.embedding_parameters)
+        embedding_bytes = 4 * prepared.facts.embedding_parameters
+        return from_adapters(
+            super().catalogue(prepared, cluster), cluster, embedding_bytes, caches=prepared.options.cache
+        )
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
         """Return the adapters' sizes (see TrainingMethod)."""

@@ -42,7 +42,7 @@ def change_s(
     for stage in stages:
         device = cluster.devices[stage.ranks[0]]
         block = sum(layer.frozen_bytes for layer in profile.layers[stage.ranks[0]][stage.start : stage.stop])
-        loads_s.append((block + rest_bytes) / device.storage_bytes_per_s)
+        loads_s.append(device.loaded_s(block + rest_bytes))
     return _TURN_S + max(loads_s) + max(float(busy_s.max()), on_air_s(cluster, moved))
 
 

@@ -13,13 +13,13 @@ from workbench.core.once import once
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.core.profile import Layers
 from workbench.core.schedule import ALLREDUCE, STEP, Op
-from workbench.methods.common.scaling import context_bytes
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import IGNORED, task_loss
 from workbench.models.techniques import TechniqueConfig
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import FlatAdamW
+from workbench.schedules.costs import context_bytes
 from workbench.schedules.pieces import StepLayout
 from workbench.tasks.batching import epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, padded_length

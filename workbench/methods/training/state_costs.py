@@ -88,7 +88,7 @@ def repartition_s(cluster: Cluster, profile: Profile, before: Plan, after: Plan)
 
 def _loading_s(cluster: Cluster, profile: Profile, rank: int, stage: Stage) -> float:
     nbytes = sum(layer.frozen_bytes + layer.trainable_bytes for layer in profile.layers[0][stage.start : stage.stop])
-    return nbytes / cluster.devices[rank].storage_bytes_per_s
+    return cluster.devices[rank].loaded_s(nbytes)
 
 
 def _homes(plan: Plan, profile: Profile) -> tuple[dict[str, Spec], Homes]:

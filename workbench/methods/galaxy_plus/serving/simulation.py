@@ -216,7 +216,7 @@ class _Work(VirtualWork):
         if job.index in self._ready_s[rank]:
             return Loaded(job.index, max(0.0, self._ready_s[rank][job.index] - self.now_s()), 0)
         nbytes = bytes_to_read(self._held.get(rank), job.plan, self._profile, rank)
-        return Loaded(job.index, nbytes / self._cluster.devices[rank].storage_bytes_per_s if nbytes else 0.0, nbytes)
+        return Loaded(job.index, self._cluster.devices[rank].loaded_s(nbytes), nbytes)
 
     def ended(self, rank: int) -> None:
         self._heats[rank] = Heat(self._cluster.devices[rank].sustained)
