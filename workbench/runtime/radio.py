@@ -38,6 +38,8 @@ _QUEUE = 131_072
 _BIT, _BITS = 2, 6
 """The bits of a packet's identification that choose those with one copy more.  A connection counts its packets there.
 The lowest bits are left out: where two devices answer each other by turns, data have only even or odd numbers."""
+_RTAX_RTO_MIN = 13
+"""A route's smallest time-out (linux/rtnetlink.h), which the kernel heeds only if it is locked."""
 _MOST_ACTIONS = 32
 """The most actions of a filter (TCA_ACT_MAX_PRIO in linux/pkt_cls.h): copies of a frame, and the frame itself."""
 
@@ -53,15 +55,17 @@ def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
 
     Small send buffers: a large message counts as sent when it is nearly through the air, and the next one of its sender
     follows.  No slow start, also not after a pause, no delayed acknowledgements, and no waiting for more to send: each
-    would keep a message waiting.  index: the index of the device's interface.
+    would keep a message waiting.  No early signs of a loss: none happens, but an acknowledgement waits behind what its
+    station sends, and TCP would then send fewer frames at once.  index: the index of the device's interface.
     """
-    metrics = {"initcwnd": _WINDOW, "initrwnd": _WINDOW, "quickack": 1, "rto_min": 1000}
+    metrics = {"initcwnd": _WINDOW, "initrwnd": _WINDOW, "quickack": 1, "rto_min": 1000, "lock": 1 << _RTAX_RTO_MIN}
     device_side.route("replace", dst="10.77.0.0/16", oif=index, scope="link", metrics=metrics)
     for name, value in (
         ("tcp_wmem", "4096 262144 262144"),
         ("tcp_rmem", "4096 1048576 4194304"),
         ("tcp_slow_start_after_idle", "0"),
         ("tcp_autocorking", "0"),
+        ("tcp_early_retrans", "0"),
     ):
         with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
             file.write(value)

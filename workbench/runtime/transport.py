@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,6 +67,25 @@ class _Channel:
         self.num_sent = 0
 
 
+class _Expected(NamedTuple):
+    """A RECV of one step."""
+
+    op: Op
+    spec: Spec
+    values: StepValues
+    spans: list[Span]
+
+
+class _Source:
+    """The messages from one source, in list order: those that gloo may already write, and the later ones."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.coming: deque[_Expected] = deque()
+        self.posted: queue.SimpleQueue[tuple[_Expected, torch.Tensor, Any] | None] = queue.SimpleQueue()
+        self.num_posted = self.posted_bytes = self.number = 0
+
+
 class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
@@ -99,7 +118,8 @@ class Transport:
         self._ingress = threading.Lock()
         self._ingress_free_s = 0.0  # when those from emulated links will have arrived
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
-        self._receives: dict[int, queue.SimpleQueue] = {}
+        self._sources: dict[int, _Source] = {}
+        self._is_closed = False
         self.failure: BaseException | None = None
         threading.Thread(target=self._send_loop, name="send", daemon=True).start()
 
@@ -131,12 +151,15 @@ class Transport:
         spans into `spans`.
         """
         for source, batch in receives.items():
-            if source not in self._receives:
-                self._receives[source] = queue.SimpleQueue()
+            expected = self._sources.get(source)
+            if expected is None:
+                expected = self._sources[source] = _Source()
                 threading.Thread(
-                    target=self._receive_loop, args=(source,), name=f"receive-{source}", daemon=True
+                    target=self._receive_loop, args=(source, expected), name=f"receive-{source}", daemon=True
                 ).start()
-            self._receives[source].put([(op, spec, values, spans) for op, spec in batch])
+            with expected.lock:
+                expected.coming.extend(_Expected(op, spec, values, spans) for op, spec in batch)
+            self._post(source, expected)
 
     def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
@@ -181,8 +204,9 @@ class Transport:
     def close(self) -> None:
         """End the threads and abandon transfers in progress."""
         self._leaving.put(None)
-        for receives in self._receives.values():
-            receives.put(None)
+        self._is_closed = True
+        for source in self._sources.values():
+            source.posted.put(None)
 
     def _fail(self, values: StepValues, error: BaseException) -> None:
         self.failure = self.failure or error
@@ -257,34 +281,45 @@ class Transport:
         message.spans.append(Span(self._rank, message.op, message.start_s, end_s, message.nbytes))
         message.values.release(message.op.reads[0])
 
-    def _receive_loop(self, source: int) -> None:
-        batches, peer, number = self._receives[source], self._peer(source), 0
+    def _post(self, source: int, expected: _Source) -> None:
+        """Let gloo receive the next messages of a source, as far as the window reaches.
+
+        A step's first ones are posted before it sends: the source waits for gloo's word that they are, which on shared
+        air would be behind the messages of this rank.
+        """
         is_emulated = self._is_emulated(source, self._rank)
-        coming: deque[tuple[Op, Spec, StepValues, list[Span]]] = deque()
-        posted: deque[tuple[Op, Spec, torch.Tensor, Any, StepValues, list[Span]]] = deque()
-        posted_bytes = 0
+        with expected.lock, torch.inference_mode(False):
+            while expected.coming and (
+                expected.num_posted < LEAST_WINDOW
+                or (expected.num_posted < WINDOW and expected.posted_bytes < WINDOW_BYTES)
+            ):
+                message = expected.coming.popleft()
+                buffer = empty_with_stamp(message.spec) if is_emulated else empty(message.spec)
+                try:
+                    work = self._group.recv([buffer], self._peer(source), expected.number)
+                except RuntimeError as error:
+                    self._fail(message.values, error)
+                    return
+                expected.posted.put((message, buffer, work))
+                expected.num_posted += 1
+                expected.posted_bytes += nbytes(buffer)
+                expected.number = (expected.number + 1) % (1 << 30)
+
+    def _receive_loop(self, source: int, expected: _Source) -> None:
+        is_emulated = self._is_emulated(source, self._rank)
         values: StepValues | None = None
         delayed: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
             threading.Thread(target=self._hold_loop, args=(delayed,), name=f"hold-{source}", daemon=True).start()
         num_arrived = 0
         try:
-            while True:
-                while not (coming or posted) or not batches.empty():
-                    batch = batches.get()
-                    if batch is None:
-                        return
-                    coming.extend(batch)
-                while coming and (len(posted) < LEAST_WINDOW or (len(posted) < WINDOW and posted_bytes < WINDOW_BYTES)):
-                    op, spec, values, spans = coming.popleft()
-                    buffer = empty_with_stamp(spec) if is_emulated else empty(spec)
-                    posted.append((op, spec, buffer, self._group.recv([buffer], peer, number), values, spans))
-                    posted_bytes += nbytes(buffer)
-                    number = (number + 1) % (1 << 30)
-                op, spec, buffer, work, values, spans = posted.popleft()
+            while (posted := expected.posted.get()) is not None and not self._is_closed:
+                (op, spec, values, spans), buffer, work = posted
                 start_s = time.monotonic()
                 work.wait()
-                posted_bytes -= nbytes(buffer)
+                with expected.lock:
+                    expected.num_posted -= 1
+                    expected.posted_bytes -= nbytes(buffer)
                 content, end_s = buffer, 0.0
                 if is_shared:
                     assert self.links is not None
@@ -293,14 +328,17 @@ class Transport:
                     end_s = arrived_s + self.links.delay_s(source, self._rank, spec.nbytes, num_arrived)
                     num_arrived += 1
                     delayed.put((op, spec, content, values, spans, sent_s, end_s))
-                    continue
-                if is_emulated:
-                    content, sent_s = without_stamp(buffer, spec)
-                    start_s, end_s = self._occupy_ingress(source, sent_s, spec.nbytes)
-                _deliver(self._rank, op, spec, content, values, spans, start_s, end_s)
+                else:
+                    if is_emulated:
+                        content, sent_s = without_stamp(buffer, spec)
+                        start_s, end_s = self._occupy_ingress(source, sent_s, spec.nbytes)
+                    _deliver(self._rank, op, spec, content, values, spans, start_s, end_s)
+                self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
-            for _, _, _, _, waiting, _ in posted:
-                waiting.fail(error)
+            while not expected.posted.empty():
+                waiting = expected.posted.get()
+                if waiting is not None:
+                    waiting[0].values.fail(error)
             if values is not None:
                 self._fail(values, error)
         finally:
