@@ -124,8 +124,8 @@ class PartitionLab(Explorer):
         order, cuts = self.order.value, (0, *(end.value for end in self.cuts), self.costs.profile.num_layers)
         for rank, (start, stop) in zip(order, pairwise(cuts), strict=True):
             if stop <= start:
-                asked = f"Layers [{start}, {stop}) on '{self.costs.cluster.devices[rank].name}' were asked for."
-                raise ConfigError(asked, "It has none.", "Move its end up, or the one before down.")
+                request = f"Layers [{start}, {stop}) on '{self.costs.cluster.devices[rank].name}' were asked for."
+                raise ConfigError(request, "It has none.", "Move its end up, or the one before down.")
         return Partition(pace_s=pace_of(self.costs, order, cuts), order=order, cuts=cuts)
 
     @property

@@ -113,7 +113,7 @@ def learning_lab(model: str, steps: int, policy: Policy) -> LearningLab:
         max_length=16 if few else 32,
         limits=(64, 16, 16) if few else (None, 100, 200),
     )
-    return LearningLab(training, [ALL, STEPS, Tried(own=policy)])
+    return LearningLab(training, [ALL, STEPS, Tried(policy=policy)])
 
 
 def lower_after_equal_time(found: LearningLab) -> str:

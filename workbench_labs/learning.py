@@ -35,19 +35,19 @@ class Tried:
     """A setting: when one more adapter is unfrozen, which device owns which sentences, and ring or federated
     averaging.
 
-    own: a policy of the student's, which counts instead of unfreezing: (rounds done, losses, depth) -> depth.
+    policy: a policy of the student's, which counts instead of unfreezing: (rounds done, losses, depth) -> depth.
     """
 
     unfreezing: Unfreezing = "steps"
     every: int = 8
     rule: str = "iid"
     scheme: str = RING
-    own: Callable[[int, Sequence[float], int], int] | None = None
+    policy: Callable[[int, Sequence[float], int], int] | None = None
 
     @property
     def name(self) -> str:
         """Describe it in a legend."""
-        if self.own is not None:
+        if self.policy is not None:
             return f"{self.rule}, yours"
         often = f" every {self.every}" if self.unfreezing in BY_NUMBER else ""
         return f"{self.rule}, {FEDERATED if self.scheme == FEDERATED else f'{self.unfreezing}{often}'}"
@@ -77,9 +77,9 @@ def learn(training: Training, tried: Tried, counted: Callable[[range], Iterable[
     def trained(step: int, num_layers: int, history: Sequence[float]) -> int:
         done = step // DEVICES  # rounds of one mini-batch on each device
         means = [fmean(history[DEVICES * number : DEVICES * (number + 1)]) for number in range(done)]
-        if tried.own is not None:
+        if tried.policy is not None:
             before = depths[-1] if depths else 1
-            lowest = num_layers - (before if step % DEVICES else min(num_layers, tried.own(done, means, before)))
+            lowest = num_layers - (before if step % DEVICES else min(num_layers, tried.policy(done, means, before)))
         elif policy.is_adaptive:
             lowest = policy.adapted(means)[-1]
         else:

@@ -99,16 +99,16 @@ class Pipelined(Built, frozen=True, kw_only=True):
 def require_devices(cluster: Cluster, least: int, why: str) -> None:
     """Raise ConfigError if a cluster has fewer devices.  why: what they are for."""
     if cluster.world_size < least:
-        asked = f"The cluster '{cluster.name}' was asked for, and {least} devices or more: {why}."
-        raise ConfigError(asked, f"It has {cluster.world_size}.", "Choose another cluster.")
+        request = f"The cluster '{cluster.name}' was asked for, and {least} devices or more: {why}."
+        raise ConfigError(request, f"It has {cluster.world_size}.", "Choose another cluster.")
 
 
 def require_few_orders(cluster: Cluster) -> None:
     """Raise ConfigError if a cluster has more devices than a lab tries in all orders."""
     if cluster.world_size > MOST_IN_ALL_ORDERS:
-        asked = f"The cluster '{cluster.name}' with {cluster.world_size} devices was asked for."
+        request = f"The cluster '{cluster.name}' with {cluster.world_size} devices was asked for."
         raise ConfigError(
-            asked,
+            request,
             f"All orders of the devices are listed here, for at most {MOST_IN_ALL_ORDERS}.",
             "Choose a smaller one.",
         )

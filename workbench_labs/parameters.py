@@ -75,9 +75,9 @@ class Devices(Parameters, frozen=True, kw_only=True):
         """Check also that a line can be fitted through the messages (see Parameters)."""
         Parameters.check(self)
         if len(set(self.message_bytes)) < 2:
-            asked = f"message_bytes = {self.message_bytes} was asked for."
+            request = f"message_bytes = {self.message_bytes} was asked for."
             raise ConfigError(
-                asked, "Latency and bandwidth are fitted to messages of different sizes.", "Give two sizes or more."
+                request, "Latency and bandwidth are fitted to messages of different sizes.", "Give two sizes or more."
             )
 
 
@@ -187,8 +187,8 @@ class ForwardOnly(Parameters, frozen=True, kw_only=True):
         product = self.queries * self.batch_size
         for count in self.compared_queries:
             if product % count:
-                asked = f"compared_queries = {self.compared_queries} was asked for."
-                raise ConfigError(asked, f"q x E is {product}; {count} does not divide it.", "Choose divisors.")
+                request = f"compared_queries = {self.compared_queries} was asked for."
+                raise ConfigError(request, f"q x E is {product}; {count} does not divide it.", "Choose divisors.")
 
 
 class NeverDrain(Trained, frozen=True, kw_only=True):
@@ -239,11 +239,11 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
         """Check also how many devices train, and that the cut's cluster is not too large (see Parameters)."""
         Trained.check(self)
         if self.training_devices > self.num_devices:
-            asked = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
-            raise ConfigError(asked, "So many are not there.", "Lower training_devices, or raise num_devices.")
+            request = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
+            raise ConfigError(request, "So many are not there.", "Lower training_devices, or raise num_devices.")
         if load_cluster(self.cluster_name).world_size > 4:
-            asked = f"The cluster '{self.cluster_name}' was asked for."
-            raise ConfigError(asked, "Section 1 has layers for four devices.", "Choose a cluster of two to four.")
+            request = f"The cluster '{self.cluster_name}' was asked for."
+            raise ConfigError(request, "Section 1 has layers for four devices.", "Choose a cluster of two to four.")
         for faults in (self.faults, f"leave:1@step{self.fault_step}"):
             parse_faults(faults, self.cluster())
 
@@ -384,9 +384,9 @@ class BreakIt(Parameters, frozen=True, kw_only=True):
         cluster = self.cluster()
         require_devices(cluster, 2, "one of them is lost")
         if self.straggler >= cluster.world_size:
-            asked = f"straggler = {self.straggler} was asked for."
+            request = f"straggler = {self.straggler} was asked for."
             todo = f"Choose a rank from 0 to {cluster.world_size - 1}."
-            raise ConfigError(asked, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
+            raise ConfigError(request, f"'{cluster.name}' has {cluster.world_size} devices.", todo)
         load_method(self.method).require_known(self.text_job, cluster)
 
 
@@ -419,8 +419,10 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
         Parameters.check(self)
         require_devices(self.cluster(), 2, "a ring has two or more")
         if self.depth > sum(self.blocks):
-            asked = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
-            raise ConfigError(asked, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth.")
+            request = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
+            raise ConfigError(
+                request, f"The ring has {sum(self.blocks)} blocks, each with one adapter.", "Lower depth."
+            )
 
 
 class Clinic(AllLabs, frozen=True, kw_only=True):

@@ -195,10 +195,10 @@ def with_and_without_cache(sentences: Sentences, layer: Layer, gradient: Gradien
 
     trainings["no cache"] = train(made(sentences, layer, gradient), batches, through_backbone, epochs)
     for dtype in ("float32", "bfloat16", "int8"):
-        kept = [stored(taps, dtype) for taps in fresh]
+        records = [stored(taps, dtype) for taps in fresh]
 
-        def from_cache(epoch: int, number: int, kept: list[Tensor] = kept) -> Tensor:
-            return kept[number] if epoch else through_backbone(epoch, number)
+        def from_cache(epoch: int, number: int, records: list[Tensor] = records) -> Tensor:
+            return records[number] if epoch else through_backbone(epoch, number)
 
         trainings[f"cache, {dtype}"] = train(made(sentences, layer, gradient), batches, from_cache, epochs)
     return trainings

@@ -403,7 +403,7 @@ def test_devices_wait_for_each_other_only_between_epochs_that_drain(
     step = MagicMock()
     step.shape.continues = continues
     phase.phase.epochs, phase.phase.steps.return_value = range(3), (step,)
-    phase.rank_job = MagicMock(start_epoch=0, start_step=0, held={}, state=None)
+    phase.rank_job = MagicMock(start_epoch=0, start_step=0, homes={}, state=None)
     phase.rank_job.snapshot = Snapshot(every=0)
     phase.session.any_rank.return_value = pause
     with pytest.raises(worker.Paused) if pause else nullcontext():

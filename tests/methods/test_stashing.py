@@ -217,7 +217,9 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
                 )
                 kept = 0 if versions == "stashing" else delay_of(versions, 0, len(blocks))
                 begins = planned.shape.continues is None
-                tables[rank] = StashingHandlers(each=each, begins=begins, kept=kept, per_update=job.per_update).table()
+                tables[rank] = StashingHandlers(
+                    each=each, begins=begins, num_versions=kept, per_update=job.per_update
+                ).table()
             program = phase.program(planned.shape)
             assert (planned.shape.continues is not None) == (window > 0 and done > 0), "it never drains"
             schedule = check(program.schedule)

@@ -55,7 +55,7 @@ def take(writer: SnapshotWriter, optimizer: FlatAdamW, *steps: tuple[int, int]) 
 def whole(folder: Path, num_layers: int = LAYERS[1]) -> list[tuple[int, int]]:
     """The positions with a whole snapshot."""
     known = snapshot_files(folder)
-    return sorted({file.at for file in known if covering(known, file.at, num_layers)})
+    return sorted({file.position for file in known if covering(known, file.position, num_layers)})
 
 
 def state_at(folder: Path, at: tuple[int, int]) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def test_moments_of_old_epochs_are_not_kept_if_they_are_large(tmp_path: Path) ->
     for epoch in range(1, 5):
         places.write(Position(epoch, 0), keeps_moments=False)
     assert whole(tmp_path) == [(3, 0), (4, 0)]
-    assert [file.at.epoch for file in snapshot_files(tmp_path) if file.kind == "weights"] == [1, 2, 3, 4]
+    assert [file.position.epoch for file in snapshot_files(tmp_path) if file.kind == "weights"] == [1, 2, 3, 4]
 
 
 def test_the_layers_of_a_whole_snapshot_cover_the_model(tmp_path: Path) -> None:

@@ -305,17 +305,17 @@ def add_commands(app: typer.Typer) -> None:
     taken = {command.__name__ for commands in GROUPS.values() for command in commands}
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
     for name in sorted({*STUDIES, *named} - taken, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)):
-        asked, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
+        request, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
         if name not in named:
-            found = "It belongs to the studies, which are not installed."
-            unusable = _unusable(asked, found, "Install them: pip install edge-llm-workbench-studies.")
+            problem = "It belongs to the studies, which are not installed."
+            unusable = _unusable(request, problem, "Install them: pip install edge-llm-workbench-studies.")
         else:
             try:
                 app.command(name, rich_help_panel=ADDED)(named[name].load())
                 continue
             except Exception as error:  # somebody else's code must not take our commands with it
                 unusable = _unusable(
-                    asked, f"It is '{named[name].value}', which fails: {type(error).__name__}: {error}.", todo
+                    request, f"It is '{named[name].value}', which fails: {type(error).__name__}: {error}.", todo
                 )
         app.command(name, hidden=True, add_help_option=False, context_settings=anything)(unusable)
 

@@ -141,11 +141,11 @@ def _found(user: str) -> list[tuple[str, int]]:
 
     addresses = [(f"{user}@{device.address}", device.port) for device in discover()]
     if not addresses:
-        asked, todo = (
+        request, todo = (
             "The devices in this network were asked for.",
             "Install avahi-daemon on them, or give their addresses.",
         )
-        raise ConfigError(asked, "None announces its SSH.", todo)
+        raise ConfigError(request, "None announces its SSH.", todo)
     return addresses
 
 
@@ -159,9 +159,9 @@ def _named(words: list[str]) -> list[tuple[str, int]]:
     lines = [line for word in words for line in (_lines(word) if _is_file(word) else [word])]
     addresses: list[tuple[str, int]] = []
     for text in filter(None, (line.partition("#")[0].strip() for line in lines)):
-        user, at, host = text.rpartition("@")
+        user, separator, host = text.rpartition("@")
         if "/" in host and "://" not in text:
-            addresses += [(f"{user}{at}{address}", SSH_PORT) for address in listening(host)]
+            addresses += [(f"{user}{separator}{address}", SSH_PORT) for address in listening(host)]
         else:
             address, port = split_address(text)
             addresses.append((address, port or SSH_PORT))

@@ -102,8 +102,8 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
     package = (error.name or "").partition(".")[0]
     if package in ("", "workbench", "workbench_labs", "workbench_studies"):
         raise error
-    found = f"It needs the package '{package}', which is not installed."
-    return ConfigError("The command was called.", found, "Install everything: pip install 'edge-llm-workbench[all]'.")
+    problem = f"It needs the package '{package}', which is not installed."
+    return ConfigError("The command was called.", problem, "Install everything: pip install 'edge-llm-workbench[all]'.")
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:
@@ -123,8 +123,8 @@ def _usage_error(error: Any, words: Sequence[str]) -> ConfigError:
     given = [value for name, value in _given(words) if name in names]
     if given and given[-1] not in complaint:
         complaint = f"'{shown(given[-1])}' is given. {complaint}"
-    found = complaint if complaint.endswith((".", "?")) else f"{complaint}."
-    return ConfigError(f"The command `{command}` was called.", found, f"See {command} --help.")
+    problem = complaint if complaint.endswith((".", "?")) else f"{complaint}."
+    return ConfigError(f"The command `{command}` was called.", problem, f"See {command} --help.")
 
 
 def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:

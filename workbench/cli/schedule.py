@@ -127,9 +127,9 @@ def _program(
     if what in published_schedules() or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
     if sizes:
-        found = f"'{what}' is a file: its schedule has its sizes."
+        problem = f"'{what}' is a file: its schedule has its sizes."
         raise ConfigError(
-            f"Sizes {', '.join(sizes)} were given.", found, "Leave them out, or name a published schedule."
+            f"Sizes {', '.join(sizes)} were given.", problem, "Leave them out, or name a published schedule."
         )
     from workbench.schedules.torch_csv import read_torch_csv
 
@@ -139,8 +139,8 @@ def _program(
     )
     if word == "device":
         if costs or nbytes or mbits is not None:
-            found = f"The program in '{what}' has its costs in it."
-            raise ConfigError("Costs were given.", found, "Leave out --cost, --size and --mbits, or change the file.")
+            problem = f"The program in '{what}' has its costs in it."
+            raise ConfigError("Costs were given.", problem, "Leave out --cost, --size and --mbits, or change the file.")
         return Program.from_text(text)
     return _priced(Schedule.from_text(text) if word == "rank" else read_torch_csv(text), costs, nbytes, mbits)
 
@@ -159,11 +159,11 @@ def _priced(
     for option, given, known in (("--cost", costs, kinds), ("--size", nbytes, written)):
         for name in given:
             if name not in known:
-                asked, found = (
+                request, problem = (
                     f"{option} {name}={given[name]:g} was given.",
                     f"The schedule has {', '.join(sorted(known))}.",
                 )
-                raise ConfigError(asked, found, "Choose one of them.")
+                raise ConfigError(request, problem, "Choose one of them.")
 
     def transfer_s(rank: int, op: Op) -> float:
         rate = 0.0 if mbits is None else sizes.get(op.reads[0].name, 0) / (mbits * 125e3)

@@ -101,10 +101,10 @@ def sweep(
             values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times
         )
     elif simulate or by_method or cluster_profile is not None:
-        found = "A notebook runs on this machine and simulates or executes as its cells say."
+        problem = "A notebook runs on this machine and simulates or executes as its cells say."
         raise ConfigError(
             f"A sweep of '{notebook}' was asked for.",
-            found,
+            problem,
             "Leave out --simulate, --cluster-profile and tables of methods.",
         )
     else:
@@ -199,8 +199,8 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
         else:
             grid[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
             if "" in grid[name] and name not in WHOLE:
-                asked = f"The values '{value}' of {name} were given."
-                raise ConfigError(asked, "One of them is empty.", "Write values with a comma between two.")
+                request = f"The values '{value}' of {name} were given."
+                raise ConfigError(request, "One of them is empty.", "Write values with a comma between two.")
     return grid
 
 
@@ -227,7 +227,7 @@ def _told(done: Done, number: int, count: int, seconds: float) -> str:
     """Return a line on a point that has ended."""
     if done.report is None:
         what = f"failed: {type(done.error).__name__}: {str(done.error).strip().splitlines()[-1]}"
-    elif done.kept:
+    elif done.is_stored:
         what = "done before"
     else:
         from workbench.runs.comparison import results_in_words, results_of

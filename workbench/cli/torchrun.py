@@ -123,8 +123,8 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
         mark.touch()
         seen = engines.run(sees_file, [mark] * engines.world_size)
     except OSError as error:
-        asked = f"The shared folder '{folder}' was asked for."
-        raise ConfigError(asked, f"{error.strerror}.", "Choose another with --workdir.") from error
+        request = f"The shared folder '{folder}' was asked for."
+        raise ConfigError(request, f"{error.strerror}.", "Choose another with --workdir.") from error
     finally:
         mark.unlink(missing_ok=True)
     blind = [device.name for device, sees in zip(cluster.devices, seen, strict=True) if not sees]

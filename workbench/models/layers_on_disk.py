@@ -57,12 +57,12 @@ def _read(
     paths = {id(module): path for path, module in model.named_modules()}
     blanks = [_Blank(layer, under, paths, tensors) for layer in stack.layers]
     store = partial(quantize, config=quantization)
-    kept, number = 0, 0
+    nbytes, number = 0, 0
 
     def keep(layer: nn.Module) -> None:
-        nonlocal kept, number
-        kept += held_bytes(store(layer))
-        if kept > KEPT_BYTES:
+        nonlocal nbytes, number
+        nbytes += held_bytes(store(layer))
+        if nbytes > KEPT_BYTES:
             _ReadOnUse(layer, blanks[number], store)
         number += 1
 

@@ -128,7 +128,7 @@ class LayerInput:
     contexts: Contexts | None
     random_state: Tensor | None
     loss: Loss | None
-    kept: _Kept | _OnDisk
+    store: _Kept | _OnDisk
 
     @property
     def leaf(self) -> Tensor | None:
@@ -197,7 +197,7 @@ class SingleLayers:
                 store.write()
             inputs.append(
                 LayerInput(
-                    source=hidden, output=output, contexts=contexts, random_state=state, loss=own_loss, kept=store
+                    source=hidden, output=output, contexts=contexts, random_state=state, loss=own_loss, store=store
                 )
             )
             hidden = output.detach()
@@ -207,15 +207,15 @@ class SingleLayers:
 
     def again(self, layer: int, given: LayerInput, attention_mask: Tensor) -> None:
         """Compute a layer's activations again, or read them, for the graph of its output."""
-        if isinstance(given.kept, _OnDisk):
-            return given.kept.read()
+        if isinstance(given.store, _OnDisk):
+            return given.store.read()
         source = given.source.detach().requires_grad_(given.source.requires_grad)
-        with _drawing_again(given.random_state), saved_tensors_hooks(given.kept.add, _not_taken):
+        with _drawing_again(given.random_state), saved_tensors_hooks(given.store.add, _not_taken):
             try:
                 self._run(layer, source, attention_mask, given.contexts, given.loss)
             except _Enough:
                 return
-        assert not given.kept.count, f"layer {layer} saved fewer tensors than in its first pass"
+        assert not given.store.count, f"layer {layer} saved fewer tensors than in its first pass"
 
     def _on_disk(self, folder: Path, source: Tensor, attention_mask: Tensor, contexts: Contexts | None) -> _OnDisk:
         shared = () if contexts is None else tensors_of(contexts)

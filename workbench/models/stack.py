@@ -231,8 +231,8 @@ class BackboneStage(nn.Module):
         """
         assert self.embedding is not None, f"stage [{self.start}, {self.stop}) has no embedding"
         length, most = input_ids.shape[1], self.max_positions
-        kept = input_ids if most is None else input_ids[:, :most]
-        hidden = embed(self.family, self.config, self.embedding, kept)
+        embedded_ids = input_ids if most is None else input_ids[:, :most]
+        hidden = embed(self.family, self.config, self.embedding, embedded_ids)
         if most is None or length <= most:
             return hidden
         # Batches are padded to a multiple of 8 tokens, which may be more than a learned table has positions.

@@ -236,10 +236,10 @@ def _with_only_our_tags(value: Any) -> Any:
     if not isinstance(value, dict | list | tuple):
         return value
     had = value if isinstance(value, dict) else dict(enumerate(value))
-    made = {key: _with_only_our_tags(child) for key, child in had.items()}
-    if all(made[key] is had[key] for key in had):
+    checked = {key: _with_only_our_tags(child) for key, child in had.items()}
+    if all(checked[key] is had[key] for key in had):
         return value
-    return made if isinstance(value, dict) else [*made.values()]
+    return checked if isinstance(value, dict) else [*checked.values()]
 
 
 def _not_numbers(figure: go.Figure) -> dict[str, int]:

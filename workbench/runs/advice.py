@@ -207,11 +207,11 @@ def advise(
 def _require_writing(model: str, draft: str, *, serves: bool, writes: bool) -> None:
     request = f"The draft '{shown(draft, 200)}' was to be compared."
     if not serves:
-        found = "Drafts are for requests to a model that writes texts; this is advice on a training."
-        raise ConfigError(request, found, "Ask for --serve, or leave --draft out.")
+        problem = "Drafts are for requests to a model that writes texts; this is advice on a training."
+        raise ConfigError(request, problem, "Ask for --serve, or leave --draft out.")
     if not writes:
-        found = f"Drafts are for a model that writes texts; '{shown(model, 200)}' writes none."
-        raise ConfigError(request, found, "Choose a model that does, such as SmolLM2-135M, or leave --draft out.")
+        problem = f"Drafts are for a model that writes texts; '{shown(model, 200)}' writes none."
+        raise ConfigError(request, problem, "Choose a model that does, such as SmolLM2-135M, or leave --draft out.")
     DraftChoice.read(draft, model)
 
 

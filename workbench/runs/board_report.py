@@ -129,12 +129,12 @@ def board_report(name: str, *, now: Callable[[], datetime] = lambda: datetime.no
 
 def _measured_kit(name: str) -> Cluster:
     cluster = load_cluster(name)
-    asked = f"Sharing what the boards of '{shown(name)}' do was asked for."
+    request = f"Sharing what the boards of '{shown(name)}' do was asked for."
     if not cluster.is_real:
-        raise ConfigError(asked, "Its devices have no address: they are emulated.", "Name a kit's file.")
+        raise ConfigError(request, "Its devices have no address: they are emulated.", "Name a kit's file.")
     if not any(_measured(device, "flops_per_s") for device in cluster.devices):
         raise ConfigError(
-            asked, "Its speeds are the catalogue's.", f"Measure first: workbench kit measure --file {name}."
+            request, "Its speeds are the catalogue's.", f"Measure first: workbench kit measure --file {name}."
         )
     return cluster
 

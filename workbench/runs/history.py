@@ -160,8 +160,8 @@ def reports_of(names: Iterable[str]) -> list[Path]:
         every = find_runs() if every is None else every
         for run in named_runs([name], every):
             if run.state != "finished":
-                asked = f"The report of the run '{run.name}' was asked for."
-                raise ConfigError(asked, f"It is {run.state}. {run.why}".strip(), "Name finished runs.")
+                request = f"The report of the run '{run.name}' was asked for."
+                raise ConfigError(request, f"It is {run.state}. {run.why}".strip(), "Name finished runs.")
             paths.append(run.report)
     return paths
 
@@ -222,13 +222,13 @@ def remove(run: PastRun) -> list[str]:
     Raises ConfigError if the run is in progress or the folder holds no run.
     """
     folder = Path(run.folder)
-    asked = f"The run in '{folder}' was to be removed."
+    request = f"The run in '{folder}' was to be removed."
     is_ours = _has_identity(folder) or folder.resolve().parent == runs_folder().resolve()
     if folder.is_symlink() or not is_ours:
-        found = "It is not a folder in which a run has trained: other files may have the names of a run's."
-        raise ConfigError(asked, found, "Remove it yourself if you do not need it.")
+        problem = "It is not a folder in which a run has trained: other files may have the names of a run's."
+        raise ConfigError(request, problem, "Remove it yourself if you do not need it.")
     if run.state == "running":
-        raise ConfigError(asked, "It is in progress.", "Stop it first, or wait for its end.")
+        raise ConfigError(request, "It is in progress.", "Stop it first, or wait for its end.")
     with own_folder(folder):
         remove_run_files(folder)
     left = sorted(path.name for path in folder.iterdir())

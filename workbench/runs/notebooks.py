@@ -18,7 +18,7 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
     """Raise ConfigError if the file is not a notebook, or if its cell tagged 'parameters' lacks one of the names."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    asked = f"The notebook '{notebook}' was asked for."
+    request = f"The notebook '{notebook}' was asked for."
     try:
         cells = json.loads(read_text(notebook, "the notebook"))["cells"]
         tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
@@ -33,13 +33,13 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
     except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(asked, "It is malformed.", "Name a file that Jupyter opens.") from error
+        raise ConfigError(request, "It is malformed.", "Name a file that Jupyter opens.") from error
     known = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     for name in names:
         if name not in known:
-            found = f"Its parameters are {', '.join(known) or 'none'}."
+            problem = f"Its parameters are {', '.join(known) or 'none'}."
             raise ConfigError(
-                f"The parameter '{name}' of '{notebook}' was asked for.", found, did_you_mean(name, known)
+                f"The parameter '{name}' of '{notebook}' was asked for.", problem, did_you_mean(name, known)
             )
 
 

@@ -31,14 +31,14 @@ TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 
 
 class Done(NamedTuple):
-    """A finished point.  report: None if it failed; error then gives the reason.  kept: it was run by an earlier
+    """A finished point.  report: None if it failed; error then gives the reason.  is_stored: it was run by an earlier
     call.
     """
 
     point: Point
     report: Report | None
     error: Exception | None = None
-    kept: bool = False
+    is_stored: bool = False
 
 
 def run_points(
@@ -59,11 +59,11 @@ def run_points(
     Raises ConfigError, before anything runs, for executed points at once and for a profile that is not there.
     """
     if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):
-        asked, found = (
+        request, problem = (
             f"{at_once} executed points at a time were asked for.",
             "They would share this machine's cores and spoil each other's times.",
         )
-        raise ConfigError(asked, found, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
+        raise ConfigError(request, problem, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
     profile = None if cluster_profile is None else _profile_folder(cluster_profile)
     return _run_points(points, folder, at_once, profile, progress)
 
@@ -79,7 +79,7 @@ def _run_points(
     waiting = []
     for point in points:
         if (path := folder / f"{point.name}.json").exists():
-            yield Done(point, Report.read(path), kept=True)
+            yield Done(point, Report.read(path), is_stored=True)
         else:
             waiting.append(point)
     here, there = waiting, list[Point]()
@@ -197,11 +197,11 @@ def _profile_folder(name: str) -> Path:
 
     known = sorted(list_profiles_in(get_ipython_dir()))
     if name not in known:
-        found = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
+        problem = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
         todo = did_you_mean(
             name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it."
         )
-        raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", found, todo)
+        raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", problem, todo)
     return Path(get_ipython_dir()) / f"profile_{name}"
 
 

@@ -97,12 +97,12 @@ SINKS: dict[Tracker, type[TensorBoardSink] | type[TrackioSink]] = {
 
 def require_tracker(tracker: Tracker) -> None:
     """Raise ConfigError if the tracker is unknown or its package is not installed."""
-    asked = f"The tracker '{tracker}' was asked for."
+    request = f"The tracker '{tracker}' was asked for."
     if tracker != "none" and tracker not in SINKS:
-        raise ConfigError(asked, "It is unknown.", f"There are none, {', '.join(SINKS)}.")
+        raise ConfigError(request, "It is unknown.", f"There are none, {', '.join(SINKS)}.")
     if tracker != "none" and find_spec(tracker) is None:
         todo = "Install it: pip install 'edge-llm-workbench[trackers]'."
-        raise ConfigError(asked, f"The package '{tracker}' is not installed.", todo)
+        raise ConfigError(request, f"The package '{tracker}' is not installed.", todo)
 
 
 class Tracking:

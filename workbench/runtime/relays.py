@@ -91,7 +91,7 @@ def _place(value: bytes) -> int | None:
 
 class _Exposed(NamedTuple):
     rank: int
-    at: Future[Any]
+    address: Future[Any]
 
 
 class Relays:
@@ -123,7 +123,7 @@ class Relays:
         elif exposed.rank < rank:
             say(with_address(value, *_NEVER))
         else:
-            exposed.at.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
+            exposed.address.add_done_callback(functools.partial(self._reach, rank, connection, say, value))
 
     def _reach(
         self, rank: int, connection: Connection, say: Callable[[bytes], None], value: bytes, exposed: Future[Any]

@@ -77,13 +77,13 @@ class SnapshotFile(NamedTuple):
 
     folder: Path
     kind: str
-    at: Position
+    position: Position
     layers: tuple[int, int]
 
     @property
     def path(self) -> Path:
         """Return the file's path."""
-        (epoch, step), (start, stop) = self.at, self.layers
+        (epoch, step), (start, stop) = self.position, self.layers
         return self.folder / SNAPSHOTS / f"{self.kind}-epoch-{epoch}-step-{step}-layers-{start}-{stop}.safetensors"
 
 
@@ -124,7 +124,7 @@ def covering(files: Sequence[SnapshotFile], position: Position, num_layers: int,
     """
     chosen: list[Path] = []
     for kind in kinds or KINDS:
-        cover = _cover([file for file in files if (file.kind, file.at) == (kind, position)], num_layers)
+        cover = _cover([file for file in files if (file.kind, file.position) == (kind, position)], num_layers)
         if cover is None:
             return ()
         chosen += [file.path for file in cover]
@@ -148,7 +148,7 @@ def passing(folder: Path, *, with_moments: bool = True) -> Iterator[Path]:
     with_moments: whether to include the moments at the end of an epoch.
     """
     for file in snapshot_files(folder):
-        if file.at.step or (with_moments and file.kind == MOMENTS):
+        if file.position.step or (with_moments and file.kind == MOMENTS):
             yield file.path
     yield from (folder / SNAPSHOTS).glob("*.part")
 
@@ -180,7 +180,9 @@ class SnapshotWriter:
         """run: the run's fingerprint.  layers: [start, stop)."""
         self._folder, self._run, self._layers, self._optimizer = folder, run, layers, optimizer
         self._shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in optimizer.named_tensors().items()}
-        self._passing = sorted({file.at for file in snapshot_files(folder) if file.layers == layers and file.at.step})
+        self._passing = sorted(
+            {file.position for file in snapshot_files(folder) if file.layers == layers and file.position.step}
+        )
 
     def write(self, position: Position, *, keeps_moments: bool) -> None:
         """Save the optimizer's state.  keeps_moments: see Snapshot.  Raises WriteError if the system refuses."""

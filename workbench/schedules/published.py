@@ -64,21 +64,21 @@ def build_published(name: str, given: Sizes) -> Schedule:
     """
     schedules = published_schedules()
     if name not in schedules:
-        asked, found = f"The schedule '{name}' was asked for.", f"There are {', '.join(schedules)}."
-        raise ScheduleError(asked, found, did_you_mean(name, schedules, "Choose one of them, or name a file."))
+        request, problem = f"The schedule '{name}' was asked for.", f"There are {', '.join(schedules)}."
+        raise ScheduleError(request, problem, did_you_mean(name, schedules, "Choose one of them, or name a file."))
     published = schedules[name]
     for key, value in given.items():
-        asked = f"The schedule '{name}' with {key} = {value!r} was asked for."
+        request = f"The schedule '{name}' with {key} = {value!r} was asked for."
         if key not in published.sizes:
-            raise ScheduleError(asked, f"It has {', '.join(published.sizes)}.", did_you_mean(key, published.sizes))
+            raise ScheduleError(request, f"It has {', '.join(published.sizes)}.", did_you_mean(key, published.sizes))
         least = 0 if key in MAY_BE_0 else 1
         if type(value) is not int or not least <= value <= MOST:
-            raise ScheduleError(asked, f"{key} is a whole number from {least} to {MOST}.", "Give it such a number.")
+            raise ScheduleError(request, f"{key} is a whole number from {least} to {MOST}.", "Give it such a number.")
     sizes = {**published.sizes, **given}
     cells = sizes.get("ranks", 1) * sizes.get("micro_batches", 1)
     if cells > MOST_CELLS:
-        asked = f"The schedule '{name}' of {cells:,} micro-batches on all ranks was asked for."
-        raise ScheduleError(asked, f"At most {MOST_CELLS:,} are built.", "Lower ranks or micro_batches.")
+        request = f"The schedule '{name}' of {cells:,} micro-batches on all ranks was asked for."
+        raise ScheduleError(request, f"At most {MOST_CELLS:,} are built.", "Lower ranks or micro_batches.")
     return insert_transfers(published.build(**sizes))
 
 
@@ -101,8 +101,8 @@ def equal_pipeline(num_stages: int, *, first_rank: int = 0, group: int = 1, micr
 def _num_groups(ranks: int, into: str, size: int) -> int:
     """Return the number of equal groups of `size` ranks."""
     if ranks % size:
-        asked = f"{ranks} ranks in groups of {size} were asked for."
-        raise ScheduleError(asked, f"{ranks % size} are left over.", f"Choose ranks as a multiple of {into}.")
+        request = f"{ranks} ranks in groups of {size} were asked for."
+        raise ScheduleError(request, f"{ranks % size} are left over.", f"Choose ranks as a multiple of {into}.")
     return ranks // size
 
 

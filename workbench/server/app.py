@@ -102,8 +102,8 @@ def application(offer: Offer) -> Starlette:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     """Answer a request for a path, or a method of one, that this server does not have."""
     assert isinstance(error, HTTPException), "no other kind is registered"
-    asked = f"{request.method} {request.url.path[:200]} was asked for."
-    sentence = f"{asked} There are POST /v1/chat/completions, /v1/completions and /v1/embeddings, and GET /v1/models."
+    refused = f"{request.method} {request.url.path[:200]} was asked for."
+    sentence = f"{refused} There are POST /v1/chat/completions, /v1/completions and /v1/embeddings, and GET /v1/models."
     return JSONResponse(error_body(error.status_code, sentence), error.status_code, error.headers)
 
 

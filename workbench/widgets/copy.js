@@ -22,7 +22,7 @@ export default {
     shown.hidden = true;
     const update = () => {
       button.textContent = model.get("label");
-      button.title = model.get("told");
+      button.title = model.get("hint");
       button.disabled = !model.get("text");
       shown.textContent = model.get("text");
       said.textContent = "";

@@ -22,7 +22,7 @@ class _CopyButton(anywidget.AnyWidget):
     """A button that copies a text to the clipboard, and shows it.  text: '' if there is nothing to copy."""
 
     label = traitlets.Unicode().tag(sync=True)
-    told = traitlets.Unicode().tag(sync=True)
+    hint = traitlets.Unicode().tag(sync=True)
     text = traitlets.Unicode().tag(sync=True)
     _esm = Path(__file__).with_name("copy.js")
 
@@ -31,8 +31,8 @@ class CopyButtons(widgets.HBox):
     """Buttons that copy a job on a cluster, as a command and as Python."""
 
     def __init__(self) -> None:
-        self.command = _CopyButton(label="Copy as command", told="The same run from a terminal")
-        self.python = _CopyButton(label="Copy as Python", told="The same run in a script or another notebook")
+        self.command = _CopyButton(label="Copy as command", hint="The same run from a terminal")
+        self.python = _CopyButton(label="Copy as Python", hint="The same run in a script or another notebook")
         super().__init__([self.command, self.python], layout=widgets.Layout(flex_flow="row wrap"))
 
     @classmethod

@@ -16,7 +16,7 @@ export default {
     button.className = "jupyter-widgets jupyter-button widget-button workbench-copy";
     button.type = "button";
     button.textContent = model.get("label");
-    button.title = model.get("told");
+    button.title = model.get("hint");
     const said = document.createElement("span");
     said.setAttribute("role", "status");
     button.addEventListener("click", () => {

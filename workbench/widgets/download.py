@@ -17,11 +17,11 @@ class DownloadButton(anywidget.AnyWidget):
     """
 
     label = traitlets.Unicode().tag(sync=True)
-    told = traitlets.Unicode().tag(sync=True)
+    hint = traitlets.Unicode().tag(sync=True)
     _esm = Path(__file__).with_name("download.js")
 
-    def __init__(self, label: str, told: str, make: Callable[[], tuple[str, str]]) -> None:
-        super().__init__(label=label, told=told)
+    def __init__(self, label: str, hint: str, make: Callable[[], tuple[str, str]]) -> None:
+        super().__init__(label=label, hint=hint)
         self._make = make
         self.on_msg(self._answer)
 

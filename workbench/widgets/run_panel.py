@@ -273,12 +273,12 @@ class RunPanel(Panel):
         try:
             return self._report_of((job, cluster, plan), mode)
         except KeyboardInterrupt:
-            asked, found = (
+            request, problem = (
                 f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.",
                 "It was stopped.",
             )
             todo = "Press Resume in the panel to go on from the last completed step, then run this cell again."
-            raise RuntimeSetupError(asked, found, todo if mode == "execute" else "Run this cell again.") from None
+            raise RuntimeSetupError(request, problem, todo if mode == "execute" else "Run this cell again.") from None
         finally:
             self._enable(running=False)
 

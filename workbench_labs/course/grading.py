@@ -84,13 +84,13 @@ def read_hand_in(path: Path) -> HandIn:
     """Read a file that was handed in.  Raises ConfigError if its lab is unknown, or its time cannot be."""
     work = HandIn.read(path)
     exercises_of(work.lab)
-    asked, todo = f"The hand-in '{path}' was read.", "Ask the student for the file that lab.submit() names."
+    request, todo = f"The hand-in '{path}' was read.", "Ask the student for the file that lab.submit() names."
     try:
         is_later = _written(work) > datetime.now(UTC) + timedelta(days=1)
     except (ValueError, TypeError) as error:
-        raise ConfigError(asked, f"It was never submitted: written_at = '{work.written_at:.40}'.", todo) from error
+        raise ConfigError(request, f"It was never submitted: written_at = '{work.written_at:.40}'.", todo) from error
     if is_later:
-        raise ConfigError(asked, f"It was written in the future: {work.written_at:.40}.", todo)
+        raise ConfigError(request, f"It was written in the future: {work.written_at:.40}.", todo)
     return work
 
 

@@ -43,15 +43,15 @@ class Answered(msgspec.Struct):
 
 def require_isolation() -> None:
     """Raise ConfigError unless foreign code can be isolated here."""
-    asked, todo = "Foreign code was to run.", "Install bubblewrap (Debian: apt install bubblewrap), on Linux."
+    request, todo = "Foreign code was to run.", "Install bubblewrap (Debian: apt install bubblewrap), on Linux."
     if shutil.which("bwrap") is None:
-        raise ConfigError(asked, "The program bwrap, which isolates it, is not here.", todo)
+        raise ConfigError(request, "The program bwrap, which isolates it, is not here.", todo)
     nothing = json.dumps({"source": "", "name": "__name__"}).encode() + b"\n"
     tried = subprocess.run(_command(), input=nothing, capture_output=True, timeout=60)
     if tried.returncode:
         words = tried.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        found = f"This system does not let it be isolated: {' '.join(words)[:300]}"
-        raise ConfigError(asked, found, "Grade on a Linux machine that allows user namespaces; nothing was run.")
+        problem = f"This system does not let it be isolated: {' '.join(words)[:300]}"
+        raise ConfigError(request, problem, "Grade on a Linux machine that allows user namespaces; nothing was run.")
 
 
 @contextlib.contextmanager

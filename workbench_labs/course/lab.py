@@ -248,14 +248,14 @@ class Lab:
 
 def source_of(answer: Any, name: str) -> str:
     """Return the text of a student's function.  Raises ConfigError if it is none, has no text, or is too long."""
-    asked, todo = f"A function was asked for in the exercise '{name}'.", f"Write it with def {name}(...) in a cell."
+    request, todo = f"A function was asked for in the exercise '{name}'.", f"Write it with def {name}(...) in a cell."
     if not inspect.isfunction(answer) or answer.__name__ == "<lambda>":
         what = "a lambda" if inspect.isfunction(answer) else f"{answer!r:.60}"
-        raise ConfigError(asked, f"This is {what}.", todo)
+        raise ConfigError(request, f"This is {what}.", todo)
     try:
         source = textwrap.dedent(inspect.getsource(answer))
     except OSError as error:
-        raise ConfigError(asked, "Its text cannot be found.", todo) from error
+        raise ConfigError(request, "Its text cannot be found.", todo) from error
     if len(source) > LARGEST_SOURCE:
         raise ConfigError("The answer was to be kept.", f"It has {len(source)} characters.", "Write a shorter one.")
     return source

@@ -172,15 +172,15 @@ def require_number(answer: Any, expected: float, tolerance: float, right: str) -
     return right
 
 
-def require_list(found: Any, what: str, length: int | None = None) -> list[Any]:
+def require_list(answer: Any, what: str, length: int | None = None) -> list[Any]:
     """Return a list, tuple, or NumPy or torch array as a list.  length: None takes any.  Raises WrongAnswerError."""
-    if hasattr(found, "tolist"):
-        found = found.tolist()
-    if not isinstance(found, list | tuple):
-        raise WrongAnswerError(f"{what} is a list; this is {found!r:.80}.{_without_return(found)}")
-    if length is not None and len(found) != length:
-        raise WrongAnswerError(f"{what} has {length} entries; this has {len(found)}.")
-    return list(found)
+    if hasattr(answer, "tolist"):
+        answer = answer.tolist()
+    if not isinstance(answer, list | tuple):
+        raise WrongAnswerError(f"{what} is a list; this is {answer!r:.80}.{_without_return(answer)}")
+    if length is not None and len(answer) != length:
+        raise WrongAnswerError(f"{what} has {length} entries; this has {len(answer)}.")
+    return list(answer)
 
 
 def comparison(title: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:

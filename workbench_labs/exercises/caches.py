@@ -119,7 +119,7 @@ def judge_stale_records(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
         fresh = {f"s{number}": _record(draws) for number in range(draws.randint(2, 5))}
         done = {name: draws.choice(KEPT + DAMAGES) for name in fresh}
         done[draws.choice(sorted(fresh))] = DAMAGES[case % len(DAMAGES)]
-        cached = {name: kept for name in fresh if (kept := _damaged(fresh[name], done[name], draws)) is not None}
+        cached = {name: record for name in fresh if (record := _damaged(fresh[name], done[name], draws)) is not None}
         answered = answer(fresh, cached, TOLERANCE)
         answered = (
             sorted(answered, key=str) if isinstance(answered, set | frozenset) else require_list(answered, "The result")

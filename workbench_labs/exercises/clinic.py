@@ -41,9 +41,9 @@ def judge_kinds(answer: Any, numbers: Mapping[str, Any]) -> str:
 
 def judge_predict(answer: Any, numbers: Mapping[str, Any]) -> str:
     """Compare with the line through both fitted cells."""
-    (one, one_gb), (two, two_gb), at = numbers["first"], numbers["second"], numbers["at"]
-    slope = (two_gb - one_gb) / (two - one)
-    expected = one_gb + slope * (at - one)
+    (first, one_gb), (two, two_gb), size = numbers["first"], numbers["second"], numbers["at"]
+    slope = (two_gb - one_gb) / (two - first)
+    expected = one_gb + slope * (size - first)
     off = 100 * (expected / numbers["printed"] - 1)
     right = f"{expected:.3g} GB; the paper prints {numbers['printed']:g}, so the prediction is off by {off:+.1f} %."
     return require_number(answer, expected, 0.005, right)
@@ -109,11 +109,11 @@ def judge_holds(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
 
 
 def _pair(draws: Random, factor: float) -> list[Any]:
-    own = draws.randint(1, 40) / 4
-    theirs = own * factor * draws.choice([0.5, 0.75, 0.875, 1.0, 1.25, 1.5])
+    ours = draws.randint(1, 40) / 4
+    theirs = ours * factor * draws.choice([0.5, 0.75, 0.875, 1.0, 1.25, 1.5])
     kinds = [draws.choice(["fitted", "predicted"]) for _ in range(2)]
     none = draws.choice(["own", "theirs", *[""] * 6])
-    return [None if none == "own" else own, None if none == "theirs" else theirs, *kinds]
+    return [None if none == "own" else ours, None if none == "theirs" else theirs, *kinds]
 
 
 def _kinds(draws: Random) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _kinds(draws: Random) -> dict[str, Any]:
 
 def _predict(draws: Random) -> dict[str, Any]:
     one_gb, each = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
-    at = draws.choice([12, 16, 32])
-    printed = (one_gb + each * (at - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
+    size = draws.choice([12, 16, 32])
+    printed = (one_gb + each * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
     return {
         "first": [1, one_gb],
         "second": [8, round(one_gb + 7 * each, 2)],
-        "at": at,
+        "at": size,
         "printed": round(printed, 2),
     }
 

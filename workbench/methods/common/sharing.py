@@ -32,21 +32,23 @@ def push_to_hub(place: Path | str, repository: str, *, public: bool = False, tok
     Raises ConfigError if there is no result, its base model is on this computer only, or nobody is logged in;
     MissingDataError if the hub cannot be reached or refuses.
     """
-    asked = f"Pushing '{shown(str(place), 200)}' to '{shown(repository)}' was asked for."
+    request = f"Pushing '{shown(str(place), 200)}' to '{shown(repository)}' was asked for."
     folder = find_result(place)
     if folder is None:
-        raise ConfigError(asked, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result.")
+        raise ConfigError(
+            request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
+        )
     about = read_result(folder)
     if Path(about.job.model).is_absolute() and not (folder / WHOLE_MODEL).is_file():
-        found = "Its base model is a folder of this computer, which nobody else has."
-        raise ConfigError(asked, found, "Train over a model of the hub, or merge it: `workbench export --merge`.")
-    _require_online(asked)
+        problem = "Its base model is a folder of this computer, which nobody else has."
+        raise ConfigError(request, problem, "Train over a model of the hub, or merge it: `workbench export --merge`.")
+    _require_online(request)
     from huggingface_hub import HfApi, get_token
 
     if token is None and get_token() is None:
-        raise ConfigError(asked, "Nobody is logged in to the hub.", "Run `hf auth login`, or set HF_TOKEN.")
+        raise ConfigError(request, "Nobody is logged in to the hub.", "Run `hf auth login`, or set HF_TOKEN.")
     api = HfApi(endpoint=hub_endpoint(), token=token)
-    with tempfile.TemporaryDirectory() as place_to_share, _refusals(asked):
+    with tempfile.TemporaryDirectory() as place_to_share, _refusals(request):
         shared = Path(place_to_share)
         shutil.copytree(folder, shared, dirs_exist_ok=True)
         _take_paths_out(shared, about)
@@ -63,13 +65,13 @@ def from_pretrained(place: Path | str, *, token: str | None = None) -> LoadedRes
     """
     if find_result(place) is not None:
         return load_result(place)
-    asked = f"The result '{shown(str(place), 200)}' was asked for."
+    request = f"The result '{shown(str(place), 200)}' was asked for."
     if Path(place).exists() or str(place).count("/") != 1:
         return load_result(place)  # its error says what is missing
-    _require_online(asked)
+    _require_online(request)
     from huggingface_hub import snapshot_download
 
-    with _refusals(asked):
+    with _refusals(request):
         folder = snapshot_download(str(place), endpoint=hub_endpoint(), token=token)
     return load_result(folder)
 
@@ -93,8 +95,8 @@ def _named(model: str) -> str:
 
 def _require_online(asked: str) -> None:
     if not hub_is_reachable():
-        found = f"The hub ({hub_endpoint()}) does not answer, or HF_HUB_OFFLINE is set."
-        raise MissingDataError(asked, found, "Connect this computer to the network and repeat.")
+        problem = f"The hub ({hub_endpoint()}) does not answer, or HF_HUB_OFFLINE is set."
+        raise MissingDataError(asked, problem, "Connect this computer to the network and repeat.")
 
 
 @contextmanager
@@ -107,5 +109,5 @@ def _refusals(asked: str) -> Iterator[None]:
     except HFValidationError as error:
         raise ConfigError(asked, shown(str(error), 200), "Name a repository as OWNER/NAME.") from error
     except HfHubHTTPError as error:
-        found = f"The hub refused: {shown(str(error).splitlines()[0], 200)}."
-        raise MissingDataError(asked, found, "Check the name, and what your token may do.") from error
+        problem = f"The hub refused: {shown(str(error).splitlines()[0], 200)}."
+        raise MissingDataError(asked, problem, "Check the name, and what your token may do.") from error

@@ -188,7 +188,7 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
         return StashingHandlers(
             each=divided_or_whole(division, **arguments),
             begins=shape.continues is None,
-            kept=num_versions,
+            num_versions=num_versions,
             per_update=job.per_update,
         ).table()
 

@@ -156,15 +156,15 @@ class StashingHandlers:
 
     each: the operations of a mini-batch.  per_update: number of its micro-batches.
 
-    kept: 0 if only mini-batches in flight need an older version; else the number of updates for which every version is
-    stored.
+    num_versions: 0 if only mini-batches in flight need an older version; else the number of updates for which every
+    version is stored.
     begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content;
     it is kept while a mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
     each: BackpropagationHandlers
     begins: bool = True
-    kept: int = 0
+    num_versions: int = 0
     per_update: int = 1
     first: Version | None = field(init=False)
 
@@ -213,7 +213,9 @@ class StashingHandlers:
         if all(value.name != "gacc" for value in op.writes):  # a recomputed layer, but not the stage's first
             return self.each.table()[op.kind](op, reads)
         version.in_flight -= 1
-        is_read_again = version.in_flight or (op.microbatch < (self.kept + 1) * self.per_update - 1 and self.kept)
+        is_read_again = version.in_flight or (
+            op.microbatch < (self.num_versions + 1) * self.per_update - 1 and self.num_versions
+        )
         if version is self.first and version.weights is not self.each.optimizer.parameters and not is_read_again:
             self.first = None
         return self.each.table()[op.kind](op, reads)
@@ -223,7 +225,7 @@ class StashingHandlers:
             self.each.optimizer,
             self._version(op, reads),
         )  # releases the backward pass's version before another is made
-        if newest.in_flight or self.kept:
+        if newest.in_flight or self.num_versions:
             optimizer.keep_version()
         elif newest is self.first:
             self.first = None

@@ -246,7 +246,7 @@ def list_job(prepared: PreparedJob, cluster: Cluster, plan: Plan, *, timeout_s: 
         timeout_s=timeout_s,
         generate=prepared.options.generate,
         shown=shown_request(prepared),
-        kept=prepared.options.compare,
+        num_outputs=prepared.options.compare,
     )
 
 

@@ -78,16 +78,16 @@ class ZeroOrderTrainer(Trainer):
 
     def __init__(self, model: Any, args: TrainingArguments | None = None, **settings: Any) -> None:
         args = args or ZeroOrderArguments()
-        asked = "Training by forward passes was asked for."
+        request = "Training by forward passes was asked for."
         if args.gradient_accumulation_steps != 1:
             todo = "Raise per_device_train_batch_size or queries instead."
-            raise ConfigError(asked, f"gradient_accumulation_steps is {args.gradient_accumulation_steps}.", todo)
+            raise ConfigError(request, f"gradient_accumulation_steps is {args.gradient_accumulation_steps}.", todo)
         if args.device.type != "cpu":
-            raise ConfigError(asked, f"It computes on a CPU, and the device is {args.device}.", "Set use_cpu=True.")
+            raise ConfigError(request, f"It computes on a CPU, and the device is {args.device}.", "Set use_cpu=True.")
         stack = LayerStack(model.base_model, language_model_head=head_of(model))
         if not stack.is_causal:
-            found = f"A '{model.config.model_type}' model does not predict the next word."
-            raise ConfigError(asked, found, "Choose a causal model, or `workbench run --method p_rge`.")
+            problem = f"A '{model.config.model_type}' model does not predict the next word."
+            raise ConfigError(request, problem, "Choose a causal model, or `workbench run --method p_rge`.")
         chosen: dict[str, Any] = {name: getattr(args, name, default) for name, default in _DEFAULTS.items()}
         trainable = TrainableConfig(
             technique=chosen["technique"], rank=chosen["rank"], alpha=chosen["alpha"], seed=args.seed
@@ -126,9 +126,9 @@ class ZeroOrderTrainer(Trainer):
         """Write the trained values, as the method's runs do, and an adapter for peft where it has one."""
         folder, name = make_folder(output_dir or self.args.output_dir), self.model.name_or_path
         if not name:
-            found = "The model has no name_or_path, so that nobody could find what the values belong to."
+            problem = "The model has no name_or_path, so that nobody could find what the values belong to."
             raise ConfigError(
-                f"Saving trained values in '{folder}' was asked for.", found, "Load it by from_pretrained."
+                f"Saving trained values in '{folder}' was asked for.", problem, "Load it by from_pretrained."
             )
         save_for_peft(folder, self.trained, name=name)
         described = TrainedDescription(model=name, config=self.trained.config)
@@ -175,16 +175,16 @@ def prompts_of(inputs: dict[str, Tensor]) -> PromptBatch:
 
     Raises ConfigError without labels, or for padding on the left.
     """
-    asked = "A batch for training by forward passes was asked for."
+    request = "A batch for training by forward passes was asked for."
     if "labels" not in inputs or inputs["labels"].shape != inputs["input_ids"].shape:
-        raise ConfigError(asked, "It has no label for each token.", "Use DataCollatorForSeq2Seq, or one like it.")
+        raise ConfigError(request, "It has no label for each token.", "Use DataCollatorForSeq2Seq, or one like it.")
     ids, labels = inputs["input_ids"], inputs["labels"][:, 1:]
     mask = inputs.get("attention_mask", torch.ones_like(ids))
     if bool((mask[:, 1:] > mask[:, :-1]).any()):
-        raise ConfigError(asked, "It is padded on the left.", "Set the tokenizer's padding_side to 'right'.")
+        raise ConfigError(request, "It is padded on the left.", "Set the tokenizer's padding_side to 'right'.")
     known = labels != IGNORED
     if not bool(known.any(dim=1).all()):
-        raise ConfigError(asked, "A sample has no token to predict.", "Leave it out, or raise the maximum length.")
+        raise ConfigError(request, "A sample has no token to predict.", "Leave it out, or raise the maximum length.")
     count = int(known.sum(dim=1).max())
     # Positions of the labels first, in their order: a label's position is that of the token before it.
     positions = torch.argsort(~known, dim=1, stable=True)[:, :count]

@@ -158,11 +158,11 @@ def prepare(job: Job) -> PreparedJob:
     if options.initialization == "torch_pruned":
         require_torch_pruning(facts.family, config=adapter, num_heads=facts.num_heads)
     if options.initialization == "distilled" and facts.vocabulary_size == 0:
-        asked, found = (
+        request, problem = (
             f"Distilled initial weights for '{job.model}' were asked for.",
             "It reads images, and the unlabelled data is text.",
         )
-        raise ConfigError(asked, found, "Choose another initialization.")
+        raise ConfigError(request, problem, "Choose another initialization.")
     return PreparedJob(options=options, adapter=adapter, **samples)
 
 

@@ -16,8 +16,8 @@ def _ring(ranks: int = 4, micro_batches: int = 4, unfrozen_layers: int = 2, init
             "Lower initiators, or raise ranks.",
         )
     if unfrozen_layers > ranks:
-        asked = f"An unfreezing depth of {unfrozen_layers} was asked for."
-        raise ScheduleError(asked, f"The ring has {ranks} layers, one a rank.", "Unfreeze 1 to all of them.")
+        request = f"An unfreezing depth of {unfrozen_layers} was asked for."
+        raise ScheduleError(request, f"The ring has {ranks} layers, one a rank.", "Unfreeze 1 to all of them.")
     turns = [rank for rank in range(initiators) for _ in range(micro_batches)]
     mini_batches = [Iteration(rank, ranks - unfrozen_layers, 1) for rank in turns]
     return ring_round(

@@ -104,8 +104,8 @@ def require_known(job: Job) -> RingAdaOptions:
     """Return the options.  Raises ConfigError at once for an unknown option, task or model."""
     options = read_options("ringada", RingAdaOptions, job.options)
     if options.technique == "parallel" and options.federated:
-        asked = "The option federated of ringada was asked for with technique = 'parallel'."
-        raise ConfigError(asked, "A network next to the model is trained on the ring alone.", "Leave one out.")
+        request = "The option federated of ringada was asked for with technique = 'parallel'."
+        raise ConfigError(request, "A network next to the model is trained on the ring alone.", "Leave one out.")
     require_task_and_model(job)
     return options
 
@@ -116,20 +116,20 @@ def prepare(job: Job) -> PreparedJob:
     facts = model_facts(job.model)
     require_width("ringada", "bottleneck", options.bottleneck, job.model, 4 * facts.hidden_size)
     if options.depth > facts.num_layers:
-        asked = f"The option depth = {options.depth} of ringada was asked for."
-        raise ConfigError(asked, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
+        request = f"The option depth = {options.depth} of ringada was asked for."
+        raise ConfigError(request, f"'{job.model}' has {facts.num_layers} layers.", "Lower it.")
     if options.technique == "parallel" and options.cache and facts.num_encoder_layers is not None:
-        asked = f"The option cache of ringada was asked for with technique = 'parallel' and '{job.model}'."
+        request = f"The option cache of ringada was asked for with technique = 'parallel' and '{job.model}'."
         raise ConfigError(
-            asked, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out."
+            request, "The cache keeps the layers of one stack, and this has an encoder and a decoder.", "Leave one out."
         )
     samples: dict[str, Any] = load_samples(job, facts)
     if samples["task"].kind == "text_generation":
-        asked, found = (
+        request, problem = (
             f"The task '{job.task}' was asked for with the method ringada.",
             "It trains a head, and words have the model's own.",
         )
-        raise ConfigError(asked, found, "Choose a method that trains words.")
+        raise ConfigError(request, problem, "Choose a method that trains words.")
     config = TechniqueConfig(
         technique=options.technique,
         bottleneck=options.bottleneck,

@@ -140,7 +140,9 @@ def federated_round(
 
 def _lowest(iterations: Sequence[Iteration]) -> Callable[[int], int]:
     """Return a function of a micro-batch: the lowest layer that it trains."""
-    return [one.first_unfrozen for one in iterations for _ in range(one.num_micro_batches)].__getitem__
+    return [
+        iteration.first_unfrozen for iteration in iterations for _ in range(iteration.num_micro_batches)
+    ].__getitem__
 
 
 def _tasks(

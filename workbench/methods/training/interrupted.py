@@ -82,7 +82,7 @@ class Interrupted:
 
     epochs: number of finished epochs.  step: number of completed steps of the next epoch.  state: a snapshot's files;
     empty before step 1.
-    held: the ranks that have the snapshot in memory instead.
+    homes: the ranks that have the snapshot in memory instead.
     results: results of every rank, with one entry for each resumption.  is_same: whether the same devices continue
     under the same plan.
     notes: why completed steps are repeated.  damage: which files of the run could not be used.
@@ -91,7 +91,7 @@ class Interrupted:
     epochs: int = 0
     step: int = 0
     state: tuple[Path, ...] = ()
-    held: Homes = field(default_factory=dict)
+    homes: Homes = field(default_factory=dict)
     results: tuple[RankResult, ...] = field(default=(), repr=False)
     is_same: bool = True
     notes: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Interrupted:
             "start_epoch": self.epochs,
             "start_step": self.step,
             "state": self.state,
-            "held": self.held,
+            "homes": self.homes,
             "is_same": self.is_same,
         }
 
@@ -165,7 +165,9 @@ def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None
         # If the snapshot at an epoch's end is incomplete, the last step is repeated: then it is taken.
         num_steps = len(next(phase for phase in phases if finished in phase.epochs).steps(finished))
         last = Position(finished, min(_count(logs.get(finished, {})), num_steps - 1))
-        complete = {file.at: covering(files, file.at, plan.num_layers) for file in files if file.at <= last}
+        complete = {
+            file.position: covering(files, file.position, plan.num_layers) for file in files if file.position <= last
+        }
         usable = [
             position
             for position in {*(in_memory or {}), *(file_position for file_position, paths in complete.items() if paths)}
@@ -175,7 +177,7 @@ def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None
         state = complete.get(begin, ())
         homes = {} if state else (in_memory or {}).get(begin, {})
         notes += [AGAIN] * any(position > begin for position in usable)
-        newest = max((file.at.step for file in files if file.at.epoch == finished), default=0)
+        newest = max((file.position.step for file in files if file.position.epoch == finished), default=0)
         if newest > last.step + 1:  # a crash leaves the log of a device at most one step behind
             damage.append(
                 f"Steps {last.step + 1} to {newest} of epoch {finished + 1} are done again: a log lacks them."
@@ -193,7 +195,7 @@ def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None
         epochs=begin.epoch,
         step=begin.step,
         state=state,
-        held=homes,
+        homes=homes,
         results=_results(logs, *begin, since=mine.since),
         is_same=is_same,
         notes=tuple(notes),
@@ -283,7 +285,7 @@ def _clear(folder: Path, position: Position, state: Sequence[Path]) -> None:
         match = _LOG.match(path.name)
         if match is not None and (int(match.group(1)), int(match.group(2))) >= position:
             path.unlink()
-    later = [file.path for file in snapshot_files(folder) if file.at > position]
+    later = [file.path for file in snapshot_files(folder) if file.position > position]
     for path in {*later, *passing(folder, with_moments=False)}.difference(state):
         path.unlink()
 

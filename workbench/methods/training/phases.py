@@ -210,7 +210,7 @@ class RankJob(PhasedJob):
     backbone is stored.
     start_epoch, start_step: 0, or the step at which a resumed run continues.  state: the files with the trainable state
     so far.
-    held: the ranks that have each tensor of that state in memory, if state has no files.
+    homes: the ranks that have each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
     sweep: some steps of the first phase to time; then nothing else runs.
     small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a
@@ -225,7 +225,7 @@ class RankJob(PhasedJob):
     start_epoch: int = 0
     start_step: int = 0
     state: tuple[Path, ...] = ()
-    held: Homes = field(default_factory=dict)
+    homes: Homes = field(default_factory=dict)
     is_same: bool = True
     sweep: tuple[PlannedStep, ...] = ()
 

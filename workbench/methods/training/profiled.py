@@ -128,8 +128,8 @@ class ProfiledMethod(ABC, Generic[A]):
         """
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.in_words}", stage="profile"))
-            asked = [(self.asked(prepared), refresh)] * cluster.world_size
-            rows = engines.run(self.measure_rank, asked, on_event=of_slowest(notify, engines.device_names))
+            payloads = [(self.asked(prepared), refresh)] * cluster.world_size
+            rows = engines.run(self.measure_rank, payloads, on_event=of_slowest(notify, engines.device_names))
             return self.joined(prepared, cluster, rows)
         is_host = all(device.model in HOST_MODELS and device.host_share for device in cluster.devices)
         if has_weights(prepared.job.model) and (emulated or is_host):

@@ -125,12 +125,12 @@ class RankSnapshots(Generic[AJob]):
     def restore(self, num_steps: int) -> None:
         """Restore the snapshot with which the job begins.  num_steps: number of the run's steps before it."""
         optimizer, rank_job = self._optimizer, self._rank_job
-        if rank_job.held and self._neighbours is not None:
-            self._neighbours.restore(self._at, rank_job.held)
+        if rank_job.homes and self._neighbours is not None:
+            self._neighbours.restore(self._at, rank_job.homes)
             self._taken = None  # the ranks that train the tensors now may not be those that keep them
         elif rank_job.state and optimizer is not None:
             load_state(rank_job.state, rank_job.fingerprint, optimizer.named_tensors())
-        if optimizer is not None and (rank_job.held or rank_job.state):
+        if optimizer is not None and (rank_job.homes or rank_job.state):
             optimizer.set_num_steps(num_steps)
 
     def stepped(self, position: Position) -> None:

@@ -48,14 +48,14 @@ class Paused(Exception):
 class Served:
     """The hooks of a device whose run continues when others are lost.
 
-    begins: called before every step; returns whether to do it.  told: receives every finished step.
-    kept: this device's snapshots in memory.  loaded: layers that are already loaded for the next job, at most one
+    begins: called before every step; returns whether to do it.  publish: receives every finished step.
+    in_memory: this device's snapshots in memory.  loaded: layers that are already loaded for the next job, at most one
     entry.
     """
 
     begins: Callable[[int], bool]
-    told: Callable[[StepDone], None]
-    kept: KeptInMemory
+    publish: Callable[[StepDone], None]
+    in_memory: KeptInMemory
     loaded: list[Loaded]
 
 
@@ -152,7 +152,9 @@ class TrainingWorker(StepWorker[AJob]):
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Run all phases of a job (see StepWorker)."""
-        served = Served(begins=controls.begins, told=session.context.publish, kept=self._kept, loaded=self._loaded)
+        served = Served(
+            begins=controls.begins, publish=session.context.publish, in_memory=self._kept, loaded=self._loaded
+        )
         try:
             phases = self._phases_on(session, result)
             if session.rank_job.sweep:
@@ -203,12 +205,12 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
     if not epochs:
         return
     loaded = served.loaded.pop() if served.loaded else None
-    if loaded is None or not (rank_job.held or rank_job.state) or not phase.take(loaded):
+    if loaded is None or not (rank_job.homes or rank_job.state) or not phase.take(loaded):
         del loaded
         phase.load(epochs.start)
     is_begun = epochs.start == rank_job.start_epoch
     begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
-    snapshots = RankSnapshots(phase, begins_at, served.kept)
+    snapshots = RankSnapshots(phase, begins_at, served.in_memory)
     if is_begun:
         snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
     for epoch in epochs:
@@ -262,7 +264,7 @@ def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, l
     log.append(trace)
     if trace.step < last:
         snapshots.stepped(Position(trace.epoch, trace.step + 1))
-    served.told(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
+    served.publish(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
 
 
 def _sweep(phase: RankPhase) -> None:

@@ -232,14 +232,14 @@ class PromptEncoder:
         while searched := [index for index in range(len(samples)) if firsts[index] < stops[index]]:
             middles = [(firsts[index] + stops[index]) // 2 for index in searched]
             tried = list(map(shortened_by, searched, middles))
-            found = self._sizes([samples[index] for index in searched], tried, reserve)
-            for index, middle, size in zip(searched, middles, found, strict=True):
+            lengths = self._sizes([samples[index] for index in searched], tried, reserve)
+            for index, middle, size in zip(searched, middles, lengths, strict=True):
                 if size <= self.max_length:
                     stops[index] = middle
                 else:
                     firsts[index] = middle + 1
-        for sample, own, first, size in zip(samples, starts, firsts, sizes, strict=True):
-            if first == len(own):
+        for sample, word_starts, first, size in zip(samples, starts, firsts, sizes, strict=True):
+            if first == len(word_starts):
                 raise ConfigError(
                     f"A prompt of {size} tokens was to be read in {self.max_length}.",
                     f"Sample {sample.sample_id} does not fit even with one word of its {name} left.",

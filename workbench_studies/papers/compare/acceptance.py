@@ -36,7 +36,7 @@ Found = dict[str, dict[str, float]]
 def acceptance(item: Item, settings: Settings) -> Result:
     """Write every text with every draft.  What is done is kept."""
     model, drafts, tokens = (QUICK_MODEL, QUICK_DRAFTS, QUICK_TOKENS) if settings.quick else (MODEL, DRAFTS, TOKENS)
-    seeds, found = "-".join(map(str, settings.seeds)), dict[str, Found]()
+    seeds, shares = "-".join(map(str, settings.seeds)), dict[str, Found]()
     for draft in drafts:
         name = f"{model}-{tokens}-tokens-{draft}-seeds-{seeds}.json".replace(":", "-")
         path = None if settings.workdir is None else settings.workdir / "acceptance" / name
@@ -45,22 +45,22 @@ def acceptance(item: Item, settings: Settings) -> Result:
         def make(draft: str = draft) -> Found:
             return measured(model, draft, tokens, settings.seeds)
 
-        found[draft] = load_or_compute(path, Found, make)
-    return compared(item, found, model=model, tokens=tokens)
+        shares[draft] = load_or_compute(path, Found, make)
+    return compared(item, shares, model=model, tokens=tokens)
 
 
 def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found:
     """Return the passes of the prompts' texts, greedy and sampled.  seeds: of the sampled ones; none without."""
     ways = {"greedy": [Sampling()], "sampled": [Sampling(temperature=TEMPERATURE, seed=seed) for seed in seeds]}
-    found: Found = {}
+    shares: Found = {}
     for name, samplings in ways.items():
         if not samplings:
             continue
         loaded = load_text_model(model, draft)
         for prompt, sampling in product(PROMPTS, samplings):
             list(loaded.complete(prompt, TextSettings(max_tokens=tokens, sampling=sampling)))
-        found[name] = asdict(loaded.passes or Passes())
-    return found
+        shares[name] = asdict(loaded.passes or Passes())
+    return shares
 
 
 def compared(item: Item, found: dict[str, Found], *, model: str, tokens: int) -> Result:

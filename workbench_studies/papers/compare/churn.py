@@ -74,12 +74,12 @@ class Draw:
 
     def absences(self, draws: Random, end_s: float) -> list[tuple[float, float]]:
         """Return a device's absences until end_s; what lies between two is at least START_S."""
-        found, now_s = list(self.calls(draws)), self.stay(draws)
+        calls, now_s = list(self.calls(draws)), self.stay(draws)
         while now_s < end_s:
-            found.append((now_s, now_s + self.away(draws)))
-            now_s = found[-1][1] + self.stay(draws)
+            calls.append((now_s, now_s + self.away(draws)))
+            now_s = calls[-1][1] + self.stay(draws)
         merged: list[tuple[float, float]] = []
-        for begin_s, until_s in sorted(found):
+        for begin_s, until_s in sorted(calls):
             if merged and begin_s < merged[-1][1] + START_S:
                 merged[-1] = merged[-1][0], max(merged[-1][1], until_s)
             else:
@@ -88,14 +88,14 @@ class Draw:
 
     def faults(self, count: int, end_s: float, seed: int) -> tuple[Fault, ...]:
         """Return the absences of some devices as faults; at end_s all go for good, which ends a run."""
-        found = []
+        faults = []
         for rank in range(count):
             for begin_s, until_s in self.absences(Random(f"{seed}, device {rank}"), end_s):
                 back_s = until_s if until_s < end_s - START_S else None
                 if begin_s < end_s:
-                    found.append(Fault(kind=self.kind, rank=rank, start=begin_s, end=back_s))
-            found.append(Fault(kind="kill", rank=rank, start=end_s))
-        return tuple(found)
+                    faults.append(Fault(kind=self.kind, rank=rank, start=begin_s, end=back_s))
+            faults.append(Fault(kind="kill", rank=rank, start=end_s))
+        return tuple(faults)
 
 
 NEVER = Draw(stay=lambda draws: math.inf, away=lambda draws: 0.0)

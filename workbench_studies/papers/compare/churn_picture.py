@@ -27,29 +27,29 @@ LESSONS = "lessons"
 
 def churn(item: Item, settings: Settings) -> Result:
     """Simulate every way at every mean stay, and a lesson."""
-    kept = None if settings.workdir is None else settings.workdir / "churn"
+    folder = None if settings.workdir is None else settings.workdir / "churn"
     seeds = settings.seeds[:1] if settings.quick else settings.seeds[:DRAWS]
-    found = list(points(settings.progress, kept, seeds))
-    classroom = list(lessons(settings.progress, kept, settings.seeds[0]))
-    at = {(one.way, one.stay_s): one for one in found}
+    goodputs = list(points(settings.progress, folder, seeds))
+    classroom = list(lessons(settings.progress, folder, settings.seeds[0]))
+    by_way = {(point.way, point.stay_s): point for point in goodputs}
     short, long = STAYS_S[0], STAYS_S[-1]
-    order = sorted(WAYS, key=lambda way: at[way, short].of_free)
+    order = sorted(WAYS, key=lambda way: by_way[way, short].of_free)
     [present] = {round(run.present, 6) for _, run, _ in classroom}
-    by_goodput = sorted(classroom, key=lambda one: one[2])
+    by_goodput = sorted(classroom, key=lambda lesson: lesson[2])
     return item.result(
         [],
         tables={
             "points": [
                 (
-                    one.way,
-                    float(one.stay_s),
-                    one.goodput,
-                    min(one.goodputs),
-                    max(one.goodputs),
-                    sum(one.free) / len(one.free),
-                    100 * one.lost,
+                    point.way,
+                    float(point.stay_s),
+                    point.goodput,
+                    min(point.goodputs),
+                    max(point.goodputs),
+                    sum(point.free) / len(point.free),
+                    100 * point.lost,
                 )
-                for one in found
+                for point in goodputs
             ],
             LESSONS: [
                 (
@@ -64,25 +64,25 @@ def churn(item: Item, settings: Settings) -> Result:
             ],
         },
         holds={
-            "bounded": all(one.of_free <= ABOVE for one in found),
-            "longer": all(at[way, short].of_free < at[way, long].of_free for way in WAYS),
+            "bounded": all(point.of_free <= ABOVE for point in goodputs),
+            "longer": all(by_way[way, short].of_free < by_way[way, long].of_free for way in WAYS),
         },
         away=simulated.AWAY,
         there=100 / (1 + simulated.AWAY),
         seeds=len(seeds),
-        most=max(one.of_free for one in found),
+        most=max(point.of_free for point in goodputs),
         short=short,
         long=long,
-        worst_long=min(at[way, long].of_free for way in WAYS),
-        median_short=median(at[way, short].of_free for way in WAYS),
+        worst_long=min(by_way[way, long].of_free for way in WAYS),
+        median_short=median(by_way[way, short].of_free for way in WAYS),
         best=order[-1],
-        best_of=at[order[-1], short].of_free,
+        best_of=by_way[order[-1], short].of_free,
         worst=order[0],
-        worst_of=at[order[0], short].of_free,
-        worst_time=100 * at[order[0], short].lost,
-        worst_then=at[order[0], long].of_free,
-        cached_short=at["PAC+", short].of_free,
-        cached_long=at["PAC+", long].of_free,
+        worst_of=by_way[order[0], short].of_free,
+        worst_time=100 * by_way[order[0], short].lost,
+        worst_then=by_way[order[0], long].of_free,
+        cached_short=by_way["PAC+", short].of_free,
+        cached_long=by_way["PAC+", long].of_free,
         lids=LIDS,
         present=100 * present,
         first=by_goodput[-1][0],
@@ -117,13 +117,13 @@ def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Fig
         subplot_titles=["over devices that stay", "over changes that cost nothing", f"a lesson with {LIDS} lids"],
     )
     for number, way in enumerate(WAYS):
-        own = [row for row in rows if row["way"] == way]
+        rows_of_way = [row for row in rows if row["way"] == way]
         for column, values in (
-            (1, [row["goodput"] for row in own]),
-            (2, [row["goodput"] / row["if changes cost nothing"] for row in own]),
+            (1, [row["goodput"] for row in rows_of_way]),
+            (2, [row["goodput"] / row["if changes cost nothing"] for row in rows_of_way]),
         ):
             line = go.Scatter(
-                x=[row["mean stay, s"] for row in own],
+                x=[row["mean stay, s"] for row in rows_of_way],
                 y=values,
                 mode="lines+markers",
                 line={"color": CYCLE[number], "width": 1.8},
@@ -134,15 +134,15 @@ def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Fig
                 hovertext=[
                     f"{way}, mean stay {row['mean stay, s']:.0f} s: {value:.0%}; {row['time lost, %']:.0f} % of the "
                     "time lost"
-                    for row, value in zip(own, values, strict=True)
+                    for row, value in zip(rows_of_way, values, strict=True)
                 ],
             )
             drawn.add_trace(line, row=1, col=column)
     executed_rows = [] if executed is None else [dict(zip(EXECUTED_COLUMNS, row, strict=True)) for row in executed.rows]
     for number, way in enumerate(WAYS):
-        own = [row for row in executed_rows if row["way"] == way and row["in pace"] == "yes"]
-        if own:
-            drawn.add_trace(_points(own, number), row=1, col=1)
+        rows_of_way = [row for row in executed_rows if row["way"] == way and row["in pace"] == "yes"]
+        if rows_of_way:
+            drawn.add_trace(_points(rows_of_way, number), row=1, col=1)
     lessons_of = {row[0]: dict(zip(LESSON_COLUMNS, row, strict=True)) for row in lesson.rows}
     shown = [lessons_of[way] for way in WAYS]
     bars = go.Bar(

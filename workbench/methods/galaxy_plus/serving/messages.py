@@ -29,7 +29,7 @@ class ServiceJob:
     timeout_s: time-out for forming a group, and for a message in it.  generate: number of new tokens for each request,
     0 for hidden states.
     shown: number of the request whose spans are stored, together with those of its second new token if there is one.
-    kept: number of answers, from the first request on, that the plan's first device returns; None: all.
+    num_outputs: number of answers, from the first request on, that the plan's first device returns; None: all.
     writes_texts: whether the requests only warm the devices up, and texts are ordered while the job is under way.
     texts: those that were ordered before.  draft_rank: the device that guesses their tokens: the plan's first, or one
     that it leaves out; None if none does.
@@ -48,7 +48,7 @@ class ServiceJob:
     timeout_s: float
     generate: int = 0
     shown: int = -1
-    kept: int | None = None
+    num_outputs: int | None = None
     writes_texts: bool = False
     texts: tuple[TextOrder, ...] = ()
     draft_rank: int | None = None

@@ -323,7 +323,7 @@ class ServingWorker(DeviceWorker[Any]):
                 result.steps.append(
                     StepTrace(0, step, 1, answer.start_s, answer.end_s, 0.0, answer.spans, answer.memory)
                 )
-        is_returned = self._context.rank == job.plan.ranks[0] and (job.kept is None or number < job.kept)
+        is_returned = self._context.rank == job.plan.ranks[0] and (job.num_outputs is None or number < job.num_outputs)
         return Served(
             output.numpy() if is_returned and output is not None else None,
             since_s,

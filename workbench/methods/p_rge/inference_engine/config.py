@@ -62,15 +62,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require_ranges(self, "A program of the inference engine")
-        asked = f"A program with the estimator '{self.estimator}' was asked for."
+        request = f"A program with the estimator '{self.estimator}' was asked for."
         if self.rule.tangent:
             able = [name for name, rule in ESTIMATORS.items() if not (rule.tangent or rule.has_momentum)]
-            found = "The engine's kernels compute no derivatives."
-            raise ConfigError(asked, found, f"Choose {', '.join(able)}.")
+            problem = "The engine's kernels compute no derivatives."
+            raise ConfigError(request, problem, f"Choose {', '.join(able)}.")
         if self.rule.has_momentum:
-            raise ConfigError(asked, "A program keeps no momentum between steps.", "Choose low_rank.")
+            raise ConfigError(request, "A program keeps no momentum between steps.", "Choose low_rank.")
         if self.noise == "drawn" and self.estimator != "two_point":
-            raise ConfigError(asked, "A program that draws its own noise has normal directions.", "Use noise = input.")
+            raise ConfigError(
+                request, "A program that draws its own noise has normal directions.", "Use noise = input."
+            )
         self.estimate(0, 1.0)
         if self.choices and (
             len(set(self.choices)) != len(self.choices) or len(self.choices) < 2 or min(self.choices) < 0
