@@ -56,7 +56,8 @@ def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
     Small send buffers: a large message counts as sent when it is nearly through the air, and the next one of its sender
     follows.  No slow start, also not after a pause, no delayed acknowledgements, and no waiting for more to send: each
     would keep a message waiting.  No early signs of a loss: none happens, but an acknowledgement waits behind what its
-    station sends, and TCP would then send fewer frames at once.  index: the index of the device's interface.
+    station sends, and TCP would then send fewer frames at once.  The congestion control that every kernel has: BBR,
+    which some hosts prefer, sends at a rate of its own.  index: the index of the device's interface.
     """
     metrics = {"initcwnd": _WINDOW, "initrwnd": _WINDOW, "quickack": 1, "rto_min": 1000, "lock": 1 << _RTAX_RTO_MIN}
     device_side.route("replace", dst="10.77.0.0/16", oif=index, scope="link", metrics=metrics)
@@ -65,6 +66,7 @@ def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
         ("tcp_rmem", "4096 1048576 4194304"),
         ("tcp_slow_start_after_idle", "0"),
         ("tcp_autocorking", "0"),
+        ("tcp_congestion_control", "reno"),
         ("tcp_early_retrans", "0"),
     ):
         with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
