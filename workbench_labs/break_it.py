@@ -66,7 +66,7 @@ def text_table(report: Report) -> Table:
 
 
 def token_share(report: Report) -> float:
-    """Return the time of a further token over that of the first, in per cent; 0 if the run kept neither."""
+    """Return the time of a further token over that of the first, in per cent; 0 if the run has neither."""
     first, following = (report.timelines.get(name) for name in (FIRST, NEXT))
     return 0.0 if first is None or following is None else round(100 * following.makespan_s / first.makespan_s, 1)
 
@@ -112,7 +112,7 @@ def served_table(served: Mapping[str, ServingReport]) -> Table:
 
 
 class Host:
-    """A service on a lab's emulated devices; its operations are measured on this computer once, and kept."""
+    """A service on a lab's emulated devices; its operations are measured on this computer once."""
 
     def __init__(self, given: Any) -> None:
         """given: the lab's Parameters."""

@@ -93,7 +93,7 @@ class Bench:
         return devices.twelve(seconds_of, device, self.cluster, 0, self.host, fidelity=self.fidelity, most_s=most_s)
 
     def bandwidth_figure(self, job: Job, rates: Sequence[float]) -> go.Figure:
-        """Return the time of a training step over the links' Mbit/s (simulated); each has a plan of its own.
+        """Return the time of a training step over the links' Mbit/s (simulated); each has its plan.
 
         Afterwards `suffers_more` names the step that becomes longer by the larger factor.
         """

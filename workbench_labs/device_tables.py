@@ -1,4 +1,4 @@
-"""Tables of a machine, devices and links: described, asked for and measured."""
+"""Tables of a machine, devices and links: described, requested and measured."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def four_numbers(numbers: Mapping[str, float]) -> Table:
 
 
 def links_table(asked: Mapping[str, Link], measured: Mapping[str, Link]) -> Table:
-    """Return what was asked of links and what was measured, by the link's name."""
+    """Return the requested and the measured values of links, by the link's name."""
     rows = [
         (
             name,

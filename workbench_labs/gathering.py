@@ -40,7 +40,7 @@ RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """What goes round, and what is computed.  share: rows (tokens) and columns of a device's share, float32.
+    """What goes round, and the computation.  share: rows (tokens) and columns of a device's share, float32.
 
     product_s: time of the product of a whole share, on any device; 0 leaves the products out.  tiles: number of tiles
     of a share, which have equally many rows.

@@ -97,7 +97,7 @@ def refusal(problem: SequenceProblem, plan: InferencePlan) -> PlanError | None:
 
 
 def measured_problem(job: Job, cluster: Cluster) -> SequenceProblem:
-    """Return the problem of a job's requests; operations are measured on this machine once and kept, and scaled to the
+    """Return the problem of a job's requests; operations are measured on this machine once, and scaled to the
     devices.
     """
     prepared = prepare(job)

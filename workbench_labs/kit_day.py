@@ -39,7 +39,7 @@ def devices_table(cluster: Cluster) -> Table:
 
 
 def case_of(job: Job, cluster: Cluster, profile: Profile) -> Case:
-    """Return what a planner is told of a real job: measured seconds, bytes of weights and of what training keeps."""
+    """Return the input of a planner for a real job: measured seconds, bytes of weights and of what training keeps."""
     size, length = job.batch_size // job.micro_batches, job.max_length
     first = profile.layers[0]
     crossing = max(layer.output_bytes(size, length) for layer in first)

@@ -67,7 +67,7 @@ TECHNIQUES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TechniqueCost:
-    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: kept for the backward pass, without
+    """One technique on one batch.  forward_s, backward_s: medians.  saved_bytes: stored for the backward pass, without
     the weights.
     """
 

@@ -112,7 +112,7 @@ def _messages(context: RankContext, settings: tuple[tuple[int, ...], int, int]) 
         repeated = [measure_link(links, context.rank, source, to, sizes=sizes, repeats=1) for _ in range(REPEATS)]
     # An answer that this computer delayed would make its message shorter than the link lets it be.
     answer_s = min((sample.answer_s for samples in repeated for sample in samples), default=0.0)
-    return [[one.nbytes, replace(one, answer_s=answer_s).seconds] for samples in repeated for one in samples]
+    return [[timing.nbytes, replace(timing, answer_s=answer_s).seconds] for samples in repeated for timing in samples]
 
 
 def fresh_probes(draws: Random, cluster: Cluster, rank: int, host: HostProfile, most_s: float) -> list[Probe]:

@@ -1,4 +1,4 @@
-"""Which exercises of the labs were answered right: kept in a file, and shown in the index of the labs."""
+"""Which exercises of the labs were answered right: stored in a file, and shown in the index of the labs."""
 
 from __future__ import annotations
 

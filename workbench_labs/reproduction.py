@@ -55,7 +55,7 @@ class Reproduction:
         return Table(("kind", "cells"), rows, title=self.title, note=self.why)
 
     def words(self) -> Markdown:
-        """Return what is said of the table: what was fitted, and what the paper leaves open."""
+        """Return the notes on the table: the fitted cells, and the paper's open points."""
         return Markdown("\n".join(f"- {sentence}" for sentence in self.explanation) or self.why)
 
     def claims(self) -> Table:

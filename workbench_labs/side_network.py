@@ -107,7 +107,7 @@ def pooled_taps(stack: LayerStack, batch: Batch) -> Tensor:
 
 
 def made(sentences: Sentences, layer: Layer | None, gradient: Gradient | None) -> SideNetwork:
-    """Return a new side network for the sentences' model.  What is not right yet is replaced by torch's."""
+    """Return a new side network for the sentences' model.  A part that is not right yet is replaced by torch's."""
     functions = (layer and usable("side_layer", layer)), (gradient and usable("side_gradient", gradient))
     return SideNetwork(*functions, sentences.stack.num_taps, sentences.stack.hidden_size)
 

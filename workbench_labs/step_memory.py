@@ -1,6 +1,6 @@
 """Peak memory and time of one training step: by forward passes, by backpropagation, and with checkpointing.
 
-Each is measured in a process of its own, above the memory of the loaded model: `python -m workbench_labs.step_memory
+Each is measured in a separate process, above the memory of the loaded model: `python -m workbench_labs.step_memory
 MODEL QUERIES SAMPLES` forks one for each.
 
 Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
@@ -78,8 +78,8 @@ def _reset_peak() -> bool:
 
 
 def step_memory(model: str, queries: int, samples: int) -> dict[Side, tuple[float, float]]:
-    """Return each side's peak MB above the loaded model, and its seconds, each measured in a process of its own."""
-    # Freed memory goes back at once, so that the peak is what is needed at one time.
+    """Return each side's peak MB above the loaded model, and its seconds, each measured in a separate process."""
+    # Freed memory goes back at once, so that the peak is the need at one time.
     environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "workbench_labs.step_memory", model, str(queries), str(samples)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)

@@ -119,7 +119,7 @@ def _watch_rank(context: RankContext, job: RingRankJob) -> list[Message]:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """One round of a ring whose messages were kept.  samples: rows of the split in each micro-batch."""
+    """One round of a ring whose messages were recorded.  samples: rows of the split in each micro-batch."""
 
     model: str
     label: str

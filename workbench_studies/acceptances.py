@@ -17,7 +17,7 @@ from workbench_studies.papers.compare.acceptance import MODEL, PROMPTS, TOKENS, 
 
 
 def main() -> None:
-    """Count the right guesses of every draft; those that the file has are kept."""
+    """Count the right guesses of every draft; those that the file has remain."""
     path = data_folder() / "acceptances.json"
     known = list(acceptances_in(path))
     for draft in draft_names(model_layout(MODEL).stacks[-1].num_layers):

@@ -64,7 +64,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "0",
     out: Annotated[Path | None, typer.Option(help="Default: data/curves.json.")] = None,
 ) -> None:
-    """Train every technique of some methods and write their curves; those that the file has are kept."""
+    """Train every technique of some methods and write their curves; those that the file has remain."""
     chosen, path = tuple(int(seed) for seed in seeds.split(",")), out or data_folder() / "curves.json"
     curves = list(curves_in(path))
     # The number format of a backbone changes little in what a model learns: such combinations come last.

@@ -235,7 +235,7 @@ def _hub() -> list[Check]:
     from workbench.assets.hub import hub_endpoint, hub_is_reachable
 
     outcome: list[bool] = []
-    # Name resolution knows no timeout: a thread of its own is left behind rather than waited for.
+    # Name resolution knows no timeout: its thread is left behind rather than waited for.
     thread = threading.Thread(target=lambda: outcome.append(hub_is_reachable(HUB_TIMEOUT_S)), daemon=True)
     thread.start()
     thread.join(HUB_TIMEOUT_S)

@@ -276,7 +276,7 @@ def _check(device: Device, connection: Connection) -> Found:
 
 
 def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a device that was reached, and what to do about it; ('', '') if nothing."""
+    """Return the problem of a device that was reached, and the remedy; ('', '') without one."""
     from workbench.cli.doctor import TORCH_FOR_ARMV8_0, crashes_on_armv8_0
     from workbench.runtime.ssh_setup import OTHER_VERSIONS
 

@@ -74,8 +74,8 @@ class LayerBytes:
     """The bytes of one layer for one sample.
 
     output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
-    gradient: everything that the next layer sends back.  context: activations kept for the backward pass.  tap:
-    activations kept in the activation cache.
+    gradient: everything that the next layer sends back.  context: activations stored for the backward pass.  tap:
+    activations in the activation cache.
     workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A
     decoder's tokens count per sample, because their number is one constant for the whole job.
     """
@@ -200,8 +200,8 @@ class Profile:
         seconds = self._by_layer.get(key)
         if seconds is None:
             grids, numbers = self._grids_of(rank, kind)
-            found = [0.0 if grid is None else grid(batch, sequence_length) for grid in grids]
-            seconds = self._by_layer[key] = tuple([found[number] for number in numbers])
+            distinct_s = [0.0 if grid is None else grid(batch, sequence_length) for grid in grids]
+            seconds = self._by_layer[key] = tuple([distinct_s[number] for number in numbers])
         return seconds
 
     def _grids_of(self, rank: int, kind: str) -> tuple[list[Grid | None], list[int]]:

@@ -232,7 +232,7 @@ class Method(Protocol):
         """
 
     def notes(self, planned: Planned[Any]) -> tuple[str, ...]:
-        """Return what is to be said of the job under its plan, whether it is simulated or executed: settings without an
+        """Return the notes of the job under its plan, whether it is simulated or executed: settings without an
         effect first.
         """
 
@@ -284,7 +284,7 @@ def require_plan(
     plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()
 ) -> None:
     """Raise ConfigError for a plan with other layers or devices.  others: further checks as (is wrong,
-    found, advice).
+    problem, advice).
     """
     stages = plan.stages + ((plan.cached,) if plan.cached is not None else ())
     ranks = [rank for stage in plan.stages for rank in stage.ranks]

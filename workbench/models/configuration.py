@@ -114,7 +114,7 @@ def config_of(settings: Mapping[str, Any], name: str) -> Any:
     """
     from transformers import CONFIG_MAPPING
 
-    # The family decides before anything is made of the settings: a folder's own code is never asked for, and no size
+    # The family decides before anything is made of the settings: a folder's own code is never run, and no size
     # builds a huge list.
     if "model_type" not in settings:
         raise refused(

@@ -44,7 +44,7 @@ class TapStatistics:
 def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
     """Return mean and clamped 1 / standard deviation of each channel of each tap over the batches' real tokens.
 
-    A few hundred samples are enough.  Sums are kept in float64.
+    A few hundred samples are enough.  Sums are in float64.
     """
     sums, squares = torch.zeros(2, stack.num_taps, stack.hidden_size, dtype=torch.float64)
     counts = [0] * stack.num_taps

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
-    """Return what `find` finds out about a model, or what it found before from the same files and library.
+    """Return the facts of a model from `find`, or those of an earlier call from the same files and library.
 
     Models on the hub and random ones are not cached.  An unreadable file is written again.
     """

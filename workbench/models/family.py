@@ -1,4 +1,4 @@
-"""What is declared of a model family, and what follows from it for one configuration.
+"""The declaration of a model family, and its consequences for one configuration.
 
 families.py has the entries.  Everything else reads a family's structure from its entry.
 """
@@ -93,7 +93,7 @@ class Family(Part):
     the hidden state before the language model head.
     head_projection: path of a matrix between the last hidden state and the head.
     head_bias: path of the language model head's bias, '' without one.
-    has_pooler: whether transformers' base model has a pooler unless it is asked to leave it out.
+    has_pooler: whether transformers' base model has a pooler unless told to leave it out.
     prunes_by_trace: whether Torch-Pruning's trace finds which channels depend on each other.
     positions_behind_padding: whether the learned positions start behind the row of the padding token.
     reads_images: whether input_ids are an image's patches.

@@ -1,6 +1,6 @@
 """Write a model as a GGUF file, which llama.cpp and transformers (`gguf_file=`) read.
 
-Names and layout are those of llama.cpp's own converter; a family's entry says what is particular to it (Gguf).  Weights
+Names and layout are those of llama.cpp's own converter; a family's entry has its particulars (Gguf).  Weights
 are float32 or float16, norms and biases float32.
 """
 

@@ -34,7 +34,7 @@ def converted(path: Path) -> Path:
         unfinished.mkdir()
         try:
             sys.stderr.write(f"{path.name}: converting to float32 weights, once\n")
-            # Its reader of GGUF files shows a bar whatever transformers is asked to show.
+            # Its reader of GGUF files shows a bar whatever the settings of transformers.
             with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
                 _convert(path, unfinished)
         except ConfigError:

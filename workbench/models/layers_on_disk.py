@@ -74,7 +74,7 @@ def _read(
         return None
     read = LayerStack(model, language_model_head=head)
     layers, read.layers = read.layers, nn.ModuleList()
-    store(read)  # what is outside of the layers
+    store(read)  # the parts outside of the layers
     read.layers = layers
     return read
 

@@ -213,7 +213,7 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
     model_type = config.get("model_type")
     family = (
         FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)
-    )  # which says what is wrong
+    )  # which names the problem
     if family.reads_images:
         return image_tokenizer(config)
     kind: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What is to be planned: one problem for all methods.  What a plan of it takes is what `simulate` returns for its
+"""A planning problem, one for all methods.  The cost of a plan is the time that `simulate` returns for its
 program.
 """
 
@@ -26,7 +26,7 @@ class Problem(Generic[P]):
     decoder_length: tokens in a second stack (default: sequence_length).
     kept_tokens: tokens whose keys and values stay in memory while texts are written, over all texts; 0: none.
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
-    queries: number of queries of a forward-only step; each of them sees all samples.  estimator: what is computed for
+    queries: number of queries of a forward-only step; each of them sees all samples.  estimator: the computation for
     each (P-RGE).
     execution: how a device must run their forward passes; 'auto': whichever way is the fastest.
     ranks: the devices that may take part (default: all).

@@ -60,7 +60,7 @@ def plan_within_memory(
     except PlanError:
         if choice == KEEP:
             raise
-        return _where_short(profile, cluster, plan_with, needs)  # its error says what is missing in this case, too
+        return _where_short(profile, cluster, plan_with, needs)  # its error names the missing bytes in this case, too
     if choice == KEEP or not _memory_binds(cluster, keeping, needs):
         return keeping
     with contextlib.suppress(PlanError):

@@ -1,4 +1,4 @@
-"""Figures from timelines, reports and clusters; every title says what is simulated, emulated or real."""
+"""Figures from timelines, reports and clusters; every title says whether it is simulated, emulated or real."""
 
 from workbench.plots.breakdown import breakdown, device_samples, stacked_bars, time_by_class
 from workbench.plots.export import browser_path, write_figures

@@ -1,7 +1,7 @@
 """Which method, technique and plan for this job on these devices: every sensible combination is simulated and ranked.
 
-What is sensible, a method declares (`Declaration.alternatives`).  Costs are those of `workbench plan`: measured here
-once and scaled to the devices, or computed from sizes and the catalogue's figures.
+A method declares which combinations are sensible (`Declaration.alternatives`).  Costs are those of `workbench
+plan`: measured here once and scaled to the devices, or computed from sizes and the catalogue's figures.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _simulated(
     score: float | None,
     progress: Callable[[Event], None],
 ) -> tuple[list[Choice], dict[str, str]]:
-    """Return the simulated combinations, and what cannot run.  priced: the cluster whose costs are asked for."""
+    """Return the simulated combinations, and what cannot run.  priced: the cluster whose costs count."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
     for name, candidate in candidates:

@@ -71,7 +71,7 @@ class SharedLink:
 class SharedRun:
     """A run on all the boards.  method, model, task: OWN if not the workbench's.
 
-    predicted_s, measured_s: medians over its steps, if it trained.  num_faults: faults that were asked for.
+    predicted_s, measured_s: medians over its steps, if it trained.  num_faults: requested faults.
     recoveries: devices lost or regained.
     """
 

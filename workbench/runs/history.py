@@ -42,7 +42,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Devices:
-    """What is read of plan.json: the names of the devices."""
+    """The part of plan.json that is read: the names of the devices."""
 
     devices: tuple[str, ...]
 

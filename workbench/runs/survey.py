@@ -234,12 +234,12 @@ def survey_layers(
     if device is not None:
         check_choice(f"device of cluster '{cluster.name}'", device, names)
     if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:
-        asked = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
-        raise ConfigError(asked, "All must be at least 1.", "Raise them.")
+        request = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
+        raise ConfigError(request, "All must be at least 1.", "Raise them.")
     longest = model_facts(job.model).max_length
     if sequence_length > longest:
-        asked = f"Layers for {sequence_length} tokens were asked for."
-        raise ConfigError(asked, f"'{job.model}' knows {longest} positions.", "Ask for fewer.")
+        request = f"Layers for {sequence_length} tokens were asked for."
+        raise ConfigError(request, f"'{job.model}' knows {longest} positions.", "Ask for fewer.")
     notes: list[str] = []
 
     def note(event: Event) -> None:

@@ -34,7 +34,7 @@ class Sink(Protocol):
         """Take a text about the run."""
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the rest."""
 
 
 class TensorBoardSink:
@@ -58,7 +58,7 @@ class TensorBoardSink:
         self._writer.add_text(name, words)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the rest."""
         self._writer.close()
 
 
@@ -84,7 +84,7 @@ class TrackioSink:
         self._run.log({name: self._trackio.Markdown(words)})
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the rest."""
         with contextlib.redirect_stdout(sys.stderr):
             self._trackio.finish()  # the run's own method would be called again, and print, when Python ends
 

@@ -194,7 +194,7 @@ class Engines(ABC):
 
 
 class EngineService:
-    """The devices.Devices of engines, each with a job of its own (see Engines.service).  Used from one thread.
+    """The devices.Devices of engines, each with its job (see Engines.service).  Used from one thread.
 
     running: the ranks whose job has neither ended nor died, as far as `news` has reported.
     """

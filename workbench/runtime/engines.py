@@ -1,4 +1,4 @@
-"""Engines for emulated devices, kept alive for a whole notebook: run a job on every device and recover from dead
+"""Engines for emulated devices, which live as long as a notebook: run a job on every device and recover from dead
 engines.
 """
 

@@ -48,7 +48,7 @@ class Health:
 
     @property
     def temperature_c(self) -> float | None:
-        """Return the temperature of this machine's hottest zone; None if it tells none."""
+        """Return the temperature of this machine's hottest zone; None if it reports none."""
         return max((value / 1000 for path in SYSTEM.glob(ZONES) if (value := number(path)) is not None), default=None)
 
     def _energy_j(self) -> float | None:

@@ -188,7 +188,7 @@ class PipeChannel(Channel):
         return self._engine.store
 
     def should_stop(self) -> bool:
-        """Return whether this job was asked to end early."""
+        """Return whether this job has to end early."""
         return self._engine.stopped >= self._number
 
     def listen(self, take: Callable[[Any], None]) -> None:

@@ -60,7 +60,7 @@ def pmic_watts() -> float | None:
 class PowerMeter:
     """Sums the power of the first sensor that answers up to joules; power between two readings changes evenly.
 
-    sensors: functions that return watts, or None.  A sensor that does not answer the first time is not asked again.
+    sensors: functions that return watts, or None.  A sensor that does not answer the first time is not read again.
     """
 
     def __init__(

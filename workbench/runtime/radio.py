@@ -113,13 +113,13 @@ def copies(times: float) -> tuple[int, tuple[str, ...]]:
     times: how many times as long as the frame's own time on air all of them take.  The part that is no whole number is
     rounded to a 64th; a key selects a half, a quarter ... of all packets, no two the same packet.
     """
-    whole, part = divmod(round((times - 1) * 2**_BITS), 2**_BITS)
+    integer, part = divmod(round((times - 1) * 2**_BITS), 2**_BITS)
     keys = []
     for bit in range(_BITS):
         if part >> (_BITS - 1 - bit) & 1:
             mask = (2 ** (bit + 1) - 1) << _BIT
             keys.append(f"{1 << (_BIT + bit):#x}/{mask:#x}+5")  # low byte of the identification in the IP header
-    return whole, tuple(keys)
+    return integer, tuple(keys)
 
 
 def require_similar_rates(cluster: Cluster) -> None:

@@ -92,7 +92,7 @@ def forget_host(device: Device) -> None:
 
 
 def _host_key_name(device: Device) -> str:
-    """Return the name under which a device's host key is kept."""
+    """Return the name under which a device's host key is stored."""
     host = (device.address or device.name).rpartition("@")[2]
     return host if device.port in (None, 22) else f"[{host}]:{device.port}"
 

@@ -99,7 +99,7 @@ def _keeping_inputs(op: Op, layers: range, *, keeps_last: bool) -> Op:
 
 
 def _backward(op: Op, kind: str, layers: range, *, has_last: bool) -> list[Op]:
-    """Return the operations that replace a stage's backward pass.  kind: AGAIN or READ.  has_last: whether F has kept
+    """Return the operations that replace a stage's backward pass.  kind: AGAIN or READ.  has_last: whether F has stored
     the last layer's context.
     """
     [context] = (value for value in op.reads if value.name == CONTEXT)

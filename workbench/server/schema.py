@@ -94,7 +94,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 def decoded(body: bytes, kind: type[Body]) -> Body:
-    """Return a request's body.  Raises Refusal that names what is wrong with it."""
+    """Return a request's body.  Raises Refusal that names its mistake."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -73,7 +73,7 @@ def load_instruction_tuning(data: Path | str | None, columns: str = "", *, whole
     """Return own data in Alpaca's format: a table with the columns instruction, input (may be missing) and output; or
     a table with a column of conversations.
 
-    columns: for example 'instruction=ask,output=say'; other columns are found by their usual names.  data: see
+    columns: for example 'instruction=ask,output=say'; other columns have their usual names.  data: see
     own.load_own.  whole: see own.divided.
     A conversation is a list of messages, as chat models are trained with ('messages' with role and content,
     'conversations' with from and value).  Its first question and the answer to it are learnt, and a system message

@@ -48,7 +48,7 @@ def load_own(
 ) -> Task:
     """Return own data as a task of kind 'classification' (any number of classes) or 'regression'.
 
-    columns: for example 'text=review,label=stars'; other columns are found by their usual names.  source=reviewer: a
+    columns: for example 'text=review,label=stars'; other columns have their usual names.  source=reviewer: a
     sample's origin.
     class_names: a model's class names, to which labels are matched; empty: the data's own names.  whole: see divided.
     In a folder, files that are not named like splits are the training rows, and each file is a source: one file per

@@ -252,7 +252,7 @@ def load_token_classification(
     """Return own data as a task of tagged words.  Its metrics are F1 over whole entities, and the share of correctly
     tagged words.
 
-    columns: for example 'tokens=words,tags=pos'; other columns are found by their usual names.  data: see own.load_own;
+    columns: for example 'tokens=words,tags=pos'; other columns have their usual names.  data: see own.load_own;
     or a file, or a folder of files, in CoNLL-2003's format.  class_names: a model's class names, to which tags are
     matched; empty: the data's own names.
     whole: see own.divided.

@@ -61,7 +61,7 @@ class Adviser(Panel):
         self._job, self._adviser = job or Job(), adviser
         self.advice: Advice | None = None
         self._asked: _Request | None = None
-        # An answer comes in a thread of its own.  Nothing is explained while half of it is shown.
+        # An answer comes in another thread.  Nothing is explained while half of it is shown.
         self._showing = threading.RLock()
         self.cluster_form = devices if isinstance(devices, ClusterForm) else ClusterForm(devices)
         self.controls = self._controls(computed)

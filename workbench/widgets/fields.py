@@ -196,7 +196,7 @@ class Form(Panel):
         raise NotImplementedError
 
     def _changed(self) -> None:
-        """Read the fields, and say what is wrong with them or call the callbacks."""
+        """Read the fields, and show their mistakes or call the callbacks."""
         for field in self._fields():
             field.check()
         is_read = all(field.error is None for field in self._fields())  # a field's error stands next to it

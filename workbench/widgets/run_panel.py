@@ -191,7 +191,7 @@ class RunPanel(Panel):
         self._fidelity, self._runner, self._chosen_plan, self._tracker = fidelity, runner, chosen_plan, tracker
         self._thread: threading.Thread | None = None
         self._running = False
-        self._changing = threading.RLock()  # the run's thread and the kernel's both change what is shown
+        self._changing = threading.RLock()  # the run's thread and the kernel's both change the panel
         self._stop = threading.Event()
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None

@@ -119,7 +119,7 @@ def grade(works: Sequence[HandIn], *, secret: str = "", say: Callable[[str], Non
 
 
 def _judged(exercise: Exercise, answer: Answer, work: HandIn, secret: str) -> Verdict:
-    """Return the verdict of one answer; code runs isolated, on cases of its own."""
+    """Return the verdict of one answer; code runs isolated, on other cases."""
     seed = f"{work.lab}/{work.student}"
     if not (answer.source if exercise.is_code else answer.value is not None):
         return Verdict(None, "Not answered.")

@@ -1,4 +1,4 @@
-"""Call functions that others have written in a process of its own, with limited time and memory.
+"""Call functions that others have written in a separate process, with limited time and memory.
 
 It has no network and sees none of our files.  Bubblewrap makes its namespaces.  Where bubblewrap is missing or the
 system forbids it, no foreign code runs.
@@ -78,7 +78,7 @@ def foreign_function(source: str, name: str, *, seconds: float = SECONDS) -> Ite
 
 
 def _command() -> list[str]:
-    """Return the command of the process: namespaces of its own, an empty environment, system and Python read-only.
+    """Return the command of the process: new namespaces, an empty environment, system and Python read-only.
 
     The workbench itself is hidden, because it knows the answers.
     """
@@ -97,7 +97,7 @@ def _command() -> list[str]:
         for folder in folders:
             if any(folder.is_relative_to(path) for path in shown):
                 words += ["--size", str(DISK_BYTES), "--tmpfs", str(folder)]
-    words += ["--ro-bind", str(_FOREIGN), str(_FOREIGN)]  # it may stand in what is hidden
+    words += ["--ro-bind", str(_FOREIGN), str(_FOREIGN)]  # it may stand in a hidden folder
     words += ["--dir", "/hand-in", "--chdir", "/hand-in", "--setenv", "OMP_NUM_THREADS", "1"]
     return [*words, sys.executable, "-I", str(_FOREIGN)]
 

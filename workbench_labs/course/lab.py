@@ -68,7 +68,7 @@ class Answer:
 
     source: the text of a function; value: any other answer.
 
-    hints: how many were asked for.  attempts: how many answers were judged, wrong ones after a right one among them.
+    hints: hints that were shown.  attempts: judged answers, wrong ones after a right one among them.
     """
 
     passed: bool | None = None
@@ -111,7 +111,7 @@ def exercises_of(lab: str) -> dict[str, Exercise]:
 
 
 class Lab:
-    """A student's work on a lab.  It is kept in a folder, so that a restarted notebook goes on.
+    """A student's work on a lab.  It is stored in a folder, so that a restarted notebook goes on.
 
     student: a short name; exercises draw their numbers from it.  folder: default figures/lab-NUMBER.
     Raises ConfigError for an unknown lab or a name with other characters than letters, digits, - and _.
@@ -164,8 +164,8 @@ class Lab:
         return note(f"You said {_short(known.value)}{unit}; it is {_short(outcome)}{unit}{_off(known.value, outcome)}.")
 
     def exercise(self, name: str, answer: Any) -> Verdict:
-        """Judge an answer and keep it, unless a right one is kept and this one is wrong.  Only answers that were judged
-        count as attempts.
+        """Judge an answer and store it, unless a right one is stored and this one is wrong.  Only judged answers count
+        as attempts.
 
         A function is judged as it is handed in: its text alone, without what other cells define.
         """
@@ -196,7 +196,7 @@ class Lab:
         return verdict
 
     def hint(self, name: str = "") -> Markup:
-        """Return the next of three hints.  How many were asked for is kept; the teacher may ask, nobody subtracts."""
+        """Return the next of three hints.  Their number is stored; the teacher may ask, nobody subtracts."""
         exercise, before = self._exercise(name), self.work.answers.get(name, Answer())
         number = min(before.hints + 1, len(exercise.hints))
         self._keep(answers=self.work.answers | {name: replace(before, hints=number)})
@@ -226,7 +226,7 @@ class Lab:
         return f"{points:g} of {most} points. " + (f"Left: {', '.join(left)}." if left else "All are solved.")
 
     def submit(self) -> Markup:
-        """Write the file to hand in, and say where it is and what is missing."""
+        """Write the file to hand in, and show its place and the missing answers."""
         self._keep(written_at=datetime.now(UTC).isoformat(timespec="seconds"))
         return note(f"{self._standing()} Hand in this file: {self._path}")
 
@@ -301,7 +301,7 @@ def _plain(answer: Any) -> Plain:
 
 
 def _refusal(guess: Plain, choices: Sequence[str]) -> str:
-    """Return why a guess is not kept; '' if it is one of the choices or, without choices, in numbers."""
+    """Return why a guess is refused; '' if it is one of the choices or, without choices, in numbers."""
     if choices:
         todo = did_you_mean(f"{guess}", choices, "Choose one.")
         return "" if guess in choices else f"{_quoted(guess)} is not among {listed(choices)}. {todo}"

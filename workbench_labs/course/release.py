@@ -47,7 +47,7 @@ _CHECK = re.compile(r"^lab\.exercise\(\"(\w+)\".*\)$", re.MULTILINE)
 def for_nbgrader(notebook: dict[str, Any], lab: str) -> dict[str, Any]:
     """Return a source as nbgrader has it: answers are solution cells, checks are locked cells with points.
 
-    What stands above a check in one cell becomes an answer of its own.
+    What stands above a check in one cell becomes a separate answer.
     """
     points = {name: exercise.points for name, exercise in exercises_of(lab).items()}
     cells = []

@@ -71,8 +71,8 @@ class Exercise:
 
     question: Markdown.  It may name the numbers that `draw` returns for a student in braces.
     judge: (answer, numbers) -> what to say of a right answer.  Raises WrongAnswerError.
-    hints: three steps, each shown only when asked.  is_code: the answer is a function, which is called with numbers,
-    texts and lists of them, and returns such; so it can run in a process of its own.
+    hints: three steps, each shown on demand.  is_code: the answer is a function, which is called with numbers,
+    texts and lists of them, and returns such; so it can run in a separate process.
     """
 
     name: str

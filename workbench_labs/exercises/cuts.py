@@ -90,7 +90,7 @@ def require_fastest(counts: tuple[int, ...], possible: Iterable[tuple[int, ...]]
 
 
 def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
-    """Compare with the best of all cuts that fit; where none fits, None is asked for."""
+    """Compare with the best of all cuts that fit; where none fits, None is right."""
     draws = Random(numbers["seed"])
     refused = 0
     for _ in range(CASES):

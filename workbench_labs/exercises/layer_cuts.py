@@ -311,7 +311,7 @@ def run_ring(
 ) -> GatherRun:
     """Return a student's ring, simulated and executed by emulated devices (see gathering.run).
 
-    What is not right yet is replaced by the workbench's own.  settings: see Gathering.
+    A part that is not right yet is replaced by the workbench's own.  settings: see Gathering.
     """
     cluster = slow_cluster(cluster_name, megabits)
     shared = gathering_of(usable("ring", ring), usable("tile_order", tile_order), size=cluster.world_size, **settings)

@@ -136,7 +136,7 @@ def cut_case(draws: Random) -> tuple[list[list[float]], list[float], list[int], 
 
 
 def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
-    """Compare the pace with that of the best of all cuts that fit; where none fits, None is asked for."""
+    """Compare the pace with that of the best of all cuts that fit; where none fits, None is right."""
     draws = Random(numbers["seed"])
     refused = 0
     for _ in range(CASES):

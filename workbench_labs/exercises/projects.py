@@ -39,7 +39,7 @@ FASTEST_DEVICE_FLOPS, DEVICE_BYTES = 1e9, 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a planner is told.
+    """The input of a planner.
 
     layer_s: [device][layer], seconds of a micro-batch's forward pass.  layer_bytes: what a device keeps of each layer.
     budgets: bytes of each device.  send_s: seconds of a message between neighbours.

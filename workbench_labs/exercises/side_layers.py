@@ -54,7 +54,7 @@ def judge_side_layer(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
 
 
 def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
-    """Compare the gradients of a side layer with those of torch's autograd; none of the tap is asked for."""
+    """Compare the gradients of a side layer with those of torch's autograd; the tap needs none."""
     draws = Random(numbers["seed"])
     for _ in range(CASES):
         case = _layer_case(draws)

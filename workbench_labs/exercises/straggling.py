@@ -158,7 +158,7 @@ def break_even(rank: int, percent: float) -> float:
 
 
 def judge_break_even(answer: Any, numbers: Mapping[str, Any]) -> str:
-    """Is a request that waits as much longer than one without the device as asked for, to a twentieth?"""
+    """Is a request that waits as much longer than one without the device as required, to a twentieth?"""
     waits_s, least_s = (
         world().slowed_s(numbers["device"], max(1.0, number_of(answer))),
         world().without_s(numbers["device"]),

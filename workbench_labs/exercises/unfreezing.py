@@ -98,7 +98,7 @@ def all_at_once(step: int, losses: Sequence[float], depth: int) -> int:
 
 
 def judge_unfreeze(answer: Policy, numbers: Mapping[str, Any]) -> str:
-    """Is the policy faster than any fixed interval, on average over trainings whose pace it is not told?"""
+    """Is the policy faster than any fixed interval, on average over trainings whose pace it does not know?"""
     trainings = learning(Random(numbers["seed"]))
     fixed = {
         f"every {rounds}": [policy_time(every(rounds), *training)[0] for training in trainings] for rounds in INTERVALS

@@ -31,7 +31,7 @@ from workbench_labs.pictures.shapes import (
 
 
 def backpropagation() -> str:
-    """Draw a forward and a backward pass through four layers, and what is kept between them."""
+    """Draw a forward and a backward pass through four layers, and the activations stored between them."""
     wide, pitch, x, y = 112, 156, 112, 34
     parts = [block(28, y + 14, 58, 36, "tokens", svg.TRACK)]
     for number in range(4):

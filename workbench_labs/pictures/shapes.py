@@ -45,7 +45,7 @@ def _sheet() -> str:
 
 
 def card(title: str, description: str, *parts: str, height: float) -> str:
-    """Return a whole picture on a ground of its own, readable on a light and on a dark page.
+    """Return a whole picture on a ground, readable on a light and on a dark page.
 
     title, description: words for those who cannot see it.
     """
@@ -139,7 +139,7 @@ def arrow(colour: str, *points: Point, dashed: bool = False) -> str:
 
 
 def drum(x: float, y: float, width: float, height: float, lines: str, fill: str = CACHE) -> str:
-    """Return a cylinder, for what is stored."""
+    """Return a cylinder, which stands for storage."""
     tilt = min(7.0, height / 5)
     body = (
         f"M{x:g} {y + tilt:g}V{y + height - tilt:g}A{width / 2:g} {tilt:g} 0 0 0 {x + width:g} {y + height - tilt:g}"

@@ -1,4 +1,4 @@
-"""`workbench bench serving`: serve a tiny model while many random faults strike, and look at what is left behind."""
+"""`workbench bench serving`: serve a tiny model while many random faults strike, and look for leftovers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def serve_randomly(
     rescheduling: ReschedulingSettings = SETTINGS,
     **settings: Any,
 ) -> SoakResult:
-    """Serve a tiny model with random faults (or the given ones), and check what is left behind at the end.  settings:
+    """Serve a tiny model with random faults (or the given ones), and look for leftovers at the end.  settings:
     see `serve`.
     """
     warm_up(with_models=False)  # the process that starts engines stays for whoever serves next

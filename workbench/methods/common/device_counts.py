@@ -1,4 +1,4 @@
-"""How far devices are that measure themselves: told by each of them, and shown for the one that has most left."""
+"""How far devices are that measure themselves: each reports it, and the one that has most left is shown."""
 
 from __future__ import annotations
 

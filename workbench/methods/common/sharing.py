@@ -67,7 +67,7 @@ def from_pretrained(place: Path | str, *, token: str | None = None) -> LoadedRes
         return load_result(place)
     request = f"The result '{shown(str(place), 200)}' was asked for."
     if Path(place).exists() or str(place).count("/") != 1:
-        return load_result(place)  # its error says what is missing
+        return load_result(place)  # its error names the missing file
     _require_online(request)
     from huggingface_hub import snapshot_download
 

@@ -159,7 +159,7 @@ class StashingHandlers:
     num_versions: 0 if only mini-batches in flight need an older version; else the number of updates for which every
     version is stored.
     begins: whether the pipeline is empty at first.  Then `first`, the window's first version, arrives without content;
-    it is kept while a mini-batch needs it.  Every other version is the content of the value that an operation reads.
+    it is stored while a mini-batch needs it.  Every other version is the content of the value that an operation reads.
     """
 
     each: BackpropagationHandlers

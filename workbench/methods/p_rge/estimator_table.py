@@ -1,6 +1,6 @@
 """The gradient estimators of forward-only training: their passes, directions, and how losses become slopes.
 
-A step has q random directions.  A query is what is computed for one of them; it yields
+A step has q random directions.  A query is the computation for one of them; it yields
 `query_parts` numbers, its parts.
 P-RGE: section 2 and Algorithm 1.
 FZOO: Dang et al., "FZOO: Fast Zeroth-Order Optimizer for Fine-Tuning Large Language Models towards Adam-Scale Speed",

@@ -69,7 +69,7 @@ class FastContext:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes kept between the two passes, without the taps."""
+        """Return the bytes stored between the two passes, without the taps."""
         return sum(layer.nbytes for layer in self.layers)
 
 

@@ -129,8 +129,8 @@ def ring_costs(
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
 
         def kept(value: Value) -> Spec:
-            own, m = profile.layers[plan.stages[value.stage].ranks[0]][layer], value.microbatch
-            return opaque(own.context_bytes(sizes[m], lengths[m]))
+            layer_bytes, m = profile.layers[plan.stages[value.stage].ranks[0]][layer], value.microbatch
+            return opaque(layer_bytes.context_bytes(sizes[m], lengths[m]))
 
         def state(value: Value) -> Spec:
             return Spec((sizes[value.microbatch], crossing.tokens(layer, lengths[value.microbatch]), width))

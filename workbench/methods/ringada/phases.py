@@ -141,13 +141,13 @@ class RingHandlers:
             context.nbytes = self.costs.spec(last).nbytes
             return context.output.detach(), context
         keeps_last = last.name.startswith(CONTEXT)
-        output, inputs, kept = self.compute.first_pass(
+        output, inputs, saved = self.compute.first_pass(
             reads[0], mask, layers, is_lowest=is_lowest, keeps_last=keeps_last
         )
-        if kept is None:
+        if saved is None:
             return output, *inputs
-        kept.nbytes = self.costs.spec(last).nbytes
-        return output, *inputs, kept
+        saved.nbytes = self.costs.spec(last).nbytes
+        return output, *inputs, saved
 
     def _again(self, op: Op, reads: Contents) -> Contents:
         context = self.compute.again(op.part, reads[0], self.batches[op.microbatch].attention_mask)

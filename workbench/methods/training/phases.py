@@ -172,7 +172,7 @@ class PhasedJob(SessionJob, ABC):
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return when the state is kept, and where: by default all that a step trains is in the run's log."""
+        """Return when a snapshot is taken, and where it is stored: by default after each step, in its log."""
         return Snapshot(every=1)
 
     @property
@@ -243,7 +243,7 @@ class RankJob(PhasedJob):
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return when the state is kept, and where (see PhasedJob)."""
+        """Return when a snapshot is taken, and where it is stored (see PhasedJob)."""
         job, stages = self.job, self.plan.stages
         trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
         is_small = len(STATE_KINDS) * trained <= self.small_bytes

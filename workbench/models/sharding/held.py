@@ -301,7 +301,7 @@ class _Rows:
 
     @property
     def weight(self) -> Self:
-        """Return what is indexed as the table."""
+        """Return an object that is indexed as the table."""
         return self
 
     def __getitem__(self, rows: slice) -> Tensor:

@@ -171,8 +171,8 @@ def _rotary(layout: ModelLayout, positions: Tensor) -> dict[str, Rotary | None]:
 
 
 def _near(start: int, stop: int, num_keys: int, window: int, is_causal: bool) -> Tensor:
-    """Return what is added to the scores (stop - start, num_keys) of queries [start, stop): -inf for later keys, if it
-    is causal, and for those outside a window (0: none).
+    """Return the mask that is added to the scores (stop - start, num_keys) of queries [start, stop): -inf
+    for later keys, if it is causal, and for those outside a window (0: none).
     """
     behind = torch.arange(start, stop)[:, None] - torch.arange(num_keys)[None, :]  # how far a key lies before a query
     if is_causal:

@@ -67,10 +67,10 @@ def compared(item: Item, found: dict[str, Found], *, model: str, tokens: int) ->
     """Return the comparison.  found: by draft."""
     rows: list[tuple[Any, ...]] = []
     for draft, ways in found.items():
-        for way, one in ways.items():
-            guesses = one["right"] + one["wrong"]
-            share, a_pass = one["right"] / max(1, guesses), one["tokens"] / max(1, one["count"])
-            rows.append((draft, way, one["right"], guesses, share, a_pass))
+        for way, counts in ways.items():
+            guesses = counts["right"] + counts["wrong"]
+            share, a_pass = counts["right"] / max(1, guesses), counts["tokens"] / max(1, counts["count"])
+            rows.append((draft, way, counts["right"], guesses, share, a_pass))
     return item.result(
         [],
         tables={"drafts": rows},

@@ -89,7 +89,7 @@ def inference_costs(
 
 
 def _resident_bytes(profile: InferenceProfile, layout: InferenceLayout, rank: int) -> int:
-    """Return the bytes of a device's weights, of its keys and values that are kept, and of its working memory."""
+    """Return the bytes of a device's weights, of its cached keys and values, and of its working memory."""
     plan = layout.plan
     position = plan.position_of(rank)
     if position is None:

@@ -1,4 +1,4 @@
-"""Devices that write texts for a server, and what its page shows of them: the map, bytes on links, what is lost."""
+"""Devices that write texts for a server, and what its page shows of them: the map, bytes on links, lost devices."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ EventKind = Literal[
     "killed",  # injected: its process was ended
     "frozen",  # injected: its process was stopped and does not answer
     "revived",  # injected: its process runs again
-    "straggler",  # the portal found it `value` times slower than the others
-    "lost",  # the portal found it dead or silent
+    "straggler",  # it is `value` times slower than the others
+    "lost",  # it is dead or silent
     "excluded",  # the plan does not use it
     "kept",  # a straggler that the others cannot replace
     "probed",  # an excluded device computed a layer's work, `value` times slower than expected

@@ -1,6 +1,6 @@
 """Momentum of steps along low-rank directions (LOZO-M): Chen et al., arXiv:2410.07698, section 4.
 
-Of a matrix (m, n) only N (m, r) is kept, next to the seed of V:
+Of a matrix (m, n) only N (m, r) is stored, next to the seed of V:
 N <- beta N + (1 - beta) / q sum of g_i U_i, and theta <- theta - learning_rate N V^T.  When the subspace changes from V
 to W, N V^T V / n -> N V^T W / n is the same momentum in the new one, because W^T W / n is nearly the identity.  A
 vector, which has no factors, keeps momentum of its own size.  All of it follows from the seeds and scalars of a log.
@@ -30,7 +30,7 @@ class LowRankMomentum:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes that are kept between steps."""
+        """Return the bytes that remain between steps."""
         return sum(4 * factor.numel() for factor in self.factors)
 
     def step(self, seeds: Sequence[int], gradients: Sequence[float], directions: Directions) -> list[Tensor]:

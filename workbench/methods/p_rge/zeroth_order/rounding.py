@@ -28,7 +28,7 @@ def smallest_epsilon(model: CausalModel) -> float:
     For parameters perturbed in place, a value w keeps a change of half its last digit: unit / 2 |w|.  A change of
     LoRA's B appears in a projection's output: for inputs of variance 1 it is epsilon times |A| (Frobenius), relative to
     outputs of about
-    |W| / sqrt(outputs), of which again half the last digit is kept.  The median over layers is returned; 0 if there is
+    |W| / sqrt(outputs), of which again half the last digit remains.  The median over layers is returned; 0 if there is
     nothing to compare with (VeRA).
     """
     half = torch.finfo(model.dtype).eps / 2
