@@ -196,21 +196,3 @@ def test_what_the_table_leaves_out_takes_the_time_of_the_links(op: Op, seconds: 
     alone = replace(costs, cluster=None)
     assert alone.seconds(0, op) == (7.0 if op.kind == "F" else 0.0)
     assert replace(costs, seconds_by_kind={op.kind: 9.0}).seconds(0, op) == 9.0
-
-
-def test_faster_links_shorten_the_step() -> None:
-    plan = plan_of((2,), (2,), layers=(2, 2))
-    profile, cluster = made(plan, 2, side=True)
-    quick = replace(cluster, devices=tuple(replace(device, link=Link(bytes_per_s=1e9)) for device in cluster.devices))
-    schedule = insert_transfers(hybrid_1f1b(plan, (2, 2)))
-    spans = [
-        simulate(
-            Program(
-                schedule=schedule,
-                costs=plan_costs(profile, one, plan, sizes=(2, 2), lengths=(LENGTH,) * 2),
-                devices=("d0", "d1"),
-            )
-        ).makespan_s
-        for one in (cluster, quick)
-    ]
-    assert spans[1] < spans[0]

@@ -12,7 +12,6 @@ from workbench.core import Cluster, Device, Link
 from workbench.core.costs import Spec
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.plan import Homes
-from workbench.core.program import Program
 from workbench.core.schedule import SEND
 from workbench.schedules import check
 from workbench.schedules.moves import CHUNK_BYTES, ROUND_BYTES, Move, moves
@@ -136,12 +135,3 @@ def test_lost_tensors_and_foreign_ranks_are_refused() -> None:
         moves({"layer.3.down": (1,), "step": (0,)}, {"layer.3.down": (), "step": (0,)}, specs, cluster_of(1e6, 1e6))
     with pytest.raises(ConfigError, match=r"'step' to or from rank 2 .* has 2 devices"):
         moves({"step": (2,)}, {"step": (0,)}, specs, cluster_of(1e6, 1e6))
-
-
-def test_a_round_is_a_program_like_any_other() -> None:
-    """Its text gives it back."""
-    specs = {"a": Spec((1000,)), "b": Spec((500,))}
-    (move,) = moves({"a": (0, 1), "b": (0, 1)}, {"a": (0,), "b": (1,)}, specs, cluster_of(1e6, 1e6))
-    again = Program.from_text(move.program.to_text())
-    assert again.digest == move.program.digest
-    assert simulate(again).makespan_s == pytest.approx(0.004)

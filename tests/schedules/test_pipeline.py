@@ -22,12 +22,6 @@ def test_contexts_in_flight(num_stages: int, m: int) -> None:
     assert all(count <= bound for count, bound in zip(slow_links, expected, strict=True))
 
 
-def test_bubble_fraction() -> None:
-    """(p - 1) / (m + p - 1) of the time is idle."""
-    timeline = timed(insert_transfers(one_f_one_b(equal_plan(4), (1,) * 8)), F=1.0, B=2.0)
-    assert timeline.bubble_fraction == pytest.approx(3 / 11)
-
-
 def test_a_group_shares_a_stage() -> None:
     """Two ranks of the first stage each hand their pieces on, and sum their gradients."""
     schedule = check(insert_transfers(one_f_one_b(plan_of((3, 1), (4,)), (4,))))

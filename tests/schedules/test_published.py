@@ -21,16 +21,10 @@ def test_each_is_built_checked_and_simulated(name: str, ranks: int | None) -> No
     assert timed(schedule, **SECONDS, SEND=0.01).makespan_s > 0
 
 
-def test_known_makespans() -> None:
-    """1F1B: (p + m - 1) (F + B); in tiles: N g overlapped, (N - 1) s + N g not; queries in a chain: q 2 + p - 1
-    forwards."""
-    assert timed(build_published("1f1b", {"ranks": 3, "micro_batches": 5}), F=1.0, B=2.0).makespan_s == 3 * 7
+def test_sizes_and_switches_reach_the_builders() -> None:
+    """In tiles: N g overlapped, (N - 1) s + N g not."""
     assert timed(build_published("ring_allgather_gemm", {}), GEMM=1.0, SEND=0.5).makespan_s == 4.0
     assert timed(build_published("ring_allgather_gemm", {"overlapped": 0}), GEMM=1.0, SEND=0.5).makespan_s == 5.5
-    assert timed(build_published("query_chain", {"ranks": 3, "queries": 4}), F=1.0).makespan_s == 4 + 2
-    assert (
-        timed(build_published("split_heads", {"layers": 1}), ATTN=1.0, MLP=2.0, ATTNB=3.0, MLPB=4.0).makespan_s == 10.0
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,10 @@ import pytest
 from schedule_plans import equal_plan, peaks, timed
 from torch_orders import of_torch, torch_csv
 
-from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
-from workbench.core.program import Program
 from workbench.core.schedule import SEND
 from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
 from workbench.schedules.torch_csv import read_torch_csv
-from workbench.simulator import simulate
 
 SECONDS = {"F": 1.0, "B": 2.25, "I": 1.125, "W": 0.875}
 MULTI = (
@@ -137,18 +134,6 @@ def test_a_v_placement_sends_nothing_at_its_turn() -> None:
         ops = (op for ops in read_torch_csv(torch_csv(kind, 2, 2, 4)).ops for op in ops)
         boundaries.append({op.stage for op in ops if op.kind == SEND and op.reads[0].name == "act"})
     assert boundaries == [{0, 2}, {0, 1, 2}]
-
-
-@pytest.mark.parametrize(("kind", "p", "v", "m"), CASES[3::4])
-def test_a_program_of_it_is_read_back(kind: type, p: int, v: int, m: int) -> None:
-    schedule = read_torch_csv(torch_csv(kind, p, v, m))
-    costs = TableCosts(
-        seconds_by_kind={**SECONDS, "SEND": 0.1}, bytes_by_name={"act": 3, "grad": 2, "ctx": 7, "wctx": 5}
-    )
-    program = Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(p)))
-    read = Program.from_text(program.to_text())
-    assert read.to_text() == program.to_text() and read.digest == program.digest and read.schedule == schedule
-    assert simulate(read) == simulate(program)
 
 
 def test_forwards_alone_keep_no_context() -> None:
