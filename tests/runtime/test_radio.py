@@ -49,7 +49,7 @@ for thread in threads:
     thread.start()
 for receiver in receivers:
     assert len(receiver.recv(size, socket.MSG_WAITALL)) == size
-passed = {}
+passed = {"congestion": receivers[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).strip(b"\\0").decode()}
 for rank, place in enumerate(places):
     enter(place, CLONE_NEWNET)
     with IPRoute() as netlink:
@@ -121,6 +121,7 @@ def test_slow_stations_take_the_air_with_copies_that_nobody_receives(
         done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     passed = json.loads(done.stdout)
+    assert passed["congestion"] == "reno"
     for (source, to), many in times.items():
         assert air.times_on_air(source, to) == pytest.approx(many)
         sent = passed[f"device {source}"][0]

@@ -101,6 +101,40 @@ def test_a_busy_stream_holds_nothing_up() -> None:
     assert [span.op.kind for span in end.spans if not span.op.is_communication] == ["FIRST"]
 
 
+class Recorder:
+    """A process group that records what is asked of it."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.calls = group, list[str]()
+
+    def send(self, *arguments: Any) -> Any:
+        self.calls.append("send")
+        return self.group.send(*arguments)
+
+    def recv(self, *arguments: Any) -> Any:
+        self.calls.append("recv")
+        return self.group.recv(*arguments)
+
+
+def test_a_step_posts_its_receives_before_it_sends() -> None:
+    """Else what tells the sources so would wait behind this rank's own messages."""
+    values = [value("from", rank) for rank in range(2)]
+    schedule = Schedule(
+        ops=tuple((send(values[rank], rank, 1 - rank), recv(values[1 - rank], 1 - rank, rank)) for rank in range(2)),
+        inputs=tuple((values[rank],) for rank in range(2)),
+        outputs=tuple((values[1 - rank],) for rank in range(2)),
+    )
+    check(schedule)
+
+    def work(executor: Executor) -> tuple[list[str], Any]:
+        group = executor.transport._group = Recorder(executor.transport._group)  # type: ignore[assignment]
+        inputs = {values[executor.rank]: torch.full((SIZE,), float(executor.rank))}
+        done = executor.run(program(schedule, lambda value: Spec((SIZE,))), {}, inputs)
+        return group.calls, done.outputs[values[1 - executor.rank]][0].item()
+
+    assert on_executors(2, work) == [(["recv", "send"], 1.0), (["recv", "send"], 0.0)]
+
+
 def swap(count: int) -> Schedule:
     """Two ranks send each other `count` values; each sums what came, in the reverse of the order in which it was
     sent."""
