@@ -1,0 +1,224 @@
+"""RingAda and federated averaging next to Flower: accuracy over bytes (item `flower`).
+
+Ours is executed on emulated devices.  Flower's clients train the same mini-batches from the same weights, and its
+FedAvg averages what they send (see flower_grid).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from workbench import experiment
+from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
+from workbench.core.errors import ConfigError
+from workbench.core.job import Job
+from workbench.core.serial import load_or_compute, to_json
+from workbench.methods import load_method
+from workbench.methods.base import ignore
+from workbench.methods.checked import prepared_job
+from workbench.methods.ringada.method import rank_job
+from workbench.methods.ringada.prepare import PreparedJob
+from workbench.methods.ringada.rank_job import RingRankJob
+from workbench.models.techniques import predict
+from workbench.runs.advice import COMPUTED
+from workbench.simulator.simulate import simulate
+from workbench.tasks.metrics import score
+from workbench.tasks.tokenize import evaluation_batches
+from workbench_studies.papers.compare.clients import Client
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Number, Result, Settings, spread
+
+CLUSTER = "laptop-equal"
+SHAPE = Job(train_samples=320, validation_samples=200, test_samples=16, batch_size=8, epochs=4, method="ringada")
+QUICK = replace(SHAPE, model="tiny-bert", train_samples=64, validation_samples=32, epochs=1)
+LOCAL = 5
+"""Mini-batches of a device between two averages: half of its samples."""
+RINGS: dict[str, dict[str, Any]] = {
+    "RingAda": {"local_iterations": LOCAL},
+    "federated averaging, ours": {"local_iterations": LOCAL, "federated": True},
+}
+"""Options of what is executed here, by name."""
+OURS = "federated averaging, ours"
+CLIENTS: dict[str, tuple[bool, bool]] = {
+    "Flower, weights and moments": (True, True),
+    "Flower, moments stay": (False, True),
+    "Flower, new moments": (False, False),
+}
+"""What Flower's clients do with the optimizer's moments, by name: whether they send them, whether they keep any."""
+EQUAL = "Flower, weights and moments"
+TARGET = 70.0
+"""A validation accuracy, per cent, whose bytes are told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What a training gave.  losses: means of each round.  scores: validation accuracy after each epoch, per cent.
+    sent_bytes: by all devices and a server until then.
+    """
+
+    way: str
+    seed: int
+    losses: tuple[float, ...]
+    scores: tuple[float, ...]
+    sent_bytes: tuple[int, ...]
+
+
+def flower(item: Item, settings: Settings) -> Result:
+    """Train every way with every seed."""
+    shape, curves = QUICK if settings.quick else SHAPE, list[Curve]()
+    for seed in settings.seeds:
+        for name in (*RINGS, *CLIENTS):
+            curves.append(curve(name, replace(shape, seed=seed), settings.workdir))
+            settings.progress(f"{name}, seed {seed}: {curves[-1].scores[-1]:.1f} %")
+    return compared(item, curves, shape)
+
+
+def curve(name: str, shape: Job, workdir: Path | None) -> Curve:
+    """Return a training, stored in a folder or executed now."""
+    job = replace(shape, options=RINGS.get(name, RINGS[OURS]))
+    digest = hashlib.sha256((name + to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:16]
+    path = None if workdir is None else workdir / "flower" / f"{job.seed}-{digest}.json"
+    return load_or_compute(path, Curve, lambda: run_emulated(name, job) if name in RINGS else run_by_flower(name, job))
+
+
+def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
+    """Return the comparison."""
+    by_way: dict[str, list[Curve]] = {}
+    for each in curves:
+        by_way.setdefault(each.way, []).append(each)
+    points = {
+        name: [
+            (sent / 1e6, fmean(scores))
+            for sent, scores in zip(of[0].sent_bytes, zip(*(each.scores for each in of), strict=True), strict=True)
+        ]
+        for name, of in by_way.items()
+    }
+    away = [
+        abs(ours - theirs) / ours
+        for mine, other in zip(by_way[OURS], by_way[EQUAL], strict=True)
+        for ours, theirs in zip(mine.losses, other.losses, strict=True)
+    ]
+    ways: list[tuple[Number, ...]] = []
+    for name, of in by_way.items():
+        ends = [each.scores[-1] for each in of]
+        reached = next((megabytes for megabytes, accuracy in points[name] if accuracy >= TARGET), None)
+        ways.append((name, points[name][-1][0], reached, fmean(ends), spread(ends), len(ends)))
+    sent = {name: line[-1][0] for name, line in points.items()}
+    return item.result(
+        [],
+        tables={
+            "ways": ways,
+            "runs": [
+                (
+                    each.way,
+                    each.seed,
+                    ", ".join(f"{value:.1f}" for value in each.scores),
+                    ", ".join(f"{value:.4f}" for value in each.losses),
+                )
+                for each in curves
+            ],
+        },
+        holds={"equal": max(away) < 1e-3},
+        series={f"accuracy, {name}": tuple(line) for name, line in points.items()},
+        away=max(away),
+        sent=sent,
+        rounds=len(curves[0].losses),
+        model=shape.model,
+        samples=shape.train_samples,
+        batch_size=shape.batch_size,
+        local=LOCAL,
+        epochs=shape.epochs,
+        scored=shape.validation_samples,
+        target=TARGET,
+    )
+
+
+def describe(job: Job) -> tuple[PreparedJob, RingRankJob]:
+    """Return a job with its data, and what its ranks get under the plan with costs from sizes."""
+    method, cluster = load_method(job.method), load_cluster(CLUSTER)
+    prepared = prepared_job(method, job, cluster, ignore)
+    costs = experiment.profile(job, computed_cluster(cluster))
+    return prepared, rank_job(prepared, costs, cluster, method.plan(prepared, costs, cluster))
+
+
+def computed_cluster(cluster: Cluster) -> Cluster:
+    """Return a cluster whose costs are computed from sizes: the plan depends on no busy host."""
+    return replace(cluster, devices=tuple(replace(device, model=COMPUTED) for device in cluster.devices))
+
+
+def run_emulated(name: str, job: Job) -> Curve:
+    """Run a method on emulated devices; its bytes are counted from its rounds."""
+    _, run = describe(job)
+    cluster = load_cluster(CLUSTER)
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        report = experiment.run(
+            job,
+            cluster,
+            "execute",
+            costs=experiment.profile(job, computed_cluster(cluster)),
+            chosen_plan=run.plan,
+            workdir=Path(folder) / "run",
+        )
+    sent = [
+        sum(simulate(run.program(planned.shape), memory=False).all_sent_bytes for planned in run.planned_epoch(epoch))
+        for epoch in range(job.epochs)
+    ]
+    return Curve(
+        way=name,
+        seed=job.seed,
+        losses=tuple(step.loss or 0.0 for step in report.steps),
+        scores=tuple(100 * epoch.metrics["accuracy"] for epoch in report.epochs),
+        sent_bytes=tuple(accumulate(sent)),
+    )
+
+
+def accuracy(client: Client, prepared: PreparedJob) -> float:
+    """Return the validation accuracy, per cent."""
+    batches = evaluation_batches(prepared.validation)
+    answered = predict(client.model, batches)
+    return 100 * score(prepared.task, prepared.task.validation, prepared.validation, answered)["accuracy"]
+
+
+def run_by_flower(name: str, job: Job) -> Curve:
+    """Train by Flower: its FedAvg, messages and client apps, in this process.
+
+    Raises ConfigError if Flower is not installed.
+    """
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    try:
+        from workbench_studies.papers.compare.flower_grid import federated
+    except ImportError:
+        raise ConfigError(
+            "A federated run by Flower was asked for.",
+            "Flower is not installed.",
+            "Install it in an environment of its own, because it needs older versions of some packages: "
+            "pip install flwr, or the studies with their extra 'flower'.",
+        ) from None
+    prepared, run = describe(job)
+    client, scores = Client(run), list[float]()
+
+    def finished(number: int, state: Mapping[str, Tensor]) -> None:
+        if number % run.rounds_per_epoch == 0:
+            client.load(state, 0)
+            scores.append(accuracy(client, prepared))
+
+    losses, sent = federated(run, *CLIENTS[name], finished)
+    totals = list(accumulate(sent))
+    return Curve(
+        way=name,
+        seed=job.seed,
+        losses=tuple(losses),
+        scores=tuple(scores),
+        sent_bytes=tuple(totals[run.rounds_per_epoch - 1 :: run.rounds_per_epoch]),
+    )
