@@ -16,7 +16,6 @@ from methods.p_rge.worlds import (
     Q,
     chain,
     in_one_process,
-    load_as_asked,
     one_pace,
     prepared_job,
     run,
@@ -33,6 +32,7 @@ from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge import policy
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.seeds import query_seed
+from workbench.methods.p_rge.worker import load_model
 from workbench.methods.p_rge.zeroth_order import Prge, StepLog, gradients_of, read_log, smallest_epsilon
 from workbench.models.quantization import held_bytes
 from workbench.runtime.engines import EngineCluster
@@ -51,7 +51,7 @@ def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[
     Every scalar of the log is computed again at the weights that the steps before it make: devices with other weights
     would have found others.
     """
-    model = load_as_asked(prepared)
+    model = load_model(prepared)
     estimator, found = Prge(model, prepared.zeroth_order(prepared.setting)), []
     for record in records:
         queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
@@ -121,9 +121,9 @@ def test_weights_of_a_precision(precision: str, compute: str | None, engines: En
     """Stored in few bits on devices and in one process, and computed in float32 or in what was asked for, the updates
     are the same."""
     prepared = prepared_job(precision=precision, compute_dtype=compute, steps=3)
-    model = load_as_asked(prepared)
+    model = load_model(prepared)
     assert model.dtype is (torch.bfloat16 if precision == "bfloat16" else torch.float32)
-    whole = load_as_asked(prepared_job())
+    whole = load_model(prepared_job())
     assert held_bytes(model.backbone) < 0.6 * held_bytes(whole.backbone)
     _, logs, _ = in_one_process(prepared)
     outcome = run(prepared, engines, shared(2, 1, 1), tmp_path)

@@ -145,14 +145,9 @@ def run(
     return method.execute(planned, prediction, engines, folder=folder, resume=resume, notify=notify)
 
 
-def load_as_asked(prepared: PreparedJob) -> CausalModel:
-    """Return the model that a job begins with."""
-    return load_model(prepared)
-
-
 def in_one_process(prepared: PreparedJob) -> tuple[CausalModel, list[StepLog], list[Tensor]]:
     """Return the model that one process trains, and the steps with their losses."""
-    model = load_as_asked(prepared)
+    model = load_model(prepared)
     estimator = Prge(model, prepared.zeroth_order(prepared.setting))
     found = [
         estimator.step(training_batch(prepared.train, prepared.job.batch_size, prepared.job.seed, step), step)
@@ -164,7 +159,7 @@ def in_one_process(prepared: PreparedJob) -> tuple[CausalModel, list[StepLog], l
 def trained_by(outcome: Outcome, prepared: PreparedJob) -> tuple[CausalModel, tuple[StepLog, ...]]:
     """Return the model that a run's log makes, and the log."""
     _, records = read_log(Path(outcome.artifacts["log"]))
-    model = load_as_asked(prepared)
+    model = load_model(prepared)
     replay(model.trainables, records)
     return model, records
 

@@ -1,8 +1,6 @@
 """A device reads what it keeps and nothing else, and after a re-plan only what it lacks (Galaxy+, sections III-B and
 III-E)."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -267,15 +265,6 @@ def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
     for file in sorted(snapshot.glob("*.safetensors"))[1:]:
         file.unlink()
     assert stored_weights("someone/model") is None  # the rest has to be fetched
-
-
-def test_specs_travel_between_processes():
-    import pickle
-
-    case = tiny_case("llama")
-    spec = shard_spec(hybrid(case, (1, 1), (40, 24), (0.5, 0.5), (1, 2)), 1, case.layout.stacks)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    json.dumps([[layer.units, layer.columns] for layer in spec.layers])
 
 
 def missing_norms(layout):

@@ -116,6 +116,7 @@ def test_a_step_is_that_of_the_formulas(name: str) -> None:
         model.trainables.momentum = None
         result = made.step(prompts(), STEP)
         assert len(result.losses) == rule.num_passes(Q) and len(result.log.seeds) == Q
+        assert result.log.nbytes == 8 * Q + 4 * name.startswith("low_rank")
         assert result.loss == pytest.approx(loss(theta), rel=0.05)
         return theta - model.trainables.flat.detach().double()
 

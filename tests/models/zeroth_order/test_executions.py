@@ -14,9 +14,7 @@ from workbench.methods.p_rge.zeroth_order import (
     Prge,
     TrainableConfig,
     ZerothOrderConfig,
-    gradients_of,
     load_causal_model,
-    make_log,
 )
 from workbench.models.families import FAMILIES
 from workbench.models.quantization import QuantizationConfig
@@ -114,28 +112,6 @@ def test_every_execution_makes_the_same_updates(family, technique):
     torch.testing.assert_close(trained(lambda model: Mezo(model, config())), expected, **tolerance)
 
 
-def test_a_step_is_the_definition_of_the_gradient():
-    model, batch = started("llama", dtype=torch.float64), prompts()
-    theta = model.trainables.flat.clone()
-    made = Prge(model, ESTIMATE).step(batch, 3)
-    plus, minus = made.losses[0::2].double(), made.losses[1::2].double()
-    expected = theta.double()
-    for query in range(2):
-        noise = model.trainables.noise(query_seed(5, 3, query)).double()
-        expected -= 0.05 / 2 * (plus[query] - minus[query]) / 0.2 * noise
-    torch.testing.assert_close(model.trainables.flat.double(), expected, rtol=0, atol=1e-7)
-    assert made.log.seeds == tuple(query_seed(5, 3, query) for query in range(2)) and made.log.nbytes == 16
-    # Against the true gradient: along the noise the estimate is the directional derivative.
-    model.trainables.flat.copy_(theta)
-    exact = load_causal_model("tiny-llama-2", CONFIG, dtype=torch.float64)
-    exact.trainables.flat.copy_(theta)
-    exact.part_losses(batch)[0].backward()
-    gradient = torch.cat([parameter.grad.flatten() for parameter in exact.trainables.parameters.values()])
-    fine = Prge(model, estimate(epsilon=2e-3)).losses(batch, 3)
-    slopes = torch.tensor([float(gradient @ model.trainables.noise(query_seed(5, 3, query))) for query in range(2)])
-    torch.testing.assert_close(torch.tensor(gradients_of(fine, 2e-3)), slopes, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("family", ["llama", "t5", "bert"])
 def test_stages_make_the_steps_of_the_whole(family):
     name, batch = f"tiny-{family}-4", prompts(family)
@@ -150,21 +126,6 @@ def test_stages_make_the_steps_of_the_whole(family):
             stage.trainables.apply(made.log)
         torch.testing.assert_close(estimator.arranged(states, 2), made.losses, rtol=1e-5, atol=1e-5)
         assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), whole.trainables.flat)
-
-
-def test_devices_that_share_the_queries_make_the_step_of_one():
-    batch, models = prompts(), [started("gpt2") for _ in range(3)]
-    alone = Prge(models[0], estimate(queries=3)).step(batch, 0)
-    shares = [
-        Prge(model, estimate(queries=3, execution=execution))
-        for model, execution in zip(models[1:], ("both", "inner"), strict=True)
-    ]
-    losses = torch.cat([shares[0].losses(batch, 0, [0, 1]), shares[1].losses(batch, 0, [2])])
-    torch.testing.assert_close(losses, alone.losses, rtol=1e-5, atol=1e-5)
-    log = make_log(estimate(queries=3), 0, alone.losses.tolist())
-    for model in models[1:]:
-        model.trainables.apply(log)
-        assert torch.equal(model.trainables.flat, models[0].trainables.flat)
 
 
 @pytest.mark.parametrize("storage", ["int8", "nf4", "bfloat16"])

@@ -27,9 +27,9 @@ from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search
 from workbench.methods.galaxy_plus.schedules import (
     InferenceLayout,
-    decode_schedule,
     inference_costs,
     inference_schedule,
+    whole_inference,
 )
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
@@ -91,7 +91,7 @@ class Programs:
             layout = InferenceLayout.decode(
                 plan, self.stacks, past=past, memory_length=memory_length, rows=rows, room=room
             )
-            schedule = decode_schedule(layout, self.cluster.world_size)
+            schedule = whole_inference(layout, self.cluster.world_size)
         else:
             layout = InferenceLayout.build(plan, self.stacks, lengths, room)
             schedule = inference_schedule(layout, self.cluster.world_size)

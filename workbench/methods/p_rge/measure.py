@@ -17,8 +17,8 @@ from workbench.core.profile import Grid, LayerProfile, Layers, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format
 from workbench.methods.p_rge.options import METHOD
-from workbench.methods.p_rge.prepare import PreparedJob, activation_type
-from workbench.methods.p_rge.worker import load_model, stored_as
+from workbench.methods.p_rge.prepare import PreparedJob
+from workbench.methods.p_rge.worker import load_model
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.configuration import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
@@ -66,14 +66,15 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
     for model in models.values():
         model.trainables.preceding = ()  # the whole model draws no layer's noise twice
     ends = {layer for stack in stacks.stacks for layer in (stack.start, stack.stop - 1)}
-    compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
 
     def nbytes(layer: int) -> dict[str, int]:
         model = models[stacks.span_of(layer)]
         trained = 4 * sum(slot.size for slot in model.trainables.slots)
         # The first with the embedding, the last with the head, even if these share one matrix.
         frozen = _held_bytes(model, model if layer in ends else model.backbone.layers[str(layer)])
-        return {"frozen_bytes": frozen, "trainable_bytes": trained} | scratch_bytes(facts, layer, compute)
+        return {"frozen_bytes": frozen, "trainable_bytes": trained} | scratch_bytes(
+            facts, layer, prepared.activation_type
+        )
 
     with torch.inference_mode():
         return profile_layers(
@@ -158,9 +159,7 @@ def _noise(models: list[CausalModel]) -> Maker:
 
 def numbers_of(prepared: PreparedJob) -> NumberFormat:
     """Return the number format of the job's weights and activations."""
-    precision = prepared.options.precision
-    compute = activation_type(precision, prepared.options.compute_dtype)
-    return number_format(prepared.facts, compute, stored_as(precision, compute))
+    return number_format(prepared.facts, prepared.activation_type, prepared.quantization)
 
 
 def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
@@ -168,17 +167,13 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
     trained value.
     """
     lengths = sorted({8, prepared.typical_length, 2 * prepared.typical_length, prepared.longest})
-    compute = activation_type(prepared.options.precision, prepared.options.compute_dtype)
     described = describe_facts(prepared.facts)
     analytic = analytic_profile(
         described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers_of(prepared)
     )
     values = trained_values(prepared)
     rows = tuple(
-        tuple(
-            _forward_only(prepared, layer, index, values, device.flops_per_s, compute)
-            for index, layer in enumerate(layers)
-        )
+        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s) for index, layer in enumerate(layers))
         for device, layers in zip(cluster.devices, analytic.layers, strict=True)
     )
     return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=analytic.notes)
@@ -197,10 +192,10 @@ def trained_values(prepared: PreparedJob) -> int:
 
 
 def _forward_only(
-    prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float, compute: FloatType
+    prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float
 ) -> LayerProfile:
     noise_s = values * NORMAL_FLOPS / flops_per_s
-    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, compute)
+    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, prepared.activation_type)
     return replace(
         layer,
         times={

@@ -34,11 +34,11 @@ from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.measure import catalogue_profile, measure_layers, numbers_of
 from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.policy import History, QueryPolicy, changed_notes, fitted_setting, notes_of
-from workbench.methods.p_rge.prepare import PreparedJob, activation_type, check_plan, prepare, require_known
+from workbench.methods.p_rge.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.p_rge.queries import chosen_passings, plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, change_at, rank_job
 from workbench.methods.p_rge.virtual import VirtualQueryPolicy
-from workbench.methods.p_rge.worker import load_model, serve_rank, stored_as
+from workbench.methods.p_rge.worker import load_model, serve_rank
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog, replay, warn_of_rounding
 from workbench.methods.p_rge.zeroth_order.loading import TRAINED, save_for_peft, save_trained
 from workbench.methods.training.faults import predict, under_policy
@@ -75,8 +75,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
 
     def holds_whole_model(self, prepared: PreparedJob) -> bool:
         """Return whether the model is scored without quantization, and so loaded at once (see Method)."""
-        precision = prepared.options.precision
-        return stored_as(precision, activation_type(precision, prepared.options.compute_dtype)) is None
+        return prepared.quantization is None
 
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
@@ -344,11 +343,14 @@ class TrainedByLog:
 
 def _save(prepared: PreparedJob, model: CausalModel, folder: Path) -> Path:
     """Write the trained values and their settings into a folder; also in peft's format, if peft can read them."""
-    name, precision = prepared.job.model, prepared.options.precision
-    compute = activation_type(precision, prepared.options.compute_dtype)
+    name = prepared.job.model
     save_tokenizer(name, folder)
     save_for_peft(folder, model, name=name)
-    quantization = stored_as(precision, compute)
-    about = TrainedDescription(model=kept_name(name), config=model.config, quantization=quantization, dtype=compute)
+    about = TrainedDescription(
+        model=kept_name(name),
+        config=model.config,
+        quantization=prepared.quantization,
+        dtype=prepared.activation_type,
+    )
     save_trained(folder / TRAINED, model.trainables.state(), about)
     return folder

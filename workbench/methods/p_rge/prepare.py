@@ -18,11 +18,12 @@ from workbench.methods.common.scaling import profiled_length
 from workbench.methods.option_values import read_options, require_width
 from workbench.methods.p_rge.adaptive import Setting
 from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule
-from workbench.methods.p_rge.options import METHOD, Precision, PRGEOptions
+from workbench.methods.p_rge.options import METHOD, PRGEOptions
 from workbench.methods.p_rge.packing import computed_length
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, ZerothOrderConfig
 from workbench.models.configuration import ModelFacts, model_facts
 from workbench.models.configuration import require_known as require_known_model
+from workbench.models.quantization import QuantizationConfig
 from workbench.planners.problem import Problem
 from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
@@ -30,13 +31,6 @@ from workbench.tasks.prompts import EncodedPrompts, require_room
 from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words
 from workbench.tasks.tokenize import padded_length
-
-
-def activation_type(precision: Precision, compute_dtype: FloatType | None) -> FloatType:
-    """Return the dtype of activations over weights of a precision (see PRGEOptions.compute_dtype)."""
-    if precision == "int8" or precision == "nf4":  # separate comparisons, so that mypy narrows the type
-        return compute_dtype or "float32"
-    return compute_dtype or precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +57,21 @@ class PreparedJob:
         return ESTIMATORS[self.options.estimator]
 
     @property
+    def activation_type(self) -> FloatType:
+        """Return the dtype of activations (see PRGEOptions.compute_dtype)."""
+        precision, compute_dtype = self.options.precision, self.options.compute_dtype
+        if precision == "int8" or precision == "nf4":  # separate comparisons, so that mypy narrows the type
+            return compute_dtype or "float32"
+        return compute_dtype or precision
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """Return how weights are stored of another dtype than the activations; None: unchanged."""
+        if self.options.precision == self.activation_type:
+            return None
+        return QuantizationConfig(storage=self.options.precision, compute=self.activation_type)
+
+    @property
     def setting(self) -> Setting:
         """Return the requested settings."""
         return Setting(self.options.queries, self.job.batch_size)
@@ -87,7 +96,7 @@ class PreparedJob:
         """Return the hidden states sent from stage to stage; a decoder's length varies from step to step."""
         return Crossing(
             hidden_size=self.facts.hidden_size,
-            dtype=activation_type(self.options.precision, self.options.compute_dtype),
+            dtype=self.activation_type,
             num_encoder_layers=self.facts.num_encoder_layers,
         )
 

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import DivergedError
-from workbench.core.names import FloatType
 from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.rank_results import RankResult, StepTrace
 from workbench.methods.common.session import IDLE, LOADING, WAITING, RankSession
-from workbench.methods.p_rge.options import Precision
-from workbench.methods.p_rge.prepare import PreparedJob, activation_type
+from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.query_costs import Passing
 from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
 from workbench.methods.p_rge.zeroth_order import (
@@ -30,7 +28,6 @@ from workbench.methods.p_rge.zeroth_order import (
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.rank_phases import StepPhase
 from workbench.methods.training.worker import Paused, StepWorker, run_steps
-from workbench.models.quantization import QuantizationConfig
 from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
@@ -46,15 +43,10 @@ def load_model(prepared: PreparedJob, span: tuple[int, int] | None = None) -> Ca
 
     Weights with another dtype than the activations, see PRGEOptions, are dequantized layer by layer.
     """
-    precision = prepared.options.precision
-    compute = activation_type(precision, prepared.options.compute_dtype)
-    stored, dtype = stored_as(precision, compute), getattr(torch, compute)
-    return load_causal_model(prepared.job.model, prepared.trainable, span=span, quantization=stored, dtype=dtype)
-
-
-def stored_as(precision: Precision, compute: FloatType) -> QuantizationConfig | None:
-    """Return how weights of a precision are stored for activations of a dtype; None: unchanged."""
-    return None if precision == compute else QuantizationConfig(storage=precision, compute=compute)
+    dtype = getattr(torch, prepared.activation_type)
+    return load_causal_model(
+        prepared.job.model, prepared.trainable, span=span, quantization=prepared.quantization, dtype=dtype
+    )
 
 
 class StageCompute:

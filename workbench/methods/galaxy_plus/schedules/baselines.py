@@ -110,10 +110,3 @@ def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -
     world_size: number of the cluster's devices; ranks that the plan does not use have no operations.
     """
     return (tiled_inference if layout.plan.paradigm in ("hybrid", "sequence") else whole_inference)(layout, world_size)
-
-
-def decode_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one more token (a layout of InferenceLayout.decode): scheme 1 in every layer, or the
-    pipeline.
-    """
-    return whole_inference(layout, world_size)
