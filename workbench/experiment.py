@@ -21,6 +21,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.methods import declaration_of
+from workbench.core.once import shared_results
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
@@ -52,12 +53,13 @@ def plan(job: Job, cluster: Cluster, mode: Mode = "simulate", *, progress: Notif
     profile).
     """
     job = _settled(job)
-    method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
-    plan = _planned(method, prepared, costs, cluster)
-    planned = Planned(prepared, costs, cluster, plan)
-    note = differences_note(job)
-    notes = (*plan.notes, *method.notes(planned), *([note] if note else []))
-    return replace(plan, notes=(*notes, step_parts(method, planned).sentence))
+    with shared_results():
+        method, prepared, costs = _profiled(job, cluster, mode, progress or ignore)
+        plan = _planned(method, prepared, costs, cluster)
+        planned = Planned(prepared, costs, cluster, plan)
+        note = differences_note(job)
+        notes = (*plan.notes, *method.notes(planned), *([note] if note else []))
+        return replace(plan, notes=(*notes, step_parts(method, planned).sentence))
 
 
 def _settled(job: Job) -> Job:

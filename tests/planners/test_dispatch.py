@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from workbench.planners import Problem
+from workbench.planners import Problem, balance
 from workbench.planners.balance import StageTimes, dispatch
 from workbench.planners.memory import rank_need
 
@@ -56,3 +56,19 @@ def test_the_vectorised_table_equals_the_plain_one(make, tight):
                     value, shares = dispatch(costs, 4)
                     assert table[start, stop - 1] == pytest.approx(value)
                     assert times.shares(start, stop, group, live) == shares
+
+
+@pytest.mark.parametrize("columns_at_once", [4, 4096])
+def test_the_tables_of_all_groups_of_an_order_equal_those_of_each_group(columns_at_once, monkeypatch):
+    monkeypatch.setattr(balance, "COLUMNS_AT_ONCE", columns_at_once)
+    profile, cluster = rough(3, num_layers=4, world_size=5, tight=True)
+    problem = Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+    times = StageTimes(problem)
+    for order, widest in (((3, 0, 4, 1, 2), 3), ((3, 0, 1, 4, 2), 5)):  # the second knows some groups of the first
+        for first, rows in enumerate(times.groups(order, widest)):
+            groups = [order[first:end] for end in range(first + 1, min(first + widest, 5) + 1)]
+            assert len(rows) == len(groups)
+            for live in (1, 2, 3):
+                table = times.of_groups(rows, live)
+                for place, group in enumerate(groups):
+                    assert (table[:, place] == StageTimes(problem).stage(group, live)).all()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Schedule, Value, paused_collector
+from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Op, Schedule, Value, paused_collector
 
 Place = tuple[int, int]  # (rank, index in that rank's list)
 
@@ -26,6 +26,8 @@ Place = tuple[int, int]  # (rank, index in that rank's list)
 class Activities:
     """The dependency graph.  members[a]: the places of the activity's operations.
 
+    ops[a]: the operation whose costs are the activity's, and priced_on[a] its rank: a transfer's SEND, a collective's
+    operation on the first of its ranks.
     successors(a): the activities that wait for it.
 
     num_waits[a]: how many edges lead to it; a dependency with several reasons counts several times.
@@ -34,6 +36,8 @@ class Activities:
     """
 
     members: tuple[tuple[Place, ...], ...]
+    ops: tuple[Op, ...]
+    priced_on: tuple[int, ...]
     num_waits: tuple[int, ...]
     targets: list[int]
     firsts: list[int]
@@ -71,7 +75,7 @@ def _activities(schedule: Schedule) -> Activities:
         for index, op in enumerate(ops):
             kind = op.kind
             if kind in TRANSFERS:
-                if not _is_well_formed(schedule, rank, index):
+                if not _is_well_formed(op, rank, schedule.world_size):
                     raise malformed_transfer(schedule, rank, index)
                 (sends if kind == SEND else receives).setdefault((op.ranks[0], op.ranks[1]), []).append((rank, index))
                 numbers.append(-1)
@@ -127,11 +131,16 @@ def _activities(schedule: Schedule) -> Activities:
         for value in schedule.outputs[rank]:
             if value not in written:
                 raise output_never_written(schedule, rank, value)
-    return _graph(members, sources, targets)
+    return _graph(schedule, members, sources, targets)
 
 
-def _graph(members: list[tuple[Place, ...]], sources: list[int], targets: list[int]) -> Activities:
+def _graph(schedule: Schedule, members: list[tuple[Place, ...]], sources: list[int], targets: list[int]) -> Activities:
     """Sort the edges by source (counting sort)."""
+    priced = [places[0] for places in members]
+    for activity, (rank, index) in enumerate(priced):
+        op = schedule.ops[rank][index]
+        if op.kind in COLLECTIVES and op.ranks[0] != rank:
+            priced[activity] = next(place for place in members[activity] if place[0] == op.ranks[0])
     num_waits = [0] * len(members)
     firsts = [0] * (len(members) + 1)
     for source, target in zip(sources, targets, strict=True):
@@ -144,7 +153,14 @@ def _graph(members: list[tuple[Place, ...]], sources: list[int], targets: list[i
     for source, target in zip(sources, targets, strict=True):
         ordered[places[source]] = target
         places[source] += 1
-    return Activities(members=tuple(members), num_waits=tuple(num_waits), targets=ordered, firsts=firsts)
+    return Activities(
+        members=tuple(members),
+        ops=tuple([schedule.ops[rank][index] for rank, index in priced]),
+        priced_on=tuple([rank for rank, _ in priced]),
+        num_waits=tuple(num_waits),
+        targets=ordered,
+        firsts=firsts,
+    )
 
 
 def require_progress(schedule: Schedule, graph: Activities) -> None:
@@ -164,13 +180,15 @@ def require_progress(schedule: Schedule, graph: Activities) -> None:
         raise stuck(schedule, graph.members, graph.successors, {a for a, count in enumerate(waits) if count > 0})
 
 
-def _is_well_formed(schedule: Schedule, rank: int, index: int) -> bool:
-    op = schedule.ops[rank][index]
-    if len(op.ranks) != 2 or op.ranks[0] == op.ranks[1] or min(op.ranks) < 0 or max(op.ranks) >= schedule.world_size:
+def _is_well_formed(op: Op, rank: int, world_size: int) -> bool:
+    if len(op.ranks) != 2:
+        return False
+    source, destination = op.ranks
+    if source == destination or not 0 <= source < world_size or not 0 <= destination < world_size:
         return False
     if op.kind == SEND:
-        return op.ranks[0] == rank and len(op.reads) == 1 and not op.writes
-    return op.ranks[1] == rank and len(op.writes) == 1 and not op.reads
+        return source == rank and len(op.reads) == 1 and not op.writes
+    return destination == rank and len(op.writes) == 1 and not op.reads
 
 
 def _match_transfers(

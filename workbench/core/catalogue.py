@@ -4,6 +4,7 @@ laptops).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -325,6 +326,11 @@ def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _S
 
 def _catalogue() -> dict[str, dict[str, Any]]:
     path = data_folder() / "devices.toml"
+    return _models(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@functools.lru_cache(maxsize=1)  # each device of a cluster asks for it
+def _models(path: Path, changed_ns: int) -> dict[str, dict[str, Any]]:
     source = _Source(path)
     tables = read_toml(path, "the device catalogue")
     for name, table in tables.items():

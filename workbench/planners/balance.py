@@ -45,7 +45,7 @@ def balance(
     """Yield W_s of Eq. 3 for every number of stages s that fits, with the devices in the order of `ranks`."""
     count = len(ranks)
     widest = count if max_group is None else min(max_group, count)
-    times.prefetch(ranks, widest)
+    groups = times.groups(ranks, widest)
     # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage
     # times, for ties.
     slowest = np.full((count + 1, num_layers + 1), np.inf)
@@ -59,10 +59,7 @@ def balance(
         if min(s, micro_batches) != in_flight:
             in_flight = min(s, micro_batches)
             # fronts[a]: (L, groups, L), the seconds of layers [x, y) on devices a to a + g at [x, g, y - 1].
-            fronts = [
-                np.stack([times.stage(ranks[a : c + 1], in_flight) for c in range(a, min(count, a + widest))], axis=1)
-                for a in range(count)
-            ]
+            fronts = [times.of_groups(rows, in_flight) for rows in groups]
         next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(total, np.inf)
         choice = np.full((count, num_layers), -1)
         for a in range(count - s + 1):
@@ -174,7 +171,7 @@ class StageTimes:
         # The last column is for ranges that do not exist; it is infinite.
         self._columns = np.where(ranges >= 0, columns[:, ranges], len(range_index))
         samples = np.arange(1, size + 1)[:, None]
-        self._costs = []
+        costs = []
         for rank in ranks:
             if excess:
                 over = footprints[rank].nbytes(samples, live, range_index) - budgets[rank]
@@ -182,7 +179,8 @@ class StageTimes:
             else:
                 seconds = _seconds(profile, rank, size, problem.sequence_length)[:, starts, stops]
                 cost = np.where(samples > most[rank][live, range_index], np.inf, seconds[:, range_index])
-            self._costs.append(cost)
+            costs.append(cost)
+        self._costs = np.stack(costs, axis=1)  # (B, ranks, columns): of 1 to B samples
         self._slowest: dict[frozenset[int], np.ndarray] = {}
         self._shares: dict[tuple[int, int, tuple[int, ...], int], tuple[int, ...]] = {}
         self._column_costs: dict[tuple[int, int], list[float]] = {}
@@ -193,18 +191,24 @@ class StageTimes:
         """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >=
         y.
         """
-        return self._row(tuple(ranks))[self._columns[in_flight - 1]]
+        if frozenset(ranks) not in self._slowest:
+            self._find([tuple(ranks)])
+        rows = self._slowest[frozenset(ranks)][None]
+        return self.of_groups(rows, in_flight)[:, 0]
 
-    def prefetch(self, ranks: Sequence[int], widest: int) -> None:
-        """Compute T of every group of at most `widest` consecutive devices of an order, each group from the previous
-        one.
+    def groups(self, ranks: Sequence[int], widest: int) -> list[np.ndarray]:
+        """Return for each device of an order T of the groups of 1, 2, ... (at most `widest`) devices that begin with
+        it, for `of_groups`: (groups, columns + 1).
         """
-        for first in range(len(ranks)):
-            group = tuple(ranks[first : first + widest])
-            missing = [end for end in range(1, len(group) + 1) if frozenset(group[:end]) not in self._slowest]
-            if missing:
-                for end, row in enumerate(self._rows(group[: missing[-1]]), start=1):
-                    self._slowest.setdefault(frozenset(group[:end]), row)
+        orders = [tuple(ranks[first : first + widest]) for first in range(len(ranks))]
+        keys = [[frozenset(order[:end]) for end in range(1, len(order) + 1)] for order in orders]
+        ends = [max((end for end, key in enumerate(row, 1) if key not in self._slowest), default=0) for row in keys]
+        self._find([order[:end] for order, end in zip(orders, ends, strict=True) if end])
+        return [np.stack([self._slowest[key] for key in row]) for row in keys]
+
+    def of_groups(self, rows: np.ndarray, in_flight: int) -> np.ndarray:
+        """Return T of some groups: (L, groups, L) seconds of layers [x, y) at [x, :, y - 1] (see stage)."""
+        return rows[np.arange(len(rows))[:, None], self._columns[in_flight - 1][:, None]]
 
     def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:
         """Return the samples of each rank for which the group takes T."""
@@ -225,27 +229,26 @@ class StageTimes:
         """Return the costs of 0, 1, 2, ... samples on a device."""
         key = (rank, column)
         if key not in self._column_costs:
-            self._column_costs[key] = [0.0, *self._costs[rank][:, column].tolist()]
+            self._column_costs[key] = [0.0, *self._costs[:, rank, column].tolist()]
         return self._column_costs[key]
 
-    def _row(self, ranks: Ranks) -> np.ndarray:
-        key = frozenset(ranks)
-        if key not in self._slowest:
-            self._slowest[key] = self._rows(ranks)[-1]
-        return self._slowest[key]
-
-    def _rows(self, ranks: Ranks) -> np.ndarray:
-        """Return (ranks, columns + 1): H(B, first n of ranks) for n = 1, 2, ..."""
-        width = self._costs[0].shape[1]
-        rows = np.full((len(ranks), width + 1), np.inf)
-        for first in range(0, width, COLUMNS_AT_ONCE):
-            block = slice(first, min(width, first + COLUMNS_AT_ONCE))
-            table = self._costs[ranks[0]][:, block]
-            rows[0, block] = table[self.micro_batch_size - 1]
-            for number, rank in enumerate(ranks[1:], start=1):
-                table = _extend(table, self._costs[rank][:, block])
-                rows[number, block] = table[self.micro_batch_size - 1]
-        return rows
+    def _find(self, orders: Sequence[Ranks]) -> None:
+        """Compute T of the first 1, 2, ... devices of each order: H(B, group) of Eq. 4 by column."""
+        orders = sorted(orders, key=len, reverse=True)  # so that those that go on are the first
+        width = self._costs.shape[2]
+        rows = np.full((len(orders[0]) if orders else 0, len(orders), width + 1), np.inf)
+        step = max(1, COLUMNS_AT_ONCE // max(1, len(orders)))
+        for first in range(0, width, step):
+            block = slice(first, min(width, first + step))
+            table = np.empty(0)
+            for number, row in enumerate(rows):
+                added = [order[number] for order in orders if number < len(order)]
+                costs = self._costs[:, added, block]
+                table = _extend(table[:, : len(added)], costs) if number else costs
+                row[: len(added), block] = table[self.micro_batch_size - 1]
+        for place, order in enumerate(orders):
+            for end in range(1, len(order) + 1):
+                self._slowest.setdefault(frozenset(order[:end]), rows[end - 1, place])
 
 
 def _seconds(profile: Profile, rank: int, size: int, sequence_length: int) -> np.ndarray:

@@ -172,11 +172,11 @@ def asteroid(problem: Problem[Profile]) -> Plan:
     plans: list[Plan] = []
     refusal: PlanError | None = None
     for finer in (count for count in range(problem.micro_batches, batch_size + 1) if batch_size % count == 0):
+        cut = replace(problem, micro_batches=finer)
+        times = StageTimes(cut)
         for order in orders:
             try:
-                plans += candidates(
-                    replace(problem, micro_batches=finer), order=order, objective="bottleneck", method="asteroid"
-                )[:1]
+                plans += candidates(cut, order=order, objective="bottleneck", method="asteroid", times=times)[:1]
             except PlanError as error:
                 refusal = error
     if not plans:

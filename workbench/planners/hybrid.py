@@ -153,11 +153,13 @@ def candidates(
     objective: Objective = "paper",
     method: str = "pac_plus",
     max_group: int | None = None,
+    times: StageTimes | None = None,
 ) -> list[Plan]:
     """Return W_s for every number of stages s that fits, in order of the objective, for re-ranking by simulation.
 
     With several orders these are the MAX_PLANS cheapest, with a W_s of each order.
-    max_group: the most devices of a group (1: a plain pipeline).  Raises PlanError if nothing fits.
+    max_group: the most devices of a group (1: a plain pipeline).  times: the problem's, if there are any.  Raises
+    PlanError if nothing fits.
     """
     profile, cluster, size, micro_batches = (
         problem.profile,
@@ -166,7 +168,7 @@ def candidates(
         problem.micro_batches,
     )
     check_choice("objective", objective, get_args(Objective))
-    times = StageTimes(problem)
+    times = times or StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
     given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
     if max_group is not None and max_group * profile.num_layers < len(given):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from workbench.core.activities import activities, require_progress
 from workbench.core.schedule import ALLREDUCE, RECV, SEND, STEP, Op, Schedule, Value, paused_collector, recv, send
@@ -22,8 +23,8 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     """
     missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
-        present = {*schedule.inputs[rank], *(value for op in ops for value in op.writes)}
-        needed = dict.fromkeys((*(value for op in ops for value in op.reads), *schedule.outputs[rank]))
+        present = {*schedule.inputs[rank], *chain.from_iterable([op.writes for op in ops])}
+        needed = dict.fromkeys(chain(chain.from_iterable([op.reads for op in ops]), schedule.outputs[rank]))
         missing += [(value, rank) for value in needed if value not in present]
     homes = _homes(schedule, {value for value, _ in missing})
     sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
@@ -35,7 +36,9 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     for ops, rank_sends in zip(schedule.ops, sends, strict=True):
         merged = list(rank_sends.get(-1, ()))
         for index, op in enumerate(ops):
-            merged += (op, *rank_sends.get(index, ()))
+            merged.append(op)
+            if index in rank_sends:
+                merged += rank_sends[index]
         complete.append(tuple(merged))
     return insert_receives(replace(schedule, ops=tuple(complete)))
 
@@ -67,7 +70,9 @@ def insert_receives(schedule: Schedule) -> Schedule:
     for ops, rank_receives in zip(schedule.ops, receives, strict=True):
         merged: list[Op] = []
         for index, op in enumerate(ops):
-            merged += (*reversed(rank_receives.get(index, ())), op)
+            if index in rank_receives:
+                merged += reversed(rank_receives[index])
+            merged.append(op)
         complete.append((*merged, *reversed(rank_receives.get(len(ops), ()))))
     return replace(schedule, ops=tuple(complete))
 

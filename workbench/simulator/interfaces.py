@@ -35,6 +35,8 @@ class Interfaces:
     def grant(self) -> list[int]:
         """Return the transfers that start now, and occupy their interfaces."""
         granted: list[int] = []
+        if not self._candidates and not self._freed:
+            return granted
         candidates, queues, busy = self._candidates, self._queues, self._busy
         # Check one candidate of each freed interface at a time: if it starts, the rest of its queue stays in place.
         for interface in self._freed:

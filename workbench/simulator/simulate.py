@@ -158,7 +158,7 @@ def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float
 def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]]:
     """Return the start and the end of each activity, as (activity, start_s, end_s)."""
     schedule, costs, air = program.schedule, program.costs, program.air
-    ops, members, targets, firsts = schedule.ops, graph.members, graph.targets, graph.firsts
+    ops, ranks, targets, firsts = graph.ops, graph.priced_on, graph.targets, graph.firsts
     waits = list(graph.num_waits)
     interfaces = Interfaces(schedule.world_size)
     shared = SharedAir()
@@ -173,15 +173,14 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
 
     def put_on_air(air: Air, activity: int, duration_s: float) -> bool:
         """Start a transfer or collective on air; return False for an activity that takes no time there."""
-        rank, index = members[activity][0]
-        op, senders = ops[rank][index], 1.0
+        op, senders = ops[activity], 1.0
         if op.kind == SEND:
             source, destination = op.ranks
             number = num_sent[op.ranks] = num_sent.get(op.ranks, -1) + 1
             air_s = min(duration_s, air.transfer_s(source, destination, costs.spec(op.reads[0]).nbytes))
             rest_s = max(0.0, duration_s - air_s - air.jitter_s) + air.delay_s(source, destination, number)
         elif op.kind in COLLECTIVES and len(op.ranks) > 1:
-            air_s = min(duration_s, collective_air_s(air, op.kind, op.ranks, _tensor_bytes(costs, rank, op)))
+            air_s = min(duration_s, collective_air_s(air, op.kind, op.ranks, _tensor_bytes(costs, ranks[activity], op)))
             rest_s, senders = duration_s - air_s, num_senders(op.kind, len(op.ranks))
         else:
             return False
@@ -191,8 +190,7 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
 
     def is_next(activity: int, op: Op) -> bool:
         """Return whether an activity is the transfer after `op` in its channel."""
-        rank, index = members[activity][0]
-        return ops[rank][index].kind == SEND and ops[rank][index].ranks == op.ranks
+        return ops[activity].kind == SEND and ops[activity].ranks == op.ranks
 
     def end(activity: int, start_s: float, end_s: float) -> None:
         """Let an activity end at a time that is now certain."""
@@ -201,30 +199,26 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
 
     while True:
         for activity in released:
-            places = members[activity]
-            rank, index = places[0]
-            op = ops[rank][index]
+            op = ops[activity]
             if op.kind == SEND:
-                interfaces.ask(activity, rank, op.ranks[1], ready_s=now_s, index=index)
+                source, index = graph.members[activity][0]
+                interfaces.ask(activity, source, op.ranks[1], ready_s=now_s, index=index)
                 continue
-            duration_s = _duration_s(costs, schedule, places, op)
+            duration_s = _duration_s(costs, ranks[activity], op)
             if air is None or not put_on_air(air, activity, duration_s):
                 end(activity, now_s, now_s + duration_s)
         released.clear()
         # Handle all events of one instant before assigning a network interface.
         is_over = not (ending and ending[0][0] == now_s) and not (on_air and shared.next_s == now_s)
         for activity in interfaces.grant() if is_over else ():
-            source, index = members[activity][0]
-            op = ops[source][index]
-            duration_s = _checked(costs.seconds(source, op), source, op)
+            duration_s = _duration_s(costs, ranks[activity], ops[activity])
             if air is None or not put_on_air(air, activity, duration_s):
                 end(activity, now_s, now_s + duration_s)
         if on_air and (not ending or shared.next_s <= ending[0][0]):
             now_s = shared.next_s
             for activity in shared.leave():
                 start_s, rest_s = on_air.pop(activity)
-                rank, index = members[activity][0]
-                op, end_s = ops[rank][index], now_s + rest_s
+                op, end_s = ops[activity], now_s + rest_s
                 if op.kind == SEND:
                     end_s = arrived_s[op.ranks] = max(end_s, arrived_s.get(op.ranks, 0.0))
                     interfaces.release(op.ranks[0], op.ranks[1])
@@ -241,8 +235,7 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
         while ending and ending[0][0] == now_s:
             activity = heappop(ending)[1]
             num_done += 1
-            rank, index = members[activity][0]
-            op = ops[rank][index]
+            op = ops[activity]
             is_transfer = op.kind == SEND
             if is_transfer and air is None:
                 interfaces.release(op.ranks[0], op.ranks[1])
@@ -252,21 +245,14 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
                 waits[successor] -= 1
                 if waits[successor] == 0:
                     released.append(successor)
-    if num_done < len(members):
+    if num_done < len(ops):
         require_progress(schedule, graph)
         raise AssertionError("the dry run ended although the simulation did not")
     return times
 
 
-def _duration_s(costs: Costs, schedule: Schedule, places: tuple[tuple[int, int], ...], op: Op) -> float:
-    rank = places[0][0]
-    if op.kind in COLLECTIVES and op.ranks[0] != rank:
-        rank, index = next(place for place in places if place[0] == op.ranks[0])
-        op = schedule.ops[rank][index]
-    return _checked(costs.seconds(rank, op), rank, op)
-
-
-def _checked(seconds: float, rank: int, op: Op) -> float:
+def _duration_s(costs: Costs, rank: int, op: Op) -> float:
+    seconds = costs.seconds(rank, op)
     if not 0.0 <= seconds < float("inf"):
         raise ScheduleError(
             f"Rank {rank} was asked to run {op.label}.", f"Its cost is {seconds} s.", "Price it with 0 or more seconds."

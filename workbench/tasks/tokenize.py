@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from workbench.core.errors import ConfigError
@@ -43,7 +44,7 @@ class ImageEncoder(Protocol):
         """Return the tokens of each image, each the values of one patch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizedSplit:
     """Token ids of every sample, with different lengths.  labels: int for classes and label words, float for
     regression.
@@ -76,7 +77,7 @@ class TokenizedSplit:
             else tuple(samples)
         )
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Return the number of tokens of each sample."""
         return tuple(map(len, self.ids))

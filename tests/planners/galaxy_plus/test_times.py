@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from workbench.methods.galaxy_plus.planners import (
     mlp_tensor_s,
     price_plan,
     stack_lengths,
+    terms,
 )
 from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.terms import hop_lines, ring_s
@@ -141,3 +143,16 @@ def test_a_pipeline_takes_the_sum_of_its_stages_and_links_on_any_devices() -> No
     plan = InferencePlan(method="test", paradigm="pipeline", ranks=(1, 0, 2), layers=(1, 3, 2), length=48)
     price = SequencePrice(Problem(profile, cluster, sequence_length=48), message_s=0.0)
     assert price(plan) == pytest.approx(price_plan(plan, profile, cluster).total_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_large_rings_end_when_small_ones_would(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    for size in (2, 5, terms.LARGE_RING):
+        lines = [(draw.uniform(0, 0.01), draw.uniform(0, 1e-4)) for _ in range(size)]
+        tokens = [draw.choice((0, draw.randint(1, 99))) for _ in range(size)]
+        ends = []
+        for least in (1, size + 1):  # by arrays, and by lists
+            monkeypatch.setattr(terms, "LARGE_RING", least)
+            ends.append(ring_s(lines, tokens, shift))
+        assert ends[0] == ends[1]

@@ -5,7 +5,7 @@ operation kind.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.division import Division
-from workbench.core.plan import Plan
+from workbench.core.once import once_for
+from workbench.core.plan import KEEP, Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.schedule import NONE, Op, Schedule, Value
@@ -43,7 +44,7 @@ class WindowShape(StepShape):
     """
 
     ahead: StepShape
-    continues: WindowShape | None = None
+    continues: WindowShape | None = field(default=None, hash=False)  # hash(None) differs from process to process
 
     @property
     def all_parts(self) -> StepShape:
@@ -126,7 +127,9 @@ class Programs:
             ahead, parts = len(shape.ahead.sizes), shape.all_parts
         key = shape.sizes, num_begun, ahead
         if key not in self._schedules:
-            self._schedules[key] = insert_transfers(self._schedule(*key))
+            self._schedules[key] = once_for(
+                lambda: (*key, *self._settings), lambda: insert_transfers(self._schedule(*key))
+            )
         costs = plan_costs(
             self._profile,
             self._cluster,
@@ -139,6 +142,17 @@ class Programs:
             divisions=self._divisions,
         )
         return Program.on(self._cluster, self._schedules[key], costs)
+
+    @property
+    def _settings(self) -> tuple[object, ...]:
+        """Return all that a schedule depends on besides the sizes."""
+        stages = self._plan.stages
+        # Without recomputation it is the same however the layers are cut.
+        has_layers = self._order is None or any(stage.activations != KEEP for stage in stages)
+        parts = stages if has_layers else tuple(stage.shares for stage in stages)
+        shared = tuple(parameter.stages for parameter in self._shared)
+        order, divisions = self._order or self._versions, tuple(sorted(self._divisions.items()))
+        return parts, self._cluster.world_size, order, shared, divisions
 
     def _schedule(self, sizes: tuple[int, ...], num_begun: int | None, ahead: int) -> Schedule:
         world_size = self._cluster.world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -33,7 +34,7 @@ from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words
 from workbench.tasks.tokenize import padded_length
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PreparedJob:
     """A job with all data that is known before planning: task, tokenized prompts, the model's shape, the trainable
     parameters.
@@ -76,7 +77,7 @@ class PreparedJob:
         """Return the requested settings."""
         return Setting(self.options.queries, self.job.batch_size)
 
-    @property
+    @cached_property
     def typical_length(self) -> int:
         """Return the mean number of tokens computed for a row in a batch of E random samples, for planning."""
         lengths, size = sorted(self.train.lengths), self.job.batch_size

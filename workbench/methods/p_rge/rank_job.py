@@ -30,7 +30,7 @@ from workbench.methods.training.phases import Phase, PhasedJob
 from workbench.planners.problem import Problem
 from workbench.schedules import insert_transfers
 from workbench.schedules.costs import Crossing
-from workbench.tasks.prompts import PromptBatch, collate_prompts, step_indices
+from workbench.tasks.prompts import PromptBatch, collate_prompts, indices_from
 from workbench.tasks.tokenize import padded_length
 
 
@@ -73,10 +73,7 @@ class QueryShape(StepShape):
 def planned_step(prepared: PreparedJob, change: Change, step: int) -> PlannedStep:
     """Return a step's samples (the next E of consecutive seeded permutations, whatever E was before) and its shape."""
     train, first = prepared.train, change.samples_before(step)
-    samples = [
-        step_indices(len(train), 1, prepared.job.seed, position)[0]
-        for position in range(first, first + change.setting.batch_size)
-    ]
+    samples = indices_from(len(train), prepared.job.seed, first, change.setting.batch_size)
     rows = [train.rows[index] for index in samples]
     lengths = [len(row.ids) for row in rows]
     padded = padded_length(lengths)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from torch import Tensor
@@ -118,12 +118,16 @@ class Programs:
         """Return a step of the first epoch (section V-A).  backbone_only: without training, to refill the activation
         cache.
         """
-        key = (shape.sizes, backbone_only)
+        plan, world_size = self._plan, self._cluster.world_size
+        shares = tuple(stage.shares for stage in plan.stages)  # it is the same however the layers are cut
+        key = "hybrid", shares, shape.sizes, world_size, self._order, backbone_only
         if key not in self._schedules:
-            schedule = insert_transfers(
-                hybrid_1f1b(self._plan, shape.sizes, world_size=self._cluster.world_size, order=self._order)
-            )
-            self._schedules[key] = backbone_part(schedule) if backbone_only else schedule
+
+            def build() -> Schedule:
+                step = insert_transfers(hybrid_1f1b(plan, shape.sizes, world_size=world_size, order=self._order))
+                return backbone_part(step) if backbone_only else step
+
+            self._schedules[key] = once_for(lambda: key, build)
         costs = plan_costs(
             self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing
         )
@@ -135,11 +139,10 @@ class Programs:
         """
         stage = self._plan.cached
         assert stage is not None, "a plan without shares for cached epochs"
-        key = ("cached", shape.sizes)
+        key = "cached", stage, shape.sizes
         if key not in self._schedules:
-            self._schedules[key] = cached_step(
-                stage, [shape.sizes[rank] for rank in stage.ranks], world_size=len(shape.sizes)
-            )
+            sizes = [shape.sizes[rank] for rank in stage.ranks]
+            self._schedules[key] = once_for(lambda: key, lambda: cached_step(stage, sizes, world_size=len(shape.sizes)))
         return Program.on(self._cluster, self._schedules[key], cached_costs(self._profile, self._cluster, shape))
 
 
@@ -261,13 +264,18 @@ class PacPlusRankJob(RankJob):
         taps.
         """
         owners, lengths = self.owners, self.split.lengths
-        layouts = {taps: record_layout(self.adapter, self.cache_dtype, taps) for taps in {taps for _, taps in holders}}
+        layout_of = cache(partial(record_layout, self.adapter, self.cache_dtype))
+
+        @cache  # there are many samples, but few lengths
+        def spec(taps: StageTaps, length: int) -> Spec:
+            return Spec((layout_of(taps).rows(length), layout_of(taps).row_bytes), "uint8")
+
         holders_of, wanted = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
         specs: dict[str, Spec] = {}
         for (sample, taps), ranks in holders.items():
-            name, part = part_name(sample, taps), layouts[taps]
+            name = part_name(sample, taps)
             holders_of[name], wanted[name] = ranks, (owners[sample],)
-            specs[name] = Spec((part.rows(lengths[sample]), part.row_bytes), "uint8")
+            specs[name] = spec(taps, lengths[sample])
         return moves(wanted, holders_of, specs, self.cluster)
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
@@ -279,11 +287,31 @@ class PacPlusRankJob(RankJob):
         return once_for(lambda: key, self._find_moves)
 
     def _find_moves(self) -> Mapping[str, Iterable[Program]]:
-        adapter, tapes = self.adapter_moves(), self.tape_moves(self.planned_epoch(0))
+        adapter, tapes = self.adapter_moves(), self._record_bytes(self.planned_epoch(0))
+        # Messages are full whatever is in them: one tensor stands for all records on the same way (see tape_moves).
+        ways = {f"{holder}>{owner}": (holder, owner, nbytes) for (holder, owner), nbytes in tapes.items()}
+        records = moves(
+            {name: (owner,) for name, (_, owner, _) in ways.items()},
+            {name: (holder,) for name, (holder, _, _) in ways.items()},
+            {name: Spec((nbytes,), "uint8") for name, (_, _, nbytes) in ways.items()},
+            self.cluster,
+        )
         return {
             "sharing the adapter": [move.program for move in adapter],
-            "sharing the activations": [move.program for move in tapes],
+            "sharing the activations": [move.program for move in records],
         }
+
+    def _record_bytes(self, steps: Sequence[PlannedStep]) -> dict[tuple[int, int], int]:
+        """Return the bytes of the activations taped in some steps, by the device that taped them and the one that keeps
+        them.
+        """
+        owners, lengths, nbytes = self.owners, self.split.lengths, dict[tuple[int, int], int]()
+        for rank, taps in sorted(rank_taps(self.plan, self.adapter.num_encoder_layers).items()):
+            record_bytes = cache(record_layout(self.adapter, self.cache_dtype, taps).record_bytes)
+            for sample in sorted(taped_samples(self.plan, rank, steps)):
+                way = rank, owners[sample]
+                nbytes[way] = nbytes.get(way, 0) + record_bytes(lengths[sample])
+        return nbytes
 
     def taken_over(self, former: RankJob, places: Mapping[int, int]) -> Iterable[Program]:
         """Return the transfers of activations to the devices that keep them from now on, and the steps that recompute

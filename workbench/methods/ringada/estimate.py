@@ -12,6 +12,7 @@ On shared air it also takes no less than all its messages, because no two of the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
@@ -20,6 +21,7 @@ from workbench.core.costs import on_air_s
 from workbench.core.plan import named_layers
 from workbench.core.profile import Profile
 from workbench.planners.memory import Demand
+from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
 
@@ -63,12 +65,12 @@ class RingEstimate:
             return np.concatenate([np.zeros((1, cells.shape[1])), np.cumsum(cells, axis=0)])
 
         frozen, forward, unfrozen, steps = [], [], [], []
-        for row in profile.layers:
+        for rank in range(profile.world_size):
             seconds = {
-                kind: np.array([[layer.seconds(kind, size, sequence_length)] for layer in row])
+                kind: np.array(profile.layer_seconds(rank, kind, size, sequence_length))[:, None]
                 for kind in ("LOAD", *"PFBA")
             }
-            step = np.array([[layer.seconds("STEP", 1, 1)] for layer in row])
+            step = np.array(profile.layer_seconds(rank, "STEP", 1, 1))[:, None]
             there_and_back = seconds["F"] + np.where(is_lowest, seconds["A"], seconds["B"])
             read = np.where(is_lowest & is_cached, seconds["LOAD"], 0.0)
             ahead = np.where(is_frozen & ~is_cached, seconds["P"], read)
@@ -94,6 +96,11 @@ class RingEstimate:
         self._bytes = self._layer_bytes(size, problem.longest)
         budgets = zip(cluster.devices, self._workspaces, strict=True)
         self._budgets = np.array([device.memory_bytes - rest_bytes - workspace for device, workspace in budgets])
+
+    @cached_property
+    def types(self) -> tuple[int, ...]:
+        """Return each rank's type (see orders.device_types)."""
+        return device_types(self.profile, self.cluster)
 
     def demand(self, rank: int, start: int, stop: int) -> Demand:
         """Return the memory for layers [start, stop) on a device, all of them unfrozen, and for all else on it."""

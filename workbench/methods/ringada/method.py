@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from operator import mul
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.core.plan import KEEP, Plan, Share, Stage
+from workbench.core.plan import KEEP, Activations, Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.timeline import busy_of
 from workbench.methods.base import Planned
@@ -79,12 +79,17 @@ class RingNeed(Needed):
 
 def demands(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> list[Demand]:
     """Return the memory that each stage of a plan needs, at any time of the run."""
-    prices = {
-        activations: pricer(prepared, profile_with(profile, cluster, activations), cluster)
-        for activations in {stage.activations for _, stages in plan.assignments for stage in stages}
-    }
+    return _demands(_prices(prepared, profile, cluster), plan)
+
+
+def _prices(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Callable[[Activations], RingEstimate]:
+    """Return a function of what happens to the activations: the estimate of rings in which that happens."""
+    return cache(lambda activations: pricer(prepared, profile_with(profile, cluster, activations), cluster))
+
+
+def _demands(prices: Callable[[Activations], RingEstimate], plan: Plan) -> list[Demand]:
     return [
-        prices[stage.activations].demand(rank, stage.start, stage.stop)
+        prices(stage.activations).demand(rank, stage.start, stage.stop)
         for _, stages in plan.assignments
         for stage in stages
         for rank in stage.ranks
@@ -141,11 +146,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError
     if nothing fits, ConfigError for an impossible split of the data.
     """
-    options = prepared.options
+    options, prices = prepared.options, _prices(prepared, profile, cluster)
 
     def needs(plan: Plan) -> Mapping[int, Needed]:
         nbytes = dict[int, int]()
-        for demand in demands(prepared, profile, cluster, plan):
+        for demand in _demands(prices, plan):
             nbytes[demand.rank] = max(nbytes.get(demand.rank, 0), demand.nbytes)
         return {rank: RingNeed(need) for rank, need in nbytes.items()}
 

@@ -20,7 +20,6 @@ from workbench.core.plan import Plan, one_device_stages
 from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.moves import Stages
 from workbench.planners.memory import Demand, too_small
-from workbench.planners.orders import device_types
 
 _FEW = 4
 """With at most this many devices, every ring order is a start."""
@@ -151,7 +150,7 @@ def _search(
         pricer.profile.num_layers,
         sorted(range(pricer.cluster.world_size) if members is None else members),
     )
-    price, types = seconds or pricer, device_types(pricer.profile, pricer.cluster)
+    price, types = seconds or pricer, pricer.types
     fits = {rank: pricer.fits(rank) for rank in allowed}
     usable = [rank for rank in allowed if fits[rank].any()]
     if len(usable) < count:

@@ -291,11 +291,11 @@ class TrainingMethod(LayerMethod[P], Plans):
         return records.sweep_point(name, plan, predicted, results)
 
     def typical_step(self, planned: Planned[P]) -> Timeline:
-        """Simulate one step of the first phase (see Method)."""
+        """Simulate one step of the first phase, without its memory (see Method)."""
         prepared, profile, cluster, plan = planned
         phase = self.rank_job(prepared, profile, cluster, plan.at(0)).phases()[0]
         [step] = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, 1)
-        return Predictor(phase).timeline(step)
+        return Predictor(phase).timeline(step, memory=False)
 
 
 def _fingerprint(prepared: PreparedTraining, rank_job: RankJob) -> str:

@@ -85,9 +85,9 @@ class Predictor:
         self._seconds = cache(self._find_seconds)
         self._points: Points = {}
 
-    def timeline(self, planned: PlannedStep, *, title: str = "") -> Timeline:
-        """Return the timeline of a step."""
-        return simulate(self._phase.program(planned.shape), title=title)
+    def timeline(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
+        """Return the timeline of a step.  memory: see simulate."""
+        return simulate(self._phase.program(planned.shape), title=title, memory=memory)
 
     def seconds(self, planned: PlannedStep) -> float:
         """Return the seconds of a step."""

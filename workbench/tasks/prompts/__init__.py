@@ -6,6 +6,7 @@ from workbench.tasks.prompts.scoring import (
     PromptBatch,
     collate_prompts,
     evaluate,
+    indices_from,
     label_log_likelihoods,
     padding_statistics,
     require_room,

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
@@ -46,7 +47,7 @@ class EncodedRow:
         return replace(self, ids=(*self.ids, *written), first_position=self.first_position + len(written))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedPrompts:
     """A split with rows of different lengths.  labels: classes or correct candidates.  label_ids: one token per class,
     if any.
@@ -66,7 +67,7 @@ class EncodedPrompts:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Return the number of input tokens of each sample."""
         return tuple(len(row.ids) for row in self.rows)

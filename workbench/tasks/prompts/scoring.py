@@ -70,10 +70,14 @@ def step_indices(num_samples: int, batch_size: int, seed: int, step: int) -> lis
         raise ConfigError("Mini-batches of an empty dataset were asked for.", "There are 0 samples.", "Give data.")
     if batch_size < 1:
         raise ConfigError(f"Mini-batches of {batch_size} samples were asked for.", "That is none.", "Raise batch_size.")
-    first = step * batch_size
+    return indices_from(num_samples, seed, step * batch_size, batch_size)
+
+
+def indices_from(num_samples: int, seed: int, first: int, count: int) -> list[int]:
+    """Return the samples at `count` positions, from `first` on, of the concatenated permutations of step_indices."""
     return [
         _permutation(num_samples, seed, position // num_samples)[position % num_samples]
-        for position in range(first, first + batch_size)
+        for position in range(first, first + count)
     ]
 
 

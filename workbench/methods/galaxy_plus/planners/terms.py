@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import mul
 
+import numpy as np
+
 from workbench.core.cluster import Cluster
 from workbench.core.costs import on_air_s
 from workbench.core.errors import ConfigError
@@ -14,6 +16,8 @@ from workbench.planners.problem import Problem
 
 Line = tuple[float, float]
 """Fixed seconds and seconds per item, of a time that is 0 for no items."""
+LARGE_RING = 20
+"""Positions from which on arrays compute the steps of a ring faster than lists."""
 
 
 def stack_lengths(profile: InferenceProfile, length: int, decoder_length: int | None = None) -> tuple[int, ...]:
@@ -189,9 +193,18 @@ def ring_s(lines: Sequence[Line], tokens: Sequence[int], shift: int) -> float:
 
     shift 0, all-gather: in step j position i sends the tokens of i - j.  shift 1, reduce-scatter: those of i - j - 1.
     """
+    steps = range(shift, len(lines) - 1 + shift)
+    if len(lines) >= LARGE_RING:
+        places, (fixed_s, slopes_s) = np.arange(len(lines)), np.array(lines).T[:, :, None]
+        hops_s = np.where(np.array(tokens) > 0, fixed_s + slopes_s * tokens, 0.0)
+        done_s = np.zeros(len(lines) + 1)  # of the last position, and of all from the first
+        for sent_s in hops_s[places, places - np.array(steps)[:, None]]:
+            done_s[1:] = np.maximum(done_s[1:], done_s[:-1]) + sent_s
+            done_s[0] = done_s[-1]
+        return float(done_s.max())
     hops = [[fixed + slope * count if count else 0.0 for count in tokens] for fixed, slope in lines]
     done = [0.0] * len(hops)
-    for step in range(shift, len(hops) - 1 + shift):
+    for step in steps:
         # The data sent now arrived in the previous step, over the link that was busy until then.
         before = enumerate(zip(done, done[-1:] + done[:-1], hops, strict=True))
         done = [(own_s if own_s > other else other) + row[position - step] for position, (own_s, other, row) in before]
