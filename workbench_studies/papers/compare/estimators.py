@@ -78,6 +78,7 @@ WAYS = {
     "P-RGE, two points": Way(estimator="two_point", learning_rate=8e-3),
     "FZOO, one-sided": Way(estimator="one_sided", learning_rate=8e-3),
     "LOZO, low-rank": Way(estimator="low_rank", learning_rate=8e-3),
+    "LOZO-M, with momentum": Way(estimator="low_rank_momentum", learning_rate=8e-3),
     "forward gradient, jvp": Way(estimator="jvp", learning_rate=8e-3),
     "LoRA + recomputation": Way(learning_rate=5e-4, batch_size=4, steps=25),
 }
