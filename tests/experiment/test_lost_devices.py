@@ -81,6 +81,10 @@ HALVES = Plan(
     num_micro_batches=2,
 )
 """No measured profile leaves a device out."""
+TOGETHER = replace(
+    HALVES, stages=(Stage(start=0, stop=6, shares=(Share(rank=0, samples=4), Share(rank=1, samples=4))),)
+)
+"""All layers on both devices."""
 
 
 def fine_tuning(job: Job, technique: str = "lora", **changes: Any) -> Job:
@@ -95,13 +99,15 @@ def unbroken(request: pytest.FixtureRequest, job: Job, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize(
-    ("unbroken", "fault"),
-    [("lora", "freeze:alpha@step4"), ("full", "kill:beta@step2-4")],
+    ("unbroken", "fault", "plan"),
+    [("lora", "freeze:alpha@step4", TOGETHER), ("full", "kill:beta@step2-4", HALVES)],
     indirect=["unbroken"],
 )
-def test_fine_tuning_goes_on(fault: str, unbroken: Report, tmp_path: Path) -> None:
-    """Its mini-batches are the same on any devices; how a device is lost does not depend on what is trained."""
-    report = run(replace(unbroken.job, faults=fault), tmp_path, chosen_plan=HALVES)
+def test_fine_tuning_goes_on(fault: str, plan: Plan, unbroken: Report, tmp_path: Path) -> None:
+    """Its mini-batches are the same on any devices; how a device is lost does not depend on what is trained.  With
+    TOGETHER the other goes on with the layers that it has.
+    """
+    report = run(replace(unbroken.job, faults=fault), tmp_path, chosen_plan=plan)
     kind, device = fault.split("@")[0].split(":")
     assert f"Fault: {kind} {device}" in told(report)
     assert f"{device} is lost, in step" in told(report)

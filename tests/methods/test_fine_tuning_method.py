@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +21,12 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, LayerProfile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
+from workbench.methods.base import ignore
+from workbench.methods.common.rank_results import RankResult
 from workbench.methods.fine_tuning import method as fine_tuning
 from workbench.methods.fine_tuning.handlers import Programs, SharedParameter, shared_parameters
 from workbench.methods.fine_tuning.measure import measure_layers
+from workbench.methods.fine_tuning.phases import FineTuningRankJob, TechniquePhase
 from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
 from workbench.methods.training.handlers import planned_epoch
 from workbench.models.configuration import model_facts
@@ -34,6 +39,7 @@ from workbench.planners import PARADIGMS, Problem, asteroid
 from workbench.planners.memory import plan_needs
 from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.engines import default_pool
+from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.simulator import simulate
 from workbench.tasks.tokenize import evaluation_batches
 
@@ -260,6 +266,38 @@ def test_full_fine_tuning_in_groups_executes(data: Path, tmp_path: Path) -> None
     before = load_stack("tiny-bert").stage(0, 6).state_dict()
     moved = [name for name, tensor in model.backbone.state_dict().items() if not torch.equal(tensor, before[name])]
     assert any(name.startswith("embedding.") for name in moved) and any(name.startswith("layers.5.") for name in moved)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "asynchronous_1f1b"])
+def test_a_device_whose_step_was_given_up_goes_on_with_its_layers(data: Path, schedule: str) -> None:
+    """Only with the same layers, and not with several versions of their weights; its gradients are dropped."""
+    job, cluster = (
+        tiny_job(data, method="fine_tuning", options={"technique": "lora", "schedule": schedule}),
+        two_devices(),
+    )
+    method = fine_tuning.FineTuning()
+    prepared = method.prepare(job, ignore)
+    profile = method.catalogue(prepared, cluster)
+    whole = Stage(start=0, stop=2, shares=(Share(rank=0, samples=job.batch_size),))
+    plan = replace(method.plan(prepared, profile, cluster), stages=(whole,))
+    rank_job = method.rank_job(prepared, profile, cluster, plan)
+
+    def phase(of: FineTuningRankJob) -> TechniquePhase:
+        session: Any = SimpleNamespace(rank=0, rank_job=of, progress=SimpleNamespace(phase=lambda name: None))
+        return TechniquePhase(session, of.phases()[0], RankResult(rank=0))
+
+    given_up, next_one = phase(rank_job), phase(rank_job)
+    given_up.load(0)
+    saved = given_up.saved_from_loss()
+    if schedule != "1f1b":
+        assert saved is None
+        return
+    assert saved is not None and isinstance(saved.optimizer, FlatAdamW)
+    saved.optimizer.gradients.fill_(1.0)
+    half = replace(plan, stages=(replace(whole, stop=1),))
+    assert not phase(replace(rank_job, plan=half)).take(saved)
+    assert next_one.take(saved) and next_one.compute is given_up.compute
+    assert not next_one.optimizer.gradients.any()
 
 
 def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,9 @@ class Executor:
             waiting.put(None)
         self.transport.close()
         self._pinned.close()
+        # A thread of the transport may still wait for a lost device, and refers to this executor.
+        self._last = self._carrying = None
+        self._leaving.clear()
 
     def place(self, places: Mapping[str, Place]) -> None:
         """Let streams run on some processors of this machine from now on.  Call this before the first step.

@@ -82,6 +82,10 @@ class RankPhase(StepPhase[AJob]):
         """Return the loaded layers for another job of this device."""
         return None
 
+    def saved_from_loss(self) -> Loaded | None:
+        """Return the layers for another job if a step was given up in its middle; that job restores what is trained."""
+        return None
+
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
         """Return a context that is open during an epoch's steps from `begin` on."""
         return nullcontext()

@@ -206,7 +206,9 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         return
     loaded = served.loaded.pop() if served.loaded else None
     if loaded is None or not (rank_job.homes or rank_job.state) or not phase.take(loaded):
-        del loaded
+        if loaded is not None:
+            del loaded
+            release_free_memory()
         phase.load(epochs.start)
     is_begun = epochs.start == rank_job.start_epoch
     begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
@@ -234,6 +236,9 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
             except Paused:
                 snapshots.pause()
                 served.loaded[:] = filter(None, [phase.hand_on()])
+                raise
+            except (DeviceLostError, RuntimeError):
+                served.loaded[:] = filter(None, [phase.saved_from_loss()])
                 raise
         _note_memory(phase)
         snapshots.end_epoch(epoch)
