@@ -206,9 +206,8 @@ def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
         return
     loaded = served.loaded.pop() if served.loaded else None
     if loaded is None or not (rank_job.homes or rank_job.state) or not phase.take(loaded):
-        if loaded is not None:
-            del loaded
-            release_free_memory()
+        del loaded
+        release_free_memory()  # also that of a step that was given up
         phase.load(epochs.start)
     is_begun = epochs.start == rank_job.start_epoch
     begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
