@@ -120,34 +120,34 @@ def require_form(
     own.
     """
     if not all(isinstance(group, Sequence) for group in groups):
-        asked = f"Stages of {list(layers)} layers on the groups {list(groups)} were asked for."
+        request = f"Stages of {list(layers)} layers on the groups {list(groups)} were asked for."
         raise ConfigError(
-            asked,
+            request,
             "A group is a list of ranks, also of one.",
             "Write such as [(0,), (1, 2)], with a comma after one rank.",
         )
-    asked = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
+    request = f"Stages of {list(layers)} layers on the groups {[list(group) for group in groups]} were asked for."
     if not layers or len(layers) != len(groups):
         raise ConfigError(
-            asked, f"That is {len(layers)} stages and {len(groups)} groups.", "Name a group for each stage."
+            request, f"That is {len(layers)} stages and {len(groups)} groups.", "Name a group for each stage."
         )
     if min(layers) < 1 or sum(layers) != num_layers:
         raise ConfigError(
-            asked,
+            request,
             f"Model '{model}' has {num_layers} layers, and no stage may be empty.",
             f"Let the layers sum to {num_layers}.",
         )
     ranks = [rank for group in groups for rank in group]
     if any(not group for group in groups):
-        raise ConfigError(asked, "A group is empty.", "Give each stage a device.")
+        raise ConfigError(request, "A group is empty.", "Give each stage a device.")
     unknown = sorted({rank for rank in ranks if not 0 <= rank < cluster.world_size})
     if unknown:
         raise ConfigError(
-            asked, f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.", f"Drop {unknown}."
+            request, f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.", f"Drop {unknown}."
         )
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if twice:
-        raise ConfigError(asked, f"Ranks {twice} appear more than once.", "Give a device one stage.")
+        raise ConfigError(request, f"Ranks {twice} appear more than once.", "Give a device one stage.")
 
 
 def whole_batches(planner: Callable[[Problem[Profile]], Plan]) -> Callable[[Problem[Profile]], Plan]:

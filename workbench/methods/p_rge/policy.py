@@ -100,8 +100,8 @@ class History(Changes):
         """
         text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
-        self.found = resume and holds_run(folder, digest, prepared.job)
-        if not self.found:
+        self.continues = resume and holds_run(folder, digest, prepared.job)
+        if not self.continues:
             begin_folder(folder, digest, prepared.job)
         self.folder: Path = folder
         self.path = folder / STEPS / LOG
@@ -130,7 +130,7 @@ class History(Changes):
 def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:
     """Return notes for the report: where the run began and how its settings changed."""
     notes = []
-    if resume and not history.found:
+    if resume and not history.continues:
         notes.append("Nothing to resume: the run starts over.")
     elif resume:
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
