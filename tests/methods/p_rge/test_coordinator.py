@@ -173,7 +173,7 @@ def test_a_resumed_run_has_all_steps_and_a_damaged_log_is_told(
     assert [at[:2] for at in reported(whole)] == [divmod(step, whole.steps_per_epoch) for step in range(16)]
     log.write_bytes(b"".join(damage(expected.splitlines(keepends=True))))
     again = coordinate(shared(2, 2), "", resume=True)
-    assert again.history.found and again.history.resumed == kept
+    assert again.history.continues and again.history.resumed == kept
     notes = notes_of(again.history, prepared_job(), resume=True)
     assert (said in notes[1] and "are done again" in notes[1]) if said else len(notes) == 1
     assert log.read_bytes() == expected
