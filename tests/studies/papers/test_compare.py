@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 
 import pytest
 
 from workbench.core.job import Job
+from workbench.methods import load_method
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare import air, estimators
-from workbench_studies.papers.compare.boards import point
+from workbench_studies.papers.compare import boards_executed as executed
+from workbench_studies.papers.compare.boards import TOKENS, point
 from workbench_studies.papers.compare.methods import compared
-from workbench_studies.papers.compare.picture import COLUMNS
+from workbench_studies.papers.compare.picture import COLUMNS, figure
 from workbench_studies.papers.compare.runs import SAME_LEARNING, SERVING, TRAININGS, Run, simulated, training
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.result import Settings, shipped_result
@@ -47,8 +50,35 @@ def test_the_picture_has_a_panel_for_each_task_and_number_of_boards():
     [drawn] = find_item(COMPARE, "boards").draw(shipped_result(COMPARE, "boards"))
     lines = [trace for trace in drawn.figure.data if trace.type == "contour" and trace.contours.type == "constraint"]
     assert len(lines) == 6 and all(line.contours.value == 0 for line in lines)
-    letters = {letter for trace in drawn.figure.data if trace.type == "scatter" for letter in trace.text}
+    letters = {letter for trace in drawn.figure.data if trace.mode == "text" for letter in trace.text}
     assert {"C", "B", "L"} <= letters <= {"C", "B", "L", "W"}
+
+
+def test_an_executed_point_is_over_one_executed_board_and_has_the_scales_colour():
+    both = executed.Run(way="a", seconds=0.5, simulated_s=0.4, dilation=6.0, in_pace=True)
+    alone = executed.Run(way="b", seconds=1.0, simulated_s=1.0, dilation=6.0, in_pace=True)
+    place = executed.Place("train", "all-MiniLM-L6-v2", 2, 100)
+    points = [
+        executed.Point(place=place, run=both, alone=alone),
+        executed.Point(place=place._replace(num_boards=4), run=replace(both, in_pace=False), alone=alone),
+    ]
+    result = executed.compared(find_item(COMPARE, "boards-executed"), points)
+    row = dict(zip(executed.COLUMNS, result.tables[0].rows[0], strict=True))
+    assert (row["speedup, executed"], row["speedup, simulated"], row["in pace"]) == (2.0, 2.5, "yes")
+    assert "20.0 %" in result.findings[0] and "2 of 2" in result.findings[0] and "pace in 1" in result.findings[0]
+    drawn = figure(shipped_result(COMPARE, "boards").tables[0], result.tables[0])
+    [circles] = [trace for trace in drawn.data if trace.type == "scatter" and "markers" in trace.mode]
+    assert circles.marker.color == (1.0,) and (circles.marker.cmin, circles.marker.cmax) == (-2, 2)
+
+
+@pytest.mark.parametrize("place", [place for place in executed.PLACES if place.num_boards == 2][::4])
+def test_texts_of_executed_points_have_the_pictures_tokens(place, tmp_path):
+    executed.write_texts(tmp_path / "texts.jsonl", 64)
+    [job, *_] = (job for _, job in executed.ways(place, tmp_path / "texts.jsonl"))
+    prepared = load_method(job.method).prepare(job, print)
+    assert {len(tokens) for tokens in prepared.test.ids} == {
+        executed.PROMPT_TOKENS if place.task == "decode" else TOKENS
+    }
 
 
 def made_run(name, seconds, scores=(), *, measured=(), in_pace=True, seed=0):

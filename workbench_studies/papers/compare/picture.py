@@ -22,8 +22,9 @@ from workbench_studies.papers.compare.boards import (
     Point,
     points,
 )
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, Table
+from workbench_studies.papers.compare.boards_executed import COLUMNS as EXECUTED_COLUMNS
+from workbench_studies.papers.items import COMPARE, Item
+from workbench_studies.papers.result import Number, Result, Settings, Table, shipped_result
 
 LETTERS = {"compute": "C", "bubble": "W", "bandwidth": "B", "latency": "L"}
 TITLES = {
@@ -105,12 +106,17 @@ def _row(point: Point) -> tuple[Number, ...]:
 
 
 def draw_boards(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("boards", item.title, figure(result.tables[0]))]
+    """Return the picture, with the points that were executed if their result ships."""
+    executed = shipped_result(COMPARE, "boards-executed")
+    return [Captioned("boards", item.title, figure(result.tables[0], executed.tables[0] if executed else None))]
 
 
-def figure(table: Table) -> go.Figure:
-    """Return a panel for each task and number of boards.  table: the result's points."""
+def figure(table: Table, executed: Table | None = None) -> go.Figure:
+    """Return a panel for each task and number of boards.
+
+    table: the result's points.  executed: points of boards_executed.py.
+    """
+    executed_rows = [] if executed is None else [dict(zip(EXECUTED_COLUMNS, row, strict=True)) for row in executed.rows]
     rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
     panels = list(product(COUNTS, TASKS))
     drawn = make_subplots(
@@ -127,6 +133,14 @@ def figure(table: Table) -> go.Figure:
         panel_rows = [row for row in rows if (row["boards"], row["task"]) == (count, task)]
         place: Any = {"row": number // len(TASKS) + 1, "col": number % len(TASKS) + 1}
         drawn.add_traces(_panel(panel_rows, models, is_first=number == 0), rows=place["row"], cols=place["col"])
+        sizes = dict(models)
+        in_panel = [
+            (row, sizes[row["model"]])
+            for row in executed_rows
+            if (row["boards"], row["task"], row["in pace"]) == (count, task, "yes")
+        ]
+        if in_panel:
+            drawn.add_trace(_executed(in_panel), row=place["row"], col=place["col"])
         drawn.add_vline(x=(WIRELESS_UP_TO * 500) ** 0.5, line={"color": DARK_GREY, "dash": "dot", "width": 1}, **place)
     drawn.update_xaxes(
         type="log",
@@ -143,10 +157,11 @@ def figure(table: Table) -> go.Figure:
     return finish(
         drawn,
         title="When do two or four boards beat one?",
-        label="simulated",
+        label="simulated; circles executed" if executed else "simulated",
         subtitle=f"Seconds on one Raspberry Pi 5 over the best of all methods on several, {TOKENS} tokens. Black: "
         "break-even.<br>What decides: C computing, B bytes on the links, L their latency, W waiting for others.<br>"
-        "Green: one board has too little memory. Left of the dots: Wi-Fi.",
+        "Green: one board has too little memory. Left of the dots: Wi-Fi."
+        + (" A circle has the colour of an executed point." if executed else ""),
         height=700,
         margin={"l": 20, "r": 20, "t": 150, "b": 50},
     )
@@ -189,6 +204,32 @@ def _panel(panel_rows: Sequence[dict[str, Any]], models: Sequence[tuple[str, flo
         showlegend=False,
     )
     return [fill, line, letters]
+
+
+def _executed(rows: Sequence[tuple[dict[str, Any], float]]) -> go.Scatter:
+    """Return a panel's executed points, coloured by the simulated ones' scale.  rows: each with its model's size."""
+    return go.Scatter(
+        x=[row["Mbit/s"] for row, _ in rows],
+        y=[size for _, size in rows],
+        mode="markers+text",
+        marker={
+            "size": 20,
+            "color": [_log(row["speedup, executed"]) for row, _ in rows],
+            "colorscale": SCALE,
+            "cmin": -2,
+            "cmax": 2,
+            "line": {"width": 1.5, "color": INK},
+        },
+        text=[f"{row['speedup, executed']:.1f}" for row, _ in rows],
+        textfont={"size": 9, "color": INK},
+        cliponaxis=False,
+        hovertext=[
+            f"{row['model']}, {row['Mbit/s']:.0f} Mbit/s, executed: {row['speedup, executed']:.2f} times as fast as "
+            f"one; the same simulated: {row['speedup, simulated']:.2f}"
+            for row, _ in rows
+        ],
+        showlegend=False,
+    )
 
 
 def _log(value: float | None) -> float | None:
