@@ -50,7 +50,12 @@ def test_the_picture_has_a_panel_for_each_task_and_number_of_boards():
     [drawn] = find_item(COMPARE, "boards").draw(shipped_result(COMPARE, "boards"))
     lines = [trace for trace in drawn.figure.data if trace.type == "contour" and trace.contours.type == "constraint"]
     assert len(lines) == 6 and all(line.contours.value == 0 for line in lines)
-    letters = {letter for trace in drawn.figure.data if trace.mode == "text" for letter in trace.text}
+    letters = {
+        letter
+        for trace in drawn.figure.data
+        if trace.type == "scatter" and trace.mode == "text"
+        for letter in trace.text
+    }
     assert {"C", "B", "L"} <= letters <= {"C", "B", "L", "W"}
 
 
@@ -69,6 +74,13 @@ def test_an_executed_point_is_over_one_executed_board_and_has_the_scales_colour(
     drawn = figure(shipped_result(COMPARE, "boards").tables[0], result.tables[0])
     [circles] = [trace for trace in drawn.data if trace.type == "scatter" and "markers" in trace.mode]
     assert circles.marker.color == (1.0,) and (circles.marker.cmin, circles.marker.cmax) == (-2, 2)
+
+
+def test_the_shipped_executed_points_are_those_of_the_code():
+    result = shipped_result(COMPARE, "boards-executed")
+    assert [(row[0], row[1], row[2], row[3]) for row in result.tables[0].rows] == [
+        tuple(one) for one in executed.PLACES
+    ]
 
 
 @pytest.mark.parametrize("place", [place for place in executed.PLACES if place.num_boards == 2][::4])

@@ -26,7 +26,8 @@ def test_every_curve_has_joules_and_ships_as_it_is_modelled():
     assert 1.3 < ends[AGAIN].joules / ends["LoRA"].joules < 1.5
     assert ends[AGAIN].accuracy == ends["LoRA"].accuracy
     cached = [one.joules for one in found if one.way == "Parallel Adapters, cached"]
-    assert cached[1] - cached[0] < cached[0] / 4  # later epochs read the cache
+    assert cached[2] - cached[1] < cached[0] / 4  # later epochs read the cache, which the first one of several fills
+    assert cached[1] - cached[0] > cached[2] - cached[1]
     shipped = [dict(zip(COLUMNS, row, strict=True)) for row in shipped_result(COMPARE, "joules").tables[0].rows]
     assert [row["J"] for row in shipped] == pytest.approx([one.joules for one in found])
     assert [row["accuracy, %"] for row in shipped] == [one.accuracy for one in found]
