@@ -37,7 +37,7 @@ class Chart:
     y_title: str = ""
     dashes: dict[str, str] = field(default_factory=dict)
     logarithmic: bool = False
-    colour_by_group: bool = False
+    colour_up_to: str = ""
     x_axis: dict[str, Any] = field(default_factory=dict)
     y_axis: dict[str, Any] = field(default_factory=dict)
 

@@ -215,13 +215,13 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
 
 
 def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
-    """Return a panel of lines with markers for each name of `panels`; equal names have one colour, with colour_by_group
-    up to a comma.
+    """Return a panel of lines with markers for each name of `panels`; names that are equal up to chart.colour_up_to
+    have one colour.
     """
     titles = list(panels) if any(panels) else None
     figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
     names = dict.fromkeys(name for shown in panels.values() for name in shown)
-    groups = {name: name.split(", ")[0] if chart.colour_by_group else name for name in names}
+    groups = {name: name.split(chart.colour_up_to)[0] if chart.colour_up_to else name for name in names}
     order = list(dict.fromkeys(groups.values()))
     for column, shown in enumerate(panels.values(), start=1):
         for name, points in shown.items():
