@@ -232,7 +232,7 @@ def test_recovery(method: str, monkeypatch: Patch) -> None:
         job = replace(job, epochs=6, train_samples=64)  # cached steps are short: many are left when one is killed
     elif job.method == "p_rge":
         # A step takes milliseconds, and what the killed device had to send arrives steps later.
-        job = replace(job, model="tiny-llama-2", max_length=64, options=job.options | {"steps": 60})
+        job = replace(job, model="tiny-llama-2", max_length=64, options=job.options | {"steps": 240})
     monkeypatch.setattr(recovery, "jobs_of", lambda name: {method: job})
     [point] = recovery.bench(lambda line: None, only=["kill"], rounds=1)["points"]
     assert (point["method"], point["fault"], point["recovered"]) == (method, "kill", "1 of 1")
