@@ -7,13 +7,28 @@ import pytest
 from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster
 from workbench.core.profile import Profile
+from workbench.methods.common import scaling
 from workbench.profiler import cache
 from workbench.profiler.analytic import analytic_profile
+from workbench.profiler.timing import CoreShare, time_calls
 
 
 @pytest.fixture
 def profile():
     return analytic_profile("all-MiniLM-L6-v2", load_cluster("laptop"), batch_sizes=(1, 4))
+
+
+class Clock:
+    """A clock that calls move forward by a second."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def run(self):
+        self.now += 1.0
 
 
 class Measure:
@@ -52,6 +67,39 @@ def test_of_two_runs_at_once_the_second_waits_for_the_measurement_of_the_first(t
     assert running.result()[0] == stored[0] == profile
     assert (first.calls, second.calls) == (1, 0) and "ago on this machine" in stored[1]
     assert len([*tmp_path.iterdir()]) == 1  # and no lock
+
+
+@pytest.mark.parametrize(
+    ("shares", "num_measured", "is_stored"), [([0.9], 1, True), ([0.5, 0.9], 2, True), ([0.5, 0.4], 2, False)]
+)
+def test_a_measurement_without_a_core_is_repeated_and_at_last_not_stored(
+    tmp_path, profile, monkeypatch, shares, num_measured, is_stored
+):
+    """The clocks are made up: the process has a core for a share of each measurement."""
+    monkeypatch.delenv("WORKBENCH_TINY", raising=False)
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    measure, events, of_each, clock = Measure(profile), [], iter(shares), Clock()
+
+    def core_share_of_a_measurement():
+        share = next(of_each, 1.0)
+        return CoreShare(wall=clock, core=lambda: share * clock.now)
+
+    def timed():
+        time_calls({"a": clock.run}, repeats=1, clock=clock)
+        return measure()
+
+    monkeypatch.setattr(scaling, "CoreShare", core_share_of_a_measurement)
+
+    def measured():
+        return scaling.cached_measurement({"model": "m"}, Profile, timed, "m", events.append, refresh=False)
+
+    assert measured() == profile and measure.calls == num_measured
+    note = events[-1].message
+    assert ("not stored: it had a core for 40% of its time only" in note) is not is_stored
+    assert any("again: it had a core for 50% of the time only" in event.message for event in events) is (
+        num_measured == 2
+    )
+    assert measured() == profile and measure.calls == num_measured + (not is_stored)
 
 
 def test_another_key_or_machine_is_measured_anew(tmp_path, profile, monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.profiler.timing import counted_timings, time_calls
+from workbench.profiler.timing import CoreShare, core_share, counted_timings, time_calls
 
 
 class Clock:
@@ -100,6 +100,32 @@ def test_what_is_prepared_is_not_timed():
 
     assert time_calls({"a": (prepare, run)}, repeats=3, budget_s=1e9, clock=clock)["a"] == 2.0
     assert given == [0, 1, 2, 3]
+
+
+def test_a_preparation_is_timed_with_its_call_where_it_is_a_call_itself(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_TINY", raising=False)
+    clock = Clock()
+    quicker = iter(100 / step for step in range(1, 10**6))
+    forward = clock.call("F", lambda: next(quicker))
+    timings = time_calls({"B": (forward, clock.call("B", 2.0))}, budget_s=1e9, clock=clock, prepared={"B": "F"})
+    assert timings == {"B": 2.0, "F": pytest.approx(100 / 8)}  # the lower quartile of nine, after the warm-up
+    assert clock.order == list("FB") * (1 + 9)  # B would be settled after two
+
+
+@pytest.mark.parametrize(("on_a_core", "share"), [(1.0, 1.0), (0.25, 0.25), (4.0, 1.0)])
+def test_the_share_of_calls_with_a_core_is_counted(on_a_core, share):
+    clock = Clock()
+
+    def prepare():
+        clock.now += 1.0
+
+    with core_share(CoreShare(wall=clock, core=lambda: on_a_core * clock.now)) as counted:
+        assert counted.value == 1.0
+        time_calls({"a": clock.call("a", 1.0), "b": (prepare, clock.call("b", 2.0))}, repeats=2, clock=clock)
+    assert counted.value == pytest.approx(share)
+    before = counted.value
+    time_calls({"a": clock.call("a", 1.0)}, repeats=1, clock=clock)
+    assert counted.value == before
 
 
 def test_short_calls_run_several_times_a_round():

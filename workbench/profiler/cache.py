@@ -60,6 +60,7 @@ def cached(
     refresh: bool = False,
     now: Callable[[], float] = time.time,
     wait: Callable[[], None] | None = None,
+    distrust: Callable[[], str] | None = None,
 ) -> tuple[T, str]:
     """Return the measurement cached under `key` on this machine, or measure and cache it; also return a note on its
     source and age.
@@ -69,6 +70,7 @@ def cached(
     so.
     wait: called before another run's measurement in this folder is waited for: two at once disturb each other.  The
     other's is taken if it has the same key.  None waits for nobody, as a measurement must that may need another one.
+    distrust: called after the measurement; returns why it is used but not stored, or nothing.
     """
     conditions, path = _place(key, folder)
     profile, note = (None, "asked for") if refresh else _stored(path, conditions, kind, now)
@@ -80,6 +82,8 @@ def cached(
             if profile is not None:
                 return profile, note
         profile = measure()
+        if distrust is not None and (reason := distrust()):
+            return profile, f"Profile measured now ({note}), and not stored: {reason}"
         text = json.dumps(
             {"format": FORMAT, "whole": conditions, "measured_at": now(), "profile": to_builtins(profile)}
         )

@@ -39,6 +39,7 @@ def time_grids(
     lengths: Sequence[int],
     *,
     like: Mapping[str, str] | None = None,
+    prepared: Mapping[str, str] | None = None,
     budget_s: float = 5.0,
     clock: Callable[[], float] | None = None,
 ) -> dict[str, Grid]:
@@ -46,9 +47,10 @@ def time_grids(
 
     All kinds and sizes are timed in turn (see time_calls).  like: kinds that differ little from another one, such as a
     layer with the embedding from one without: they are timed at fewer sizes, and the difference is fitted.
+    prepared: kinds whose preparation is of another kind, which is timed with them (see time_calls).
     clock: the default is this core's (see core_clock).
     """
-    like, clock = like or {}, clock or core_clock()
+    like, prepared, clock = like or {}, prepared or {}, clock or core_clock()
     calls: dict[tuple[str, Size], Call] = {}
     first_s: dict[tuple[str, Size], float] = {}
     with torch_threads(measuring_threads()):
@@ -56,12 +58,14 @@ def time_grids(
             sizes = _few_sizes(batch_sizes, lengths) if kind in like else sizes_to_time(batch_sizes, lengths)
             for size in sizes:
                 call = calls[kind, size] = maker(*size)
-                first_s[kind, size] = timed_once(call, clock)
-                if first_s[kind, size] > TOO_LONG_S and len(_of(kind, calls)) > 1:
+                first = timed_once(call, clock)
+                first_s[kind, size] = first.run
+                if sum(first) > TOO_LONG_S and len(_of(kind, calls)) > 1:
                     break
-    seconds = time_calls(calls, budget_s=budget_s, clock=clock, first_s=first_s)
+    preparations = {(kind, size): (prepared[kind], size) for kind, size in calls if kind in prepared}
+    seconds = time_calls(calls, budget_s=budget_s, clock=clock, first_s=first_s, prepared=preparations)
     fits: dict[str, Callable[[Size], float]] = {}
-    for kind in sorted(make_calls, key=lambda kind: kind in like):
+    for kind in sorted((*make_calls, *prepared.values()), key=lambda kind: kind in like):
         timed = _of(kind, seconds)
         fits[kind] = _difference(timed, fits[like[kind]]) if kind in like else _fit(timed)
     return {

@@ -96,6 +96,10 @@ class Bench(Protocol):
     def calls(self) -> Mapping[str, Maker]:
         """Return the calls to time, by kind of operation."""
 
+    @property
+    def prepared(self) -> Mapping[str, str]:
+        """Return the kinds whose preparation is an operation of another kind, which is timed with them."""
+
     def context_bytes(self) -> tuple[int, int]:
         """Return the bytes that the backward pass needs of the forward pass: (per token, per sample)."""
 
@@ -120,15 +124,18 @@ def profile_layers(
     update: calls that update the weights of the measured layers together, for `update_counts`; each layer gets a part
     by its trained bytes.
     """
-    kinds = tuple(benches[stacks.spans[0]].calls)
+    pairs = benches[stacks.spans[0]].prepared
+    kinds = (*benches[stacks.spans[0]].calls, *pairs.values())
     calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()}
+    prepared = {f"{span} {kind}": f"{span} {other}" for span in stacks.spans for kind, other in pairs.items()}
     like = {
         f"{span} {kind}": f"{inner} {kind}"
         for span in stacks.spans
         if (inner := stacks.inner(span)) != span
         for kind in kinds
     }
-    grids = time_grids(calls | dict(shared or {}), batch_sizes, lengths, like=like, budget_s=budget_s)
+    made = calls | dict(shared or {})
+    grids = time_grids(made, batch_sizes, lengths, like=like, prepared=prepared, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
     sizes = {span: dict(layer_bytes(span.start)) for span in stacks.spans}

@@ -11,9 +11,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -73,6 +73,43 @@ def counted_timings(report: Callable[[int, int], None]) -> Iterator[None]:
         _COUNTER.reset(token)
 
 
+class CoreShare:
+    """The share of the timed calls' seconds in which they had a core; the rest they waited for one.
+
+    wall, core: clocks of all seconds, and of those on a core; the default is this thread's, or this process's where
+    several threads compute.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.perf_counter, core: Callable[[], float] | None = None) -> None:
+        self._wall, self._core = wall, core or (time.thread_time if measuring_threads() == 1 else time.process_time)
+        self._wall_s = self._core_s = 0.0
+
+    @property
+    def value(self) -> float:
+        """Return the share so far: 1 before the first call, and at most 1."""
+        return min(1.0, self._core_s / self._wall_s) if self._wall_s else 1.0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the seconds of what runs inside the context."""
+        wall_s, core_s = self._wall(), self._core()
+        yield
+        self._wall_s, self._core_s = self._wall_s + self._wall() - wall_s, self._core_s + self._core() - core_s
+
+
+_CORE_SHARE: ContextVar[CoreShare | None] = ContextVar("core_share", default=None)
+
+
+@contextmanager
+def core_share(share: CoreShare) -> Iterator[CoreShare]:
+    """Inside the context, count in `share` the seconds of all timed calls."""
+    token = _CORE_SHARE.set(share)
+    try:
+        yield share
+    finally:
+        _CORE_SHARE.reset(token)
+
+
 def _expect(count: int) -> None:
     if (counter := _COUNTER.get()) is not None:
         counter.ahead = count
@@ -89,14 +126,16 @@ def time_calls(
     budget_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
     first_s: Mapping[K, float] | None = None,
+    prepared: Mapping[K, K] | None = None,
 ) -> dict[K, float]:
     """Return the seconds of each call, all timed in turn: the lower quartile of the rounds.
 
     repeats: number of rounds.  None for up to 9, or 1 with the smallest settings (see tiny), in which a settled call
     takes no further part.  budget_s: no round begins after it, but one is always done.  A call shorter than
     0.2 ms runs several times per round.  first_s: seconds of the first run of calls that are warm because of it.
+    prepared: calls whose preparation is timed, too, and the keys of its seconds: a backward pass needs a forward pass.
     """
-    may_end_early = repeats is None
+    may_end_early, prepared = repeats is None, prepared or {}
     repeats = _num_rounds(repeats)
     if not calls or repeats < 1:
         raise ConfigError(
@@ -107,15 +146,22 @@ def time_calls(
     began = clock()
     with torch_threads(measuring_threads()):
         loops = {key: _warm_up(call, clock, first_s.get(key)) for key, call in calls.items()}
-        samples: dict[K, list[float]] = {key: [] for key in calls}
+        samples: dict[K, list[float]] = {key: [] for key in (*calls, *prepared.values())}
+
+        def is_settled(key: K) -> bool:
+            return all(_is_settled(samples[timed]) for timed in (key, prepared.get(key, key)))
+
         for round_number in range(repeats):
             if round_number and clock() - began > budget_s:
                 break
-            keys = [key for key in calls if not (may_end_early and _is_settled(samples[key]))]
+            keys = [key for key in calls if not (may_end_early and is_settled(key))]
             _expect(len(keys) * (repeats - round_number))
             # Every other round runs backwards, because the cache warmed for a call depends on the call before it.
             for key in keys if round_number % 2 == 0 else keys[::-1]:
-                samples[key].append(_counted(calls[key], loops[key], clock))
+                seconds = _counted(calls[key], loops[key], clock)
+                samples[key].append(seconds.run)
+                if key in prepared:
+                    samples[prepared[key]].append(seconds.prepare)
     _expect(0)
     return {key: Spread.of(values).low for key, values in samples.items()}
 
@@ -146,40 +192,50 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def timed_once(call: Call, clock: Callable[[], float]) -> float:
+class CallSeconds(NamedTuple):
+    """Seconds of a call.  prepare: those of its preparation, 0 without one."""
+
+    run: float
+    prepare: float = 0.0
+
+
+def timed_once(call: Call, clock: Callable[[], float]) -> CallSeconds:
     """Return the seconds of a call's first run, which is counted."""
     return _counted(call, 1, clock)
 
 
-def _counted(call: Call, loops: int, clock: Callable[[], float]) -> float:
+def _counted(call: Call, loops: int, clock: Callable[[], float]) -> CallSeconds:
     """Return the seconds of a call, and count it."""
-    seconds = _measure(call, loops, clock)
+    share = _CORE_SHARE.get()
+    with nullcontext() if share is None else share.counted():
+        seconds = _measure(call, loops, clock)
     if (counter := _COUNTER.get()) is not None:
         counter.add()
     return seconds
 
 
-def _measure(call: Call, loops: int, clock: Callable[[], float]) -> float:
+def _measure(call: Call, loops: int, clock: Callable[[], float]) -> CallSeconds:
     if isinstance(call, tuple):
         prepare, run = call
-        total = 0.0
+        prepare_s = run_s = 0.0
         for _ in range(loops):
-            argument = prepare()
             began = clock()
+            argument = prepare()
+            is_prepared = clock()
             run(argument)
-            total += clock() - began
-        return total / loops
+            prepare_s, run_s = prepare_s + is_prepared - began, run_s + clock() - is_prepared
+        return CallSeconds(run_s / loops, prepare_s / loops)
     began = clock()
     for _ in range(loops):
         call()
-    return (clock() - began) / loops
+    return CallSeconds((clock() - began) / loops)
 
 
 def _warm_up(call: Call, clock: Callable[[], float], first_s: float | None) -> int:
     """Run a call once, a short one twice, and return how often a round should run it.  first_s: seconds of its first
     run.
     """
-    once = _counted(call, 1, clock) if first_s is None else first_s
+    once = _counted(call, 1, clock).run if first_s is None else first_s
     if once < LONG_S:
-        once = _measure(call, 1, clock)
+        once = _measure(call, 1, clock).run
     return max(1, min(MOST_LOOPS, math.ceil(SHORTEST_S / max(once, 1e-9))))

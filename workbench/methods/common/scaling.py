@@ -17,7 +17,7 @@ from workbench.models.stored_tensors import made_up_weights
 from workbench.profiler.analytic import NumberFormat
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import ModelDescription
-from workbench.profiler.timing import counted_timings, tiny
+from workbench.profiler.timing import CoreShare, core_share, counted_timings, tiny
 
 TARGET_LENGTH = 1
 """Tokens of a decoder: classification and regression need only the first."""
@@ -66,6 +66,8 @@ def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, int]:
     }
 
 
+LEAST_CORE_SHARE = 0.8
+"""A measurement that had a core for a smaller share of its time is repeated once, and then not stored."""
 HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
 
@@ -75,21 +77,40 @@ def cached_measurement(
 ) -> T:
     """Return what was measured on this host under a key, or measure and store it.  words: what it is stored for.
 
-    Measurements with the smallest settings are stored separately.
+    Measurements with the smallest settings are stored separately, and always: their numbers mean nothing.
     """
+    share = 1.0
+
+    def had_core() -> bool:
+        return share >= LEAST_CORE_SHARE or tiny()
+
+    def measured_once() -> T:
+        nonlocal share
+        with made_up_weights(), counted_timings(counting(notify, TIMED)), core_share(CoreShare()) as counted:
+            measurement = measure()
+        share = counted.value
+        return measurement
 
     def measured() -> T:
         message = f"Profiling this machine (stored for {words})"
         notify(Event("phase", message=message, stage="profile"))
-        with made_up_weights(), counted_timings(counting(notify, TIMED)):
-            return measure()
+        measurement = measured_once()
+        if had_core():
+            return measurement
+        message = f"Profiling this machine again: it had a core for {share:.0%} of the time only"
+        notify(Event("phase", message=message, stage="profile"))
+        return measured_once()
+
+    def distrust() -> str:
+        advice = "Its speeds may be wrong. End other programs; the next call measures again."
+        return "" if had_core() else f"it had a core for {share:.0%} of its time only. {advice}"
 
     def wait() -> None:
         message = "Waiting for another run, which measures this machine"
         notify(Event("phase", message=message, stage="profile"))
 
     key = {**key, "smallest": True} if tiny() else key
-    measurement, note = cached(key, measured, kind, refresh=refresh, wait=wait)
+    measurement, note = cached(key, measured, kind, refresh=refresh, wait=wait, distrust=distrust)
     notify(Event("note", message=note))
     return measurement
 

@@ -78,7 +78,8 @@ def measure_parts(
     device: a torch device, which gets its input from the host and returns its result to it, as in a run.
     """
     model = _build(stack, config, Span(0, 1))
-    layer, backbone, makers = TrainedLayer(model, 0), model.backbone, dict[str, Maker]()
+    layer, backbone = TrainedLayer(model, 0), model.backbone
+    makers, prepared = dict[str, Maker](), dict[str, str]()
 
     def heads(hidden: Tensor, contexts: Contexts, groups: int) -> Tensor:
         return layer.heads(hidden, contexts, 0, groups)
@@ -86,23 +87,24 @@ def measure_parts(
     def columns(hidden: Tensor, contexts: Contexts, groups: int) -> Tensor:
         return layer.columns(hidden, 0, groups)
 
-    def calls(compute: Callable[[Tensor, Contexts, int], Tensor], groups: int) -> tuple[Maker, Maker]:
-        def forward(batch: int, length: int) -> Callable[[], Tensor]:
+    def passes(compute: Callable[[Tensor, Contexts, int], Tensor], groups: int) -> Maker:
+        def back(batch: int, length: int) -> Call:
             hidden, mask = torch.randn(batch, length, stack.hidden_size), made_up_mask(batch, length)
             contexts = backbone.contexts(mask, hidden)
-            return lambda: compute(hidden.detach().requires_grad_().to(device), contexts, groups).cpu()
 
-        def back(batch: int, length: int) -> Call:
-            return forward(batch, length), lambda output: backpropagate(output, torch.ones_like(output))
+            def forward() -> Tensor:
+                return compute(hidden.detach().requires_grad_().to(device), contexts, groups).cpu()
 
-        return forward, back
+            return forward, lambda output: backpropagate(output, torch.ones_like(output))
+
+        return back
 
     for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
-        makers[f"{kind}F"], makers[f"{kind}B"] = calls(compute, groups)
-        makers[f"{kind}F1"], makers[f"{kind}B1"] = calls(compute, 1)
+        makers[f"{kind}B"], makers[f"{kind}B1"] = passes(compute, groups), passes(compute, 1)
+        prepared |= {f"{kind}B": f"{kind}F", f"{kind}B1": f"{kind}F1"}
     lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
     clock = core_clock() if device == "cpu" else time.perf_counter
-    return time_grids(makers, batch_sizes, lengths, budget_s=budget_s, clock=clock)
+    return time_grids(makers, batch_sizes, lengths, prepared=prepared, budget_s=budget_s, clock=clock)
 
 
 def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:
@@ -137,15 +139,15 @@ class _Bench:
     @property
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
-        return {"F": self.forward, "B": self.backward}
+        return {"B": self.backward}
 
-    def forward(self, batch: int, length: int) -> Call:
-        """Return the forward pass; it keeps the backward pass's data, as in a run."""
-        inputs = self._inputs(batch, length)
-        return lambda: self._compute.forward(*inputs)
+    @property
+    def prepared(self) -> dict[str, str]:
+        """Return that a backward pass is prepared by the forward pass, which keeps its data, as in a run."""
+        return {"B": "F"}
 
     def backward(self, batch: int, length: int) -> Call:
-        """Return the backward pass, without its forward pass."""
+        """Return the backward pass, prepared by its forward pass."""
         inputs = self._inputs(batch, length)
 
         def back(context: StageContext) -> Tensor | None:

@@ -116,7 +116,12 @@ class _Bench:
     @property
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
-        return {"F": self.forward, "SF": self.side_forward, "SB": self.side_backward}
+        return {"F": self.forward, "SB": self.side_backward}
+
+    @property
+    def prepared(self) -> dict[str, str]:
+        """Return that the side network's backward pass is prepared by its forward pass."""
+        return {"SB": "SF"}
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the backbone's forward pass."""
@@ -125,13 +130,8 @@ class _Bench:
         source = source.to(self._hidden_dtype) if source.is_floating_point() else source
         return lambda: self._compute.backbone_forward(source, mask, decoder_ids)
 
-    def side_forward(self, batch: int, length: int) -> Call:
-        """Return the side network's forward pass."""
-        inputs = self._inputs(batch, length)
-        return lambda: self._compute.side_forward(*inputs)
-
     def side_backward(self, batch: int, length: int) -> Call:
-        """Return the side network's backward pass, without its forward pass."""
+        """Return the side network's backward pass, prepared by its forward pass."""
         inputs = self._inputs(batch, length)
         tokens = self._crossing.tokens(self._stop, length)
         gradient = None if self._is_last else torch.randn(batch, tokens, self._config.width)

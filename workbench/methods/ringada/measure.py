@@ -135,7 +135,12 @@ class _Bench:
     @property
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
-        return {PREFIX: self.frozen, FORWARD: self.forward, BACKWARD: self.backward}
+        return {PREFIX: self.frozen, BACKWARD: self.backward}
+
+    @property
+    def prepared(self) -> dict[str, str]:
+        """Return that a backward pass is prepared by the forward pass, which keeps its data, as in a run."""
+        return {BACKWARD: FORWARD}
 
     def embed(self, batch: int, length: int) -> Call:
         """Return the embedding's forward pass."""
@@ -158,11 +163,6 @@ class _Bench:
         prefix, layer, _ = self._cached(folder, batch, length)
         return lambda: prefix.read(layer, range(batch), length)
 
-    def forward(self, batch: int, length: int) -> Call:
-        """Return the forward pass of unfrozen layers; it keeps the backward pass's data, as in a run."""
-        states, mask = self._states(batch, length)
-        return lambda: self._compute.forward(states, mask, self.layers, is_lowest=False)
-
     def score(self, batch: int, length: int) -> Call:
         """Return the head's forward and backward pass."""
         hidden, mask = self._inputs(batch, length)
@@ -175,9 +175,9 @@ class _Bench:
         """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
 
         def context_at(length: int) -> int:
-            run: Any = self.forward(batch, length)
+            states, mask = self._states(batch, length)
             return saved_by_autograd(
-                run,
+                lambda: self._compute.forward(states, mask, self.layers, is_lowest=False),
                 [
                     *self._stage.parameters(),
                     *(parameter for layer in self.layers for parameter in self.parameters(layer)),
@@ -187,7 +187,7 @@ class _Bench:
         return kept_bytes(context_at, batch, length=32, other=64, has_decoder=self._has_decoder)
 
     def backward(self, batch: int, length: int, *, is_lowest: bool = False) -> Call:
-        """Return the backward pass, without its forward pass.  is_lowest: the layers' input needs no gradient."""
+        """Return the backward pass, prepared by its forward pass.  is_lowest: the layers' input needs no gradient."""
         states, mask = self._states(batch, length)
 
         def back(context: StageContext) -> Tensor | None:
