@@ -262,6 +262,31 @@ def test_a_state_that_is_too_large_for_every_step_is_simulated(job: Job, monkeyp
 
 
 @pytest.mark.usefixtures("nothing_starts")
+def test_snapshots_on_slow_disks_hold_the_devices_up(job: Job) -> None:
+    """At the end of an epoch until they are written; within it only where the disk still writes the one before."""
+
+    def simulated(every: int, bytes_per_s: float) -> Report:
+        described = two_devices(share=None)
+        devices = (replace(device, storage_write_bytes_per_s=bytes_per_s) for device in described.devices)
+        snapshots = replace(fine_tuning(job, "full"), snapshot_every=every)
+        return experiment.run(snapshots, replace(described, devices=tuple(devices)), "simulate")
+
+    rate = 1e12
+    at_ends = simulated(10**6, rate)
+    each_s = at_ends.phases_s["snapshots"] / len(at_ends.epochs)
+    assert each_s > 0 and simulated(10**6, rate / 2).phases_s["snapshots"] == pytest.approx(
+        2 * len(at_ends.epochs) * each_s
+    )
+    assert simulated(1, rate).phases_s["snapshots"] == at_ends.phases_s["snapshots"]  # while the devices compute
+
+    steps_s = [step.predicted_s or 0.0 for step in at_ends.steps]
+    slower = 100 * max(steps_s) / each_s
+    first_s = sum(seconds for step, seconds in zip(at_ends.steps, steps_s, strict=True) if step.step == 0)
+    written_s = len(steps_s) * slower * each_s  # one after the other, from the first step of each epoch on
+    assert simulated(1, rate / slower).phases_s["snapshots"] == pytest.approx(first_s + written_s - sum(steps_s))
+
+
+@pytest.mark.usefixtures("nothing_starts")
 @pytest.mark.parametrize(("method", "options"), [("fine_tuning", {"technique": "lora"}), ("pac_plus", {})])
 def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     """By the coordinator itself, in virtual time: steps take what they take on the devices that are there then."""

@@ -20,7 +20,7 @@ from workbench.methods.common.session import transfers_of
 from workbench.methods.training.heating import Stretch, gets_hot, heated, with_seconds
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
-from workbench.methods.training.state_costs import snapshot_s
+from workbench.methods.training.state_costs import snapshots_s
 from workbench.methods.training.step_policy import StepPolicy
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
@@ -243,11 +243,8 @@ def predict(rank_job: PhasedJob) -> Prediction:
             )
         for name, programs in phase.moves().items():
             phases_s[name] = sum(makespan_s(program) for program in programs)
-    if rank_job.snapshot.to == "neighbour":
-        within = [
-            number for number, step in enumerate(steps[1:], start=1) if step.step
-        ]  # the ends of epochs are on the disk
-        phases_s["snapshots"] = snapshot_s(rank_job) * sum(map(rank_job.snapshot.is_due, within))
+    if held_s := snapshots_s(rank_job, steps):
+        phases_s["snapshots"] = held_s
     if rank_job.changes_s:
         phases_s["changes of the plan"] = rank_job.changes_s
     prediction = Prediction(

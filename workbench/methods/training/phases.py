@@ -175,6 +175,13 @@ class PhasedJob(SessionJob, ABC):
         """Return when a snapshot is taken, and where it is stored: by default after each step, in its log."""
         return Snapshot(every=1)
 
+    def writers(self, *, cached: bool) -> dict[int, tuple[int, int]]:
+        """Return the ranks that write a snapshot to their disks, with the layers of each: by default none.
+
+        cached: in epochs from an activation cache.
+        """
+        return {}
+
     @property
     def present(self) -> Plan:
         """Return the plan of the steps that this job does before `until`."""
@@ -248,6 +255,12 @@ class RankJob(PhasedJob):
         trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
         is_small = len(STATE_KINDS) * trained <= self.small_bytes
         return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, keeps_moments=is_small)
+
+    def writers(self, *, cached: bool) -> dict[int, tuple[int, int]]:
+        """Return the first rank of each stage (see PhasedJob); from a cache one rank has the whole state."""
+        if cached and self.plan.cached is not None:
+            return {self.plan.cached.ranks[0]: (0, self.plan.num_layers)}
+        return {stage.ranks[0]: (stage.start, stage.stop) for stage in self.present.stages}
 
     def planned_epoch(self, epoch: int) -> tuple[PlannedStep, ...]:
         """Return an epoch's mini-batches, split as the plan says."""

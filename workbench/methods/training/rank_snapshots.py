@@ -112,6 +112,7 @@ class RankSnapshots(Generic[AJob]):
     def __init__(self, phase: RankPhase[AJob], begins: Position, in_memory: KeptInMemory) -> None:
         rank_job, optimizer = phase.rank_job, phase.optimizer
         self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
+        self._session, self._result = phase.session, phase.result
         self._at = begins
         self._taken: Position | None = begins
         self._neighbours: Neighbours[AJob] | None = None
@@ -149,7 +150,11 @@ class RankSnapshots(Generic[AJob]):
     def end_epoch(self, epoch: int) -> None:
         """Take the snapshot at the end of an epoch."""
         self._at = self._taken = Position(epoch + 1, 0)
+        start_s = self._session.context.now_s()
         self._write()
+        if self._writer is not None:
+            spent_s = self._result.spent_s
+            spent_s["snapshots"] = spent_s.get("snapshots", 0.0) + self._session.context.now_s() - start_s
 
     def _take(self) -> None:
         self._taken = self._at

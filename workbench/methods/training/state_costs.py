@@ -13,6 +13,7 @@ from workbench.core.costs import Spec
 from workbench.core.job import Job
 from workbench.core.plan import Homes, Plan, Stage, homes_of, with_neighbours
 from workbench.core.profile import Profile
+from workbench.core.report import StepRecord
 from workbench.methods.training.phases import PhasedJob
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.planners import Problem
@@ -24,7 +25,42 @@ _COPIES = 3
 """Number of copies of a device's state in memory: the last two snapshots, and the one in progress."""
 
 
-def snapshot_s(rank_job: PhasedJob) -> float:
+def snapshots_s(rank_job: PhasedJob, steps: Sequence[StepRecord]) -> float:
+    """Return the expected seconds for which a run's snapshots hold its devices up.
+
+    Within an epoch a device hands its files to the system, which writes them while the device computes: only the next
+    snapshot waits for them.  At the end of an epoch all wait until they are on the disk.
+    """
+    rule, num_steps = rank_job.snapshot, len(steps)
+    disk_s = {cached: _on_disk_s(rank_job, cached=cached) for cached in {step.cached for step in steps}}
+    in_memory_s = _in_memory_s(rank_job) if rule.to == "neighbour" else 0.0
+    now_s = written_s = held_s = 0.0
+    for done, step in enumerate(steps, start=1):
+        now_s += step.predicted_s or 0.0
+        ends_epoch = done == num_steps or steps[done].step == 0
+        if not (ends_epoch or rule.is_due(done)):
+            continue
+        wait_s = in_memory_s
+        if ends_epoch or rule.to == "disk":
+            wait_s = max(0.0, written_s - now_s)
+            written_s = now_s + wait_s + disk_s[step.cached]
+            wait_s += disk_s[step.cached] if ends_epoch else 0.0
+        now_s, held_s = now_s + wait_s, held_s + wait_s
+    return held_s
+
+
+def _on_disk_s(rank_job: PhasedJob, *, cached: bool) -> float:
+    """Return the seconds until the slowest device has its part of a snapshot on its disk."""
+    each_s = (
+        rank_job.cluster.devices[rank].stored_s(
+            len(STATE_KINDS) * sum(layer.trainable_bytes for layer in rank_job.layers[start:stop])
+        )
+        for rank, (start, stop) in rank_job.writers(cached=cached).items()
+    )
+    return max(each_s, default=0.0)
+
+
+def _in_memory_s(rank_job: PhasedJob) -> float:
     """Return the expected seconds of one snapshot of a pipeline's stages in the devices' memory."""
     specs, homes = _homes(rank_job.plan, rank_job.profile)
     return _seconds(moves(with_neighbours(homes, sorted(rank_job.plan.busy_ranks)), homes, specs, rank_job.cluster))
