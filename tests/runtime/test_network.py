@@ -36,8 +36,9 @@ with IPRoute() as netlink:
         options = message.get_attr("TCA_OPTIONS")
         rates[message["handle"]] = options.get_attr("TCA_HTB_RATE64") or options.get_attr("TCA_HTB_PARMS")["rate"]
     filters = len(list(netlink.get_filters(index)))
-socket.create_server((end.address, 5000)).close()
-print(json.dumps([sorted(name for _, name in socket.if_nameindex()), sorted(rates.values()), filters]))
+with socket.create_server((end.address, 5000)) as server:
+    congestion = server.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).strip(b"\\0").decode()
+print(json.dumps([sorted(name for _, name in socket.if_nameindex()), sorted(rates.values()), filters, congestion]))
 """
 
 
@@ -68,7 +69,7 @@ def exchange(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
 
 
-def look(endpoint: Endpoint) -> tuple[list[str], list[int], int]:
+def look(endpoint: Endpoint) -> tuple[list[str], list[int], int, str]:
     answer = subprocess.run(
         [sys.executable, "-c", _LOOK, to_json(endpoint)],
         env=child_environment(),
@@ -77,6 +78,11 @@ def look(endpoint: Endpoint) -> tuple[list[str], list[int], int]:
         check=True,
     ).stdout
     return tuple(json.loads(answer))  # type: ignore[return-value]
+
+
+def with_headers(*bytes_per_s: int) -> list[object]:
+    """Return the kernel's rates: of a frame of 1,514 bytes 66 are Ethernet's, IP's and TCP's headers."""
+    return [pytest.approx(rate * 1514 / 1448, abs=1) for rate in bytes_per_s]
 
 
 def namespace_of(endpoint: Endpoint) -> int:
@@ -114,16 +120,16 @@ class TestKernelLinks:
         with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
             assert len({namespace_of(endpoint) for endpoint in network.endpoints}) == 3
             assert len({endpoint.address for endpoint in network.endpoints}) == 3
-            interfaces, rates, filters = look(network.endpoints[0])
+            interfaces, rates, filters, congestion = look(network.endpoints[0])
             assert {"lo", "eth0"} <= set(interfaces)
-            assert rates == [2_500_000, 12_500_000]
-            assert filters > 0
-            assert look(network.endpoints[2])[1] == [1_250_000]
+            assert rates == with_headers(2_500_000, 12_500_000)
+            assert filters > 0 and congestion == "reno"
+            assert look(network.endpoints[2])[1] == with_headers(1_250_000)
             network.shape(cluster.with_slower_links(2.0))
-            _, rates, filters_again = look(network.endpoints[0])
-            assert rates == [1_250_000, 6_250_000]
+            _, rates, filters_again, _ = look(network.endpoints[0])
+            assert rates == with_headers(1_250_000, 6_250_000)
             assert filters_again == filters
-            assert look(network.endpoints[2])[1] == [625_000]
+            assert look(network.endpoints[2])[1] == with_headers(625_000)
 
     def test_all_that_send_at_once_share_the_air(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         """Two pairs at 8 Mbit/s between stations: their bytes pass one after the other, also both ways."""

@@ -28,8 +28,6 @@ _BURST_BYTES = 2048
 """Bytes by which the kernel may catch up on a late timer, but by which a message after a pause is early."""
 _WITH_HEADERS = 1 + 2 * 66 / (FRAME_BYTES - 52)
 """Bytes that pass for each byte of content: Ethernet, IP and TCP headers of a frame and of its acknowledgement."""
-_WINDOW = 64
-"""Frames that TCP sends without an acknowledgement from the start."""
 _ROOT, _PARENT, _OTHER, _FIRST = 0x10000, 0x1, 0x2, 0x10
 _ETHERNET_ALL, _ETHERNET_IP = 0x0003, 0x0800
 _INGRESS = 0xFFFF0000
@@ -38,8 +36,6 @@ _QUEUE = 131_072
 _BIT, _BITS = 2, 6
 """The bits of a packet's identification that choose those with one copy more.  A connection counts its packets there.
 The lowest bits are left out: where two devices answer each other by turns, data have only even or odd numbers."""
-_RTAX_RTO_MIN = 13
-"""A route's smallest time-out (linux/rtnetlink.h), which the kernel heeds only if it is locked."""
 _MOST_ACTIONS = 32
 """The most actions of a filter (TCA_ACT_MAX_PRIO in linux/pkt_cls.h): copies of a frame, and the frame itself."""
 
@@ -48,29 +44,6 @@ def build_air(hub: IPRoute) -> None:
     """Create the interface that is the air.  Raises NetlinkError if not allowed."""
     hub.link("add", ifname=AIR, kind="ifb")
     hub.link("set", index=hub.link_lookup(ifname=AIR)[0], state="up", mtu=FRAME_BYTES, txqlen=_QUEUE)
-
-
-def suit_tcp_to_air(device_side: IPRoute, index: int) -> None:
-    """Set how TCP behaves in a device's network namespace, so that a message takes its time on air and little else.
-
-    Small send buffers: a large message counts as sent when it is nearly through the air, and the next one of its sender
-    follows.  No slow start, also not after a pause, no delayed acknowledgements, and no waiting for more to send: each
-    would keep a message waiting.  No early signs of a loss: none happens, but an acknowledgement waits behind what its
-    station sends, and TCP would then send fewer frames at once.  The congestion control that every kernel has: BBR,
-    which some hosts prefer, sends at a rate of its own.  index: the index of the device's interface.
-    """
-    metrics = {"initcwnd": _WINDOW, "initrwnd": _WINDOW, "quickack": 1, "rto_min": 1000, "lock": 1 << _RTAX_RTO_MIN}
-    device_side.route("replace", dst="10.77.0.0/16", oif=index, scope="link", metrics=metrics)
-    for name, value in (
-        ("tcp_wmem", "4096 262144 262144"),
-        ("tcp_rmem", "4096 1048576 4194304"),
-        ("tcp_slow_start_after_idle", "0"),
-        ("tcp_autocorking", "0"),
-        ("tcp_congestion_control", "reno"),
-        ("tcp_early_retrans", "0"),
-    ):
-        with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
-            file.write(value)
 
 
 def shape_air(hub: IPRoute, cluster: Cluster, addresses: Sequence[str], ports: Sequence[int]) -> None:

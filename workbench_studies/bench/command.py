@@ -35,7 +35,7 @@ NAMES = [
 BENCHES = {name: f"workbench_studies.bench.{name}" for name in NAMES}
 """Each module has `bench(progress) -> dict`: what was measured, ready for JSON."""
 CHOOSING = {
-    "executor": "switch, wifi, unequal",
+    "executor": "switch, slow, wifi, unequal",
     "galaxy_plus": "minilm, bert-base, homogeneous, heterogeneous, 125, 250, 500, 1000, latency, overlap, scaling, "
     "planner",
     "p_rge": "steps, copies, full, quantized, memory",

@@ -41,21 +41,33 @@ from workbench.schedules import (
 from workbench.simulator import simulate
 from workbench_studies.bench.frame import Progress, line_of, require_kernel_links, require_words
 
-Network = Literal["switch", "wifi", "unequal"]
-"""Wires of a switch, Wi-Fi stations of equal rates, and Wi-Fi stations of unequal rates."""
+Network = Literal["switch", "slow", "wifi", "unequal"]
+"""Wires of a switch, slow wires, Wi-Fi stations of equal rates, and Wi-Fi stations of unequal rates."""
 WORDS: tuple[Network, ...] = get_args(Network)
-SIZES: dict[Network, tuple[int, ...]] = {"switch": (2, 3, 4), "wifi": (2, 3, 4, 6), "unequal": (2, 3, 4, 6)}
+SIZES: dict[Network, tuple[int, ...]] = {
+    "switch": (2, 3, 4),
+    "slow": (2, 4),
+    "wifi": (2, 3, 4, 6),
+    "unequal": (2, 3, 4, 6),
+}
 MICRO_BATCHES = 8
-MBIT_PER_S: dict[Network, tuple[int, ...]] = {"switch": (500,), "wifi": (200,), "unequal": (200, 100, 50)}
+MBIT_PER_S: dict[Network, tuple[int, ...]] = {
+    "switch": (500,),
+    "slow": (20,),
+    "wifi": (200,),
+    "unequal": (200, 100, 50),
+}
 """Of the devices' links, in turn; on Wi-Fi half of it remains between two equal stations, for all that send at once."""
 DIRECT_MBIT_PER_S = 150
 """Between the last two of four or more unequal stations, which talk past the access point."""
-OF_UNEQUAL = ("1F1B", "ring all-gather", "forward-only chain", "incast", "all-reduce")
-"""The programs that run on unequal stations."""
+LONG: tuple[Network, ...] = ("slow", "unequal")
+"""Networks on which programs take long: there a third of the rounds and SELECTED are measured."""
+SELECTED = ("1F1B", "ring all-gather", "forward-only chain", "incast", "all-reduce")
 CROSSING = Spec((4, 32, 128))
 """The value that crosses a boundary: 64 KB, 1.05 ms on the switch, 5.2 ms on Wi-Fi while nobody else sends.
 Between stations of 200 and 50 Mbit/s it takes 13.1 ms."""
-GRADIENT = Spec((25_000,))
+GRADIENT, LARGE_GRADIENT = Spec((25_000,)), Spec((250_000,))
+"""What is summed over all devices: 100 KB, and on slow wires 1 MB."""
 LATENCIES_MS = (1, 5)
 """Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
 SMALL = Spec((4, 128))
@@ -93,9 +105,17 @@ class Case:
     cluster: Cluster
 
 
-def costs_on(cluster: Cluster, crossing: Spec = CROSSING, seconds: Mapping[str, float] = SECONDS) -> TableCosts:
-    """Return seconds by kind, and transfers by the cluster's links.  crossing: the value that crosses a boundary."""
-    nbytes = dict.fromkeys(SENT, crossing) | {"gsum": GRADIENT}
+def costs_on(
+    cluster: Cluster,
+    crossing: Spec = CROSSING,
+    seconds: Mapping[str, float] = SECONDS,
+    gradient: Spec = GRADIENT,
+) -> TableCosts:
+    """Return seconds by kind, and transfers by the cluster's links.
+
+    crossing: the value that crosses a boundary.  gradient: what all-reduces sum.
+    """
+    nbytes = dict.fromkeys(SENT, crossing) | {"gsum": gradient}
     return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
@@ -114,16 +134,16 @@ def cases(size: int, network: Network = "switch") -> dict[str, Case]:
         "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, sizes))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
+        "incast": _incast(size),
+        "all-reduce": _all_reduces(size),
     }
-    if network != "switch":
-        schedules |= {"incast": _incast(size), "all-reduce": _all_reduces(size)}
-    costs = costs_on(cluster)
+    costs = costs_on(cluster, gradient=LARGE_GRADIENT if network == "slow" else GRADIENT)
     cases_by_name = {
         name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
         for name, schedule in schedules.items()
-        if network != "unequal" or name in OF_UNEQUAL
+        if network not in LONG or name in SELECTED
     }
-    if network == "unequal":
+    if network in LONG:
         return cases_by_name
     cases_by_name["not draining"] = replace(cases_by_name["forward-only chain"], num_steps=STEPS)
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
@@ -146,7 +166,7 @@ def bench(
 ) -> dict[str, Any]:
     """Return measured over simulated time of every program by network and size, and the executor's own overhead.
 
-    only: some of WORDS, the networks.  rounds: a third of them measures unequal stations, whose programs are slow.
+    only: some of WORDS, the networks.  rounds: a third of them measures LONG networks.
     dilation: how much slower devices and links are emulated, for a busy machine; None: WORKBENCH_DILATION.
     Raises RuntimeSetupError if the kernel does not shape links.
     """
@@ -159,7 +179,7 @@ def bench(
         with EngineCluster.start(_cluster(size, network)) as engines:
             require_kernel_links(engines, "executor")
             engines.dilate(dilation)
-            chosen_rounds = max(1, rounds // 3) if network == "unequal" else rounds
+            chosen_rounds = max(1, rounds // 3) if network in LONG else rounds
             results = engines.run(run_rank, [(size, network, chosen_rounds)] * size)
         for name, case in cases(size, network).items():
             points.append(_point(name, network, case, [result["rounds"][name] for result in results]))
@@ -168,8 +188,8 @@ def bench(
     return {
         "name": "executor",
         "label": "emulated, kernel links",
-        "what": f"time of a program measured / simulated, {rounds} rounds (a third of unequal stations), programs "
-        "taking turns; late: share of overrun deadlines",
+        "what": f"time of a program measured / simulated, {rounds} rounds (a third of slow wires and unequal "
+        "stations), programs taking turns; late: share of overrun deadlines",
         "dilation": dilation,
         "mbit_per_s": {network: MBIT_PER_S[network] for network in networks},
         "message_bytes": CROSSING.nbytes,
@@ -286,7 +306,7 @@ def _cluster(size: int, network: Network, latency_ms: float | None = None) -> Cl
     if network == "unequal" and size >= 4:
         direct = Link(bytes_per_s=125_000 * DIRECT_MBIT_PER_S, latency_s=devices[-1].link.latency_s)
         pairs = {f"device-{a}>device-{b}": direct for a, b in ((size - 2, size - 1), (size - 1, size - 2))}
-    medium: Medium = "switch" if network == "switch" else "wifi"
+    medium: Medium = "switch" if network in ("switch", "slow") else "wifi"
     cluster = replace(laptop, devices=tuple(devices), pairs=pairs, medium=medium)
     if latency_ms is None:
         return cluster
