@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from in_process import call
 from tiny_job import tiny_job, two_devices, write_data
 
 import workbench
@@ -128,26 +129,14 @@ def test_what_does_not_exist_is_refused(job: Job) -> None:
         experiment.run(replace(job, options={"rank": 4}), two_devices(), "simulate")
 
 
-def test_the_command_line_lists_it(job: Job, tmp_path: Path) -> None:
-    settings = {"capture_output": True, "text": True, "check": True, "timeout": LIMIT_S}
-    words = [sys.executable, "-m", "workbench", "run", "--help"]
-    assert "bitfit" in subprocess.run(words, **settings).stdout  # type: ignore[call-overload]
-    helped = subprocess.run([*words, "--method", "bitfit"], **settings)  # type: ignore[call-overload]
-    assert "Options of bitfit" in helped.stdout and "dropout=0.1" in helped.stdout
-    words = [
-        "--method",
-        "bitfit",
-        "--model",
-        job.model,
-        "--task",
-        job.task,
-        "--data",
-        job.data,
-        "--option",
-        "dropout=0",
-    ]
-    told = subprocess.run([sys.executable, "-m", "workbench", "simulate", *words, "--json"], cwd=tmp_path, **settings)  # type: ignore[call-overload]
-    assert json.loads(told.stdout)["job"]["options"] == {"dropout": 0}
+def test_the_command_line_lists_it(job: Job) -> None:
+    words = [sys.executable, "-m", "workbench", "run", "--help", "--method", "bitfit"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    assert "Options of bitfit" in shown and "dropout=0.1" in shown
+    assert "bitfit" in call("run", "--help").output
+    settings = {"method": "bitfit", "model": job.model, "task": job.task, "data": job.data, "option": "dropout=0"}
+    words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    assert json.loads(call("simulate", *words, "--json").stdout)["job"]["options"] == {"dropout": 0}
 
 
 def test_forms_offer_it(job: Job) -> None:

@@ -46,13 +46,20 @@ MODULES = sorted(
 
 
 @cache
+def imports_in(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the imports anywhere in a file, also those inside functions."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Every module that the file imports anywhere, also inside functions, as dotted names."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: relative import"
             names.add(node.module or "")
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
@@ -97,7 +104,7 @@ SOURCES = {dotted(path): path for name in NEVER for path in (ROOT / name).rglob(
 @pytest.mark.parametrize("folder", [*NEVER, "tests"])
 def test_modules_that_are_imported_are_there(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in imports_in(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in NEVER:
                 assert node.module in SOURCES, f"{path}:{node.lineno}"
 
@@ -111,9 +118,7 @@ def test_package_imports_no_other_that_stands_beside_it(package: str) -> None:
 def test_no_module_imports_itself_through_others() -> None:
     imports = {}
     for name, path in SOURCES.items():
-        nodes = [
-            node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
-        ]
+        nodes = [node for node in imports_in(path) if isinstance(node, ast.ImportFrom)]
         pairs = [(node.module or "", alias.name) for node in nodes for alias in node.names]
         named = {f"{module}.{what}" if f"{module}.{what}" in SOURCES else module for module, what in pairs}
         imports[name] = named & SOURCES.keys() - {name}

@@ -52,6 +52,7 @@ NOT_OURS = {"layers.I.PATH.lora_A.default.weight", "config.bottleneck"} | GROUPS
 """A tensor's name in a file, a field of a file; groups of entry points."""
 
 
+@cache
 def resolves(name: str) -> bool:
     """Return whether a dotted name is a module of ours or something in one.  Its first parts may be left out."""
     parts = name.split(".")
@@ -77,14 +78,15 @@ def stale(text: str, given: Iterable[str] = ()) -> list[str]:
 
 
 def documented(path: Path) -> Iterator[tuple[int, str, set[str]]]:
-    """Yield every docstring of a file, and every string under a constant, with its line and the names of arguments that
-    it may mean."""
+    """Yield every docstring of a file, and every string under a constant, that has a dotted name, with its line and the
+    names of arguments that it may mean."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", None), list) else ():
             if (
                 isinstance(child, ast.Expr)
                 and isinstance(child.value, ast.Constant)
                 and isinstance(child.value.value, str)
+                and DOTTED.search(child.value.value)
             ):
                 arguments = (
                     {node.arg for node in ast.walk(node) if isinstance(node, ast.arg)}

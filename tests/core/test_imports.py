@@ -52,9 +52,10 @@ model.gradient_checkpointing_enable()
 model.train()(ids).last_hidden_state.square().sum().backward()
 """,
     "peft": """
-import importlib.util
+import importlib.util, sys
 import peft
 from peft.import_utils import is_bnb_available
+assert "bitsandbytes" not in sys.modules  # it loads the compiler
 assert is_bnb_available() == (importlib.util.find_spec("bitsandbytes") is not None)
 adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query"]))
 adapted(ids).last_hidden_state.square().sum().backward()

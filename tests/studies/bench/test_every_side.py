@@ -216,11 +216,11 @@ def test_live(monkeypatch: Patch) -> None:
 def test_classroom(monkeypatch: Patch) -> None:
     small = Job(model="tiny-bert-2", epochs=1, train_samples=32, validation_samples=8, test_samples=8)
     monkeypatch.setattr(classroom, "jobs_of", lambda name: {"pac_plus": small})
-    [point] = classroom.bench(lambda line: None, only=["2"])["points"]
-    assert point["students"] == 2 and 0 <= point["valid"] <= 2 and point["dilation"] == 1
-    with pytest.raises(RuntimeSetupError, match=r"1 at the same time.*No such option"):
+    [point] = classroom.bench(lambda line: None, only=["1"])["points"]
+    assert point["students"] == 1 and 0 <= point["valid"] <= 1 and point["dilation"] == 1
+    with pytest.raises(RuntimeSetupError, match=r"2 at the same time.*No such option"):
         monkeypatch.setattr(classroom, "as_command", lambda job, cluster: "workbench run --never")  # ends at once
-        classroom.bench(lambda line: None, only=["1"])
+        classroom.bench(lambda line: None, only=["2"])
 
 
 @pytest.mark.parametrize("method", ["pac_plus, cached", "confidant, idle", "p_rge"])

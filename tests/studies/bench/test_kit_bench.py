@@ -18,7 +18,8 @@ from workbench.core.catalogue import load_cluster
 from workbench_studies.bench import kit
 
 NAMES = ("alpha", "beta")
-JOB = replace(kit.JOB, model="tiny-bert", train_samples=160, validation_samples=8, test_samples=8)
+SMALL = {"model": "tiny-bert", "train_samples": 160, "validation_samples": 8, "test_samples": 8}
+JOB = replace(kit.JOB, **SMALL, options={"technique": "serial"})  # without peft, which each device would import
 
 
 @pytest.fixture
