@@ -1,6 +1,7 @@
 """The executed comparisons: equal footing, honest selection, and each table's quick version from beginning to end."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ from workbench.assets.fetch import ASSETS
 from workbench.core.errors import ConfigError
 from workbench.core.serial import from_json, to_json
 from workbench.models.loading import load_stack
+from workbench.tasks import load_task
 from workbench.tasks.embedded import SOURCES
 from workbench.tasks.task import Split, Task
 from workbench.tasks.tokenize import TokenizedSplit, collate
 from workbench.trainings.inputs import run_all
 from workbench.trainings.techniques import Training, answers, score, taped, taps_of
 from workbench_studies.papers import find_item
-from workbench_studies.papers.pac_plus import executed
+from workbench_studies.papers.pac_plus import executed, pairs
 from workbench_studies.papers.pac_plus.differences import ensemble, paired_bootstrap
 from workbench_studies.papers.result import Result, Settings
 
@@ -199,3 +201,27 @@ def test_glue_joins_where_a_folder_is_given(data, embedded):
     paper = {comparison.labels: comparison.paper for comparison in result.comparisons}
     # Table VI: the mean over three models of the row 'Difference from Mean'.
     assert paper["from the mean of the three", "MRPC"] == pytest.approx((0.00 + 0.29 + 0.06) / 3, abs=0.01)
+
+
+def test_frozen_pairs_are_scored_with_nothing_trained_and_with_heads(data):
+    item = find_item("pac_plus", "pairs")
+    result = item.run(Settings(quick=True, seeds=(0,), data=data))
+    assert len(result.comparisons) == 6 and all(figure.figure.data for figure in item.draw(result))
+    told = {(row[0], row[1]) for row in result.tables[0].rows}
+    assert {(title, way) for title in ("STS-B", "MRPC") for way in pairs.WORDS.values()} == told
+
+
+@pytest.mark.parametrize("name", pairs.PAIRS)
+def test_embeddings_whose_cosine_is_the_answer_score_perfectly(name, data):
+    task = load_task(name, data=data)
+
+    def split(labels):
+        cosines = torch.tensor(labels, dtype=torch.float32) / 6
+        first = torch.tensor([[1.0, 0.0]]).repeat(len(labels), 1)
+        second = torch.stack([cosines, (1 - cosines**2).sqrt()], dim=1)
+        return pairs.Embedded(first=first, second=second, pair=cosines[:, None])
+
+    splits = {part: split(getattr(task, part).labels) for part in ("train", "validation", "test")}
+    assert pairs.cosine_score(task, splits) == pytest.approx(100, abs=0.1)
+    wrong = {part: replace(each, second=each.second * -1) for part, each in splits.items()}
+    assert pairs.cosine_score(task, wrong) < 90

@@ -184,7 +184,7 @@ def fig13(item: Item, settings: Settings) -> Result:
         tables={"factors": rows, "sensitivity": item.sensitivity(constants, score, (4.0, 4.0))},
         holds={
             "nanos": not behind[NANOS],
-            "cards": not {"OPT-L", "OPT-XL"} & {model for model, _ in behind[CARDS]},
+            "cards": not behind[CARDS],
             "gain": largest[CARDS][0] > largest[NANOS][0],
         },
         behind_nanos=words[NANOS],

@@ -41,6 +41,8 @@ QUANTITIES = (CONFIGURATION, *SPEED_UP.values())
 TIE = 0.06  # relative to the shorter time: M-LM and ES are within 6 % of each other in four columns of Env. B
 NEAR_LAYERS = 2
 SHARES = (0.0, 0.25, 0.375, 0.5, 1.0)
+HANDLED = (1.6, 1.0, 0.6, 0.2, 0.0)
+"""Shares of the fitted handling of a byte that are tried."""
 Cells = Mapping[tuple[str, ...], Number]
 
 
@@ -139,8 +141,8 @@ def table5(item: Item, settings: Settings) -> Result:
         near=near,
         agreeing=agreeing,
         asked=num_verdicts,
-        plain_a=fitted[-1][2],
-        plain_b=fitted[-1][3],
+        plain_a=fitted[-1][1],
+        plain_b=fitted[-1][2],
         trivial_b=median_deviation(copied, others, ENVIRONMENTS[1:]),
         median_a=median_a,
         median_b=median_b,
@@ -152,13 +154,12 @@ def table5(item: Item, settings: Settings) -> Result:
 
 
 def _fitted(constants: Constants, paper: Cells) -> list[tuple[float, ...]]:
-    """Return what the two constants that were fitted on Env. A do to both environments: with each, both and neither."""
+    """Return what the constant that was fitted on Env. A does to both environments: with several values, 0 the last."""
     rows = []
-    same = constants.ring_efficiency  # for the collectives, too: then no method is favoured
-    for efficiency, handling in product((constants.collective_efficiency, same), (constants.handling_s_per_byte, 0.0)):
-        ours = cells(replace(constants, collective_efficiency=efficiency, handling_s_per_byte=handling))
+    for share in HANDLED:
+        ours = cells(replace(constants, handling_s_per_byte=share * constants.handling_s_per_byte))
         medians = (median_deviation(ours, paper, (environment,)) for environment in ENVIRONMENTS)
-        rows.append((efficiency, 1e9 * handling, *medians, columns_in_order(ours, paper, TIE)[0]))
+        rows.append((1e9 * share * constants.handling_s_per_byte, *medians, columns_in_order(ours, paper, TIE)[0]))
     return rows
 
 

@@ -43,7 +43,6 @@ class Constants:
     pi_memory_bytes_per_s: float
     operation_s: float
     ring_efficiency: float
-    collective_efficiency: float
     handling_s_per_byte: float
     message_s: float
     embedding_share: float
@@ -113,11 +112,16 @@ def cluster(
     """Return an environment with these constants.
 
     mbit_per_s: nominal, by default the environment's own.  count: number of copies of its first device.  collectives:
-    links as used by a library's collectives, not by a custom ring.
+    links as used by a library's collectives, which overlap nothing, so that handling a byte adds to its time.
     """
-    efficiency = constants.collective_efficiency if collectives else constants.ring_efficiency
     catalogue_cluster = described(environment)
-    devices = tuple(_device(constants, device, mbit_per_s, efficiency) for device in catalogue_cluster.devices)
+    devices = tuple(_device(constants, device, mbit_per_s) for device in catalogue_cluster.devices)
+    if collectives:
+        handled = handling(constants, Cluster(name=environment, devices=devices))
+        devices = tuple(
+            replace(device, link=replace(device.link, bytes_per_s=1 / (1 / device.link.bytes_per_s + byte_s)))
+            for device, byte_s in zip(devices, handled, strict=True)
+        )
     if count is not None:
         devices = tuple(
             replace(devices[0], name=f"{devices[0].model.removeprefix('rpi-4b-')}-{number}") for number in range(count)
@@ -134,10 +138,10 @@ def described(environment: str) -> Cluster:
     return load_cluster(CLUSTERS[environment])
 
 
-def _device(constants: Constants, device: Device, mbit_per_s: float | None, pi_efficiency: float) -> Device:
+def _device(constants: Constants, device: Device, mbit_per_s: float | None) -> Device:
     nominal = device.link.bytes_per_s if mbit_per_s is None else mbit_per_s * 1e6 / 8
     if device.model.startswith("rpi"):
-        speed, efficiency = constants.speed_factor, pi_efficiency
+        speed, efficiency = constants.speed_factor, constants.ring_efficiency
     elif device.model.startswith("jetson"):
         speed, efficiency = constants.nano_speed_factor, constants.nano_link_efficiency
     else:  # otherwise: the catalogue's PCIe rate is the achieved one
@@ -191,7 +195,7 @@ def _overheads(constants: Constants, device: Device) -> tuple[float, float]:
 
 
 def handling(constants: Constants, on: Cluster) -> tuple[float, ...]:
-    """Return each device's processor seconds for a byte sent during a computation, by its clock rate; 0 for a GPU's
+    """Return each device's processor seconds for a byte that it sends and receives, by its clock rate; 0 for a GPU's
     host.
     """
     return tuple(

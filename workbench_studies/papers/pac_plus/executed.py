@@ -161,7 +161,7 @@ def table6(item: Item, settings: Settings) -> Result:
 
 def parity(item: Item, settings: Settings) -> Result:
     """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
-    comparisons, checks = [], []
+    comparisons, checks, paper = [], [], paper_means("table6")
     rows: list[tuple[Number, ...]] = []
     for name in tasks_of(settings):
         variants = list(VARIANTS) if name == "sentiment" else list(VARIANTS)[:3]
@@ -180,7 +180,10 @@ def parity(item: Item, settings: Settings) -> Result:
                     less(settings, [replace(outcomes[0], test_outputs=together)], lora),
                 )
                 texts = (single.text, joined.text)
-                comparisons.append(item.cell((variant, title), None, single.points))
+                theirs = (
+                    paper[OURS, title] - paper["lora", title] if (OURS, title) in paper and variant == "r = 8" else None
+                )
+                comparisons.append(item.cell((variant, title), theirs, single.points))
                 compared = [(f"{variant} on {title}", single)]
                 if variant == "r = 8":
                     compared.append(
