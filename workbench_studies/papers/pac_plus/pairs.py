@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class Embedded:
 
 def pairs(item: Item, settings: Settings) -> Result:
     """Score the frozen embeddings of each task's pairs, and heads on them, with each seed."""
-    comparisons, rows, words = [], list[tuple[Number, ...]](), dict[str, float]()
+    comparisons, rows, words = [], list[tuple[Number, ...]](), dict[str, Any]()
     before = shipped_result(PAPER, "parity")
     for name in PAIRS:
         like, title = training(settings, name, OURS, settings.seeds[0]), TITLES[name]
