@@ -7,7 +7,7 @@ A rank's initial state is a stage of the adapter, initialized and then calibrate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -309,15 +309,19 @@ DISTILLATION_BATCH = 32
 
 
 def begin(
-    prepared: PreparedJob, stack: LayerStack | None, rank_job: PacPlusRankJob, is_new: bool, notify: Notify
+    prepared: PreparedJob,
+    backbone: Callable[[], LayerStack] | None,
+    rank_job: PacPlusRankJob,
+    is_new: bool,
+    notify: Notify,
 ) -> None:
     """Write the initial adapter of a new run into its folder (see TrainingMethod)."""
-    if stack is None:
+    if backbone is None:
         adapter = ParallelAdapter(prepared.adapter)
         initialize(adapter, "fan_in")
         save_initial(adapter, rank_job.folder, rank_job.fingerprint)
     elif is_new:
-        save_initial(initial_adapter(prepared, stack, notify), rank_job.folder, rank_job.fingerprint)
+        save_initial(initial_adapter(prepared, backbone(), notify), rank_job.folder, rank_job.fingerprint)
 
 
 def initial_adapter(prepared: PreparedJob, stack: LayerStack, notify: Notify = ignore) -> ParallelAdapter:

@@ -7,7 +7,7 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -91,14 +91,14 @@ class TrainingMethod(LayerMethod[P], Plans):
     devices call, built from it.
     trained: the trained model of a run, for a backbone.
     begin(prepared, backbone, rank_job, is_new, notify): writes the initial state of a new run, by default none.
-    Without a backbone any state serves: its steps are only timed.
+    backbone: reads the model, once.  Without it any state serves: its steps are only timed.
     """
 
     check_plan: Callable[[P, Cluster, Plan], None]
     phases_on: PhasesOn[Any]
     serve_rank: Callable[[RankContext, None], None]
     trained: Callable[[P, LayerStack, Any], Trained]
-    begin: Callable[[P, LayerStack | None, Any, bool, Notify], object] = staticmethod(lambda *state: None)
+    begin: Callable[[P, Callable[[], LayerStack] | None, Any, bool, Notify], object] = staticmethod(lambda *state: None)
 
     def __init_subclass__(cls) -> None:
         """Add the function that devices call to serve a coordinator."""
@@ -195,9 +195,13 @@ class TrainingMethod(LayerMethod[P], Plans):
         notes = (_resumed(former, job.epochs, has_run=resumes), *former.notes, *former.damage) if resume else ()
         if resumes:
             notify(Event("phase", message=notes[0]))
-        notify(Event("phase", message=f"Reading {job.model}, by which this machine scores what is trained"))
-        stack = self.backbone(prepared, message.quantization)
-        self.begin(prepared, stack, message, not resumes, notify)
+
+        @cache
+        def backbone() -> LayerStack:
+            notify(Event("phase", message=f"Reading {job.model}, by which this machine scores what is trained"))
+            return self.backbone(prepared, message.quantization)
+
+        self.begin(prepared, backbone, message, not resumes, notify)
         notify(Event("phase", message=f"Training on {cluster.in_words}, {engines.fidelity} links", stage="train"))
         policy = TrainingPolicy(self, planned, message, former, notify)
         with engines.service(self.serve_rank) as devices:
@@ -211,18 +215,19 @@ class TrainingMethod(LayerMethod[P], Plans):
             result.resumed_at = (former.epochs, former.step)
         steps = records.measured_steps([*former.results, *results], expected)
         epochs = records.epoch_records(steps)[: policy.epochs]
-        trained = self.trained(prepared, stack, message)
+        # Reading the model takes seconds, in which the devices would wait if it came before their training.
+        trained = cache(lambda: self.trained(prepared, backbone(), message))
 
         def scores(numbers: Sequence[int], split: SplitName) -> list[dict[str, float]]:
             tokenized = getattr(prepared, split)
-            predictions = trained.predict(numbers, tokenized, notify)
+            predictions = trained().predict(numbers, tokenized, notify)
             return [
                 score(prepared.task, getattr(prepared.task, split), tokenized, split_predictions)
                 for split_predictions in predictions
             ]
 
         epochs, metrics, best = chosen_epoch(epochs, scores, partial(quality, prepared.task), notify)
-        saved = trained.save(folder / ADAPTER, best)
+        saved = trained().save(folder / ADAPTER, best)
         num_trained = sum(tensor.numel() for tensor in message.trained(best).values())
 
         shutil.rmtree(folder / DEVICES, ignore_errors=True)
