@@ -177,6 +177,30 @@ def test_a_kit_is_shared_once_it_has_measured_itself(tmp_path: Path) -> None:
     assert json.loads(printed.output)["boards"][0]["gflops"] == 51.2 and SECRET not in printed.output
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        (("links", 0, "destination"), 2, "a link from board 0 to board 2 and has 2 boards"),
+        (("links", 0, "destination"), 0, "from board 0 to board 0"),
+        (("boards", 1, "model"), "board-of-mine", "The catalogue has no board 'board-of-mine'"),
+        (("boards", 1, "sustained"), [[0, 1], [60, 1.5]], "sustained"),
+        (("boards", 1, "sustained"), [[0, 0.5], [60, 0.4]], "Begin with"),
+        (("run", "task"), "letters-of-mine", "no task 'letters-of-mine'"),
+        (("month",), "2026-13", "month"),
+    ],
+)
+def test_a_file_that_contradicts_itself_or_names_what_is_unknown_is_refused(
+    shared: BoardReport, place: tuple[str | int, ...], value: object, why: str
+) -> None:
+    whole = json.loads(to_json(shared))
+    part = whole
+    for step in place[:-1]:
+        part = part[step]
+    part[place[-1]] = value
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        from_json(json.dumps(whole), BoardReport, source="shared")
+
+
 def test_a_page_shows_what_was_sent(tmp_path: Path, shared: BoardReport) -> None:
     sent = tmp_path / "sent"
     sent.mkdir()
@@ -184,6 +208,11 @@ def test_a_page_shows_what_was_sent(tmp_path: Path, shared: BoardReport) -> None
     (sent / "one.json").write_text(to_json(shared))
     page = sent_reports(sent)
     assert "| `rpi-5` | 51.2 | 60 | -15% |" in page and "1 s predicted, 1.1 s measured" in page
+    first, second = shared.boards
+    hot = replace(shared, boards=(first, replace(second, sustained=((0.0, 1.0), (180.0, 0.8)))))
+    assert shared.run is not None
+    (sent / "one.json").write_text(to_json(replace(hot, run=replace(shared.run, predicted_s=None))))
+    assert "Board 1 has 80% of its speed after 180 s of computing." in sent_reports(sent)
     (sent / "one.json").write_text(to_json(shared).replace('"rpi-5"', '"a b"'))
     with pytest.raises(ConfigError, match=r"one\.json"):
         sent_reports(sent)

@@ -101,12 +101,21 @@ def _sent(number: int, report: BoardReport) -> str:
         ),
     )
     rates = [link.mbit_per_s for link in report.links]
+    hot = [
+        f"Board {rank} has {board.sustained[-1][1]:.0%} of its speed after {board.sustained[-1][0]:g} s of computing."
+        for rank, board in enumerate(report.boards)
+        if board.sustained
+    ]
     words = [f"Measured in {report.month} with workbench {report.workbench}."]
     words += [f"{len(rates)} links of {min(rates):g} to {max(rates):g} Mbit/s, {report.medium}."] if rates else []
     if (run := report.run) is not None:
-        seconds = f": {run.predicted_s:.3g} s predicted, {run.measured_s:.3g} s measured" if run.measured_s else ""
+        seconds = (
+            f": {run.predicted_s:.3g} s predicted, {run.measured_s:.3g} s measured"
+            if run.predicted_s and run.measured_s
+            else ""
+        )
         words.append(f"{run.num_steps} steps of {run.method} with {run.model}{seconds}.")
-    return f"### Report {number}\n\n{' '.join(words)}\n\n{table(columns, rows)}"
+    return f"### Report {number}\n\n{' '.join((*words, *hot))}\n\n{table(columns, rows)}"
 
 
 def _against(measured: float | None, catalogue: float | None) -> list[str]:

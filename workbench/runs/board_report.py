@@ -7,6 +7,7 @@ text in it is from a fixed list or has a fixed form, so nothing that its owner h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from workbench.assets.fetch import ASSETS
 from workbench.core.catalogue import device_models, load_cluster, load_device
 from workbench.core.cluster import Cluster, DataPlane, Device
 from workbench.core.errors import ConfigError
+from workbench.core.heat import MOST_LEVELS, Level, require_curve
 from workbench.core.medium import Medium
 from workbench.core.methods import registered
 from workbench.core.report import Report
@@ -36,6 +38,7 @@ Known = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,60}\Z")]
 Version = Annotated[str, Meta(pattern=r"\A[0-9][0-9A-Za-z.+]{0,30}\Z")]
 Rank = Annotated[int, Meta(ge=0, lt=1024)]
 Amount = Annotated[float, Meta(gt=0, le=1e9)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 
@@ -46,6 +49,7 @@ class SharedBoard:
 
     Its rates are those that it measured itself: arithmetic in fp32 (gflops), also of each of its processors if it has
     several, memory (read and written) and storage (read; written).  None: the catalogue's.  memory_mb: its budget.
+    sustained: its speed over seconds of computing, relative to the cold board (see core.heat).
     """
 
     model: Known
@@ -55,6 +59,15 @@ class SharedBoard:
     memory_gb_per_s: Amount | None = None
     storage_mb_per_s: Amount | None = None
     storage_write_mb_per_s: Amount | None = None
+    sustained: Annotated[tuple[tuple[Seconds, Share], ...], Meta(max_length=MOST_LEVELS)] = ()
+
+    def __post_init__(self) -> None:
+        request = "A board report was read."
+        if self.model not in (OWN, *device_models()):
+            raise ConfigError(
+                request, f"The catalogue has no board '{shown(self.model)}'.", f"Write '{OWN}' for a board of your own."
+            )
+        require_curve(tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in self.sustained), "A board")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +100,23 @@ class SharedRun:
     num_faults: Count = 0
     recoveries: Count = 0
 
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("method", self.method, _our_methods()),
+            ("model", self.model, ASSETS),
+            ("task", self.task, TASKS),
+        ):
+            if name != OWN and name not in known:
+                request, problem = "A board report was read.", f"The workbench has no {kind} '{shown(name)}'."
+                raise ConfigError(request, problem, f"Write '{OWN}' for one of your own.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardReport:
     """The file.  month: when it was made.  medium, data: how the boards are joined, and their tensors travel."""
 
     workbench: Version
-    month: Annotated[str, Meta(pattern=r"\A\d{4}-\d\d\Z")]
+    month: Annotated[str, Meta(pattern=r"\A20\d\d-(0[1-9]|1[0-2])\Z")]
     boards: Annotated[tuple[SharedBoard, ...], Meta(min_length=1, max_length=1024)]
     medium: Medium
     data: DataPlane
@@ -101,6 +124,16 @@ class BoardReport:
     run: SharedRun | None = None
     kind: Literal["workbench board report"] = "workbench board report"
     version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        pairs = Counter((link.source, link.destination) for link in self.links)
+        for (source, destination), times in pairs.items():
+            if times > 1 or source == destination or max(source, destination) >= len(self.boards):
+                counted = f"{times} times and has" if times > 1 else "and has"
+                problem = (
+                    f"It names a link from board {source} to board {destination} {counted} {len(self.boards)} boards."
+                )
+                raise ConfigError("A board report was read.", problem, "Name two boards of the file, each pair once.")
 
 
 def read_board_report(path: Path) -> BoardReport:
@@ -164,6 +197,7 @@ def _made(cluster: Cluster, run: SharedRun | None, now: Callable[[], datetime]) 
 
 
 def _board(device: Device) -> SharedBoard:
+    published = load_device(device.model).sustained if device.model in device_models() else ()
     return SharedBoard(
         model=device.model if device.model in device_models() else OWN,
         memory_mb=round(device.memory_bytes / 1e6, 1),
@@ -172,6 +206,9 @@ def _board(device: Device) -> SharedBoard:
         memory_gb_per_s=_measured(device, "memory_bytes_per_s", 1e9),
         storage_mb_per_s=_measured(device, "storage_bytes_per_s", 1e6),
         storage_write_mb_per_s=_measured(device, "storage_write_bytes_per_s", 1e6),
+        sustained=()
+        if device.sustained == published
+        else tuple((level.heat_s, level.speed) for level in device.sustained),
     )
 
 
