@@ -49,6 +49,7 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
     yard = {name: [distance.seconds[name] / distance.bound.seconds for distance in distances] for name in METHODS}
     medians, yards = ({name: median(values) for name, values in table.items()} for table in (over_least, yard))
     gaps = {distance.seed: 100 * (distance.bound.best_s / distance.bound.seconds - 1) for distance in distances}
+    unproven = [gaps[distance.seed] for distance in distances if not distance.bound.is_proven]
     problem = random_problem(0)
     wins = sum(distance.seconds["ZB-H1"] < distance.seconds["1F1B"] for distance in distances)
     closest = min(min(over_least[name]) for name in SYNCHRONOUS)
@@ -80,7 +81,9 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
         limit=limit_s,
         proven=sum(distance.bound.is_proven for distance in distances),
         gap=max((gaps[distance.seed] for distance in distances if distance.bound.is_proven), default=0.0),
-        open=max((gaps[distance.seed] for distance in distances if not distance.bound.is_proven), default=0.0),
+        others=f"; in the others the best schedule known is at most {max(unproven):.1f} % longer than the bound"
+        if unproven
+        else "",
         closest=closest,
         zb_wins=wins,
         over={name: 100 * (value - 1) for name, value in medians.items()},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, mode
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,17 @@ PAIRS = ("stsb", "mrpc")
 COSINE = "cosine of both sentences, nothing trained"
 COMPARED = "trained head on both sentences, compared"
 TOGETHER = "trained head on the pair in one text"
+FREQUENT = "the most frequent answer, nothing read"
 HEADS = (COMPARED, TOGETHER)
 SHIPPED = {"r = 8": "Parallel Adapters, r = 8", "LoRA": "LoRA"}
-WORDS = {"cosine": COSINE, "head": COMPARED, "together": TOGETHER, "ours": SHIPPED["r = 8"], "lora": SHIPPED["LoRA"]}
+WORDS = {
+    "cosine": COSINE,
+    "always": FREQUENT,
+    "head": COMPARED,
+    "together": TOGETHER,
+    "ours": SHIPPED["r = 8"],
+    "lora": SHIPPED["LoRA"],
+}
 """Names of the ways in the item's texts."""
 HIDDEN, EPOCHS, BATCH_SIZE, LEARNING_RATE, DROPOUT = 256, 12, 32, 1e-3, 0.1
 
@@ -68,6 +76,10 @@ def pairs(item: Item, settings: Settings) -> Result:
         task = task_of(like, settings.data)
         splits = embed_task(task, like.model, like.max_length)
         scores = {COSINE: [cosine_score(task, splits)]}
+        if task.kind == "classification":
+            scores |= {
+                FREQUENT: [score_answers(task, [mode(task.train.labels)] * len(task.test.labels), task.test.labels)]
+            }
         scores |= {head: [trained_score(task, splits, head, seed) for seed in settings.seeds] for head in HEADS}
         for way, values in scores.items():
             comparisons.append(item.cell((way, title), None, fmean(values)))
