@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from workbench.core.cluster import Cluster
 from workbench.core.medium import Air
-from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Value
+from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op, Ranks, Value
 
 ITEM_BYTES = {
     "bytes": 1,
@@ -90,7 +90,12 @@ class TableCosts:
 
     def _links_s(self, cluster: Cluster, op: Op) -> float:
         if op.kind == SEND:
-            return cluster.link(*op.ranks).transfer_s(self.spec(op.reads[0]).nbytes) + self.message_s
+            key = (op.ranks, self.spec(op.reads[0]))
+            seconds = self._transfers.get(key)
+            if seconds is None:
+                seconds = cluster.link(*op.ranks).transfer_s(key[1].nbytes) + self.message_s
+                self._transfers[key] = seconds
+            return seconds
         if op.kind not in COLLECTIVES:
             return 0.0
         wire_s = collective_s(cluster, op.kind, op.ranks, self.spec(op.writes[0]).nbytes)
@@ -109,6 +114,10 @@ class TableCosts:
     @cached_property
     def _specs(self) -> dict[Value, Spec]:
         return {}  # a value is looked up where it is written, sent and read
+
+    @cached_property
+    def _transfers(self) -> dict[tuple[Ranks, Spec], float]:
+        return {}  # most messages between two ranks have one size
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""

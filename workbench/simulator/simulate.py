@@ -15,6 +15,7 @@ still needed, both count from then on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
@@ -159,7 +160,7 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
     """Return the start and the end of each activity, as (activity, start_s, end_s)."""
     schedule, costs, air = program.schedule, program.costs, program.air
     ops, ranks, targets, firsts = graph.ops, graph.priced_on, graph.targets, graph.firsts
-    waits = list(graph.num_waits)
+    waits, durations_s = list(graph.num_waits), _durations_s(costs, graph)
     interfaces = Interfaces(schedule.world_size)
     shared = SharedAir()
     on_air: dict[int, tuple[float, float]] = {}  # activity: when it started, its seconds after it has left the air
@@ -204,14 +205,14 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
                 source, index = graph.members[activity][0]
                 interfaces.ask(activity, source, op.ranks[1], ready_s=now_s, index=index)
                 continue
-            duration_s = _duration_s(costs, ranks[activity], op)
+            duration_s = durations_s[activity]
             if air is None or not put_on_air(air, activity, duration_s):
                 end(activity, now_s, now_s + duration_s)
         released.clear()
         # Handle all events of one instant before assigning a network interface.
         is_over = not (ending and ending[0][0] == now_s) and not (on_air and shared.next_s == now_s)
         for activity in interfaces.grant() if is_over else ():
-            duration_s = _duration_s(costs, ranks[activity], ops[activity])
+            duration_s = durations_s[activity]
             if air is None or not put_on_air(air, activity, duration_s):
                 end(activity, now_s, now_s + duration_s)
         if on_air and (not ending or shared.next_s <= ending[0][0]):
@@ -251,13 +252,17 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
     return times
 
 
-def _duration_s(costs: Costs, rank: int, op: Op) -> float:
-    seconds = costs.seconds(rank, op)
-    if not 0.0 <= seconds < float("inf"):
-        raise ScheduleError(
-            f"Rank {rank} was asked to run {op.label}.", f"Its cost is {seconds} s.", "Price it with 0 or more seconds."
-        )
-    return seconds
+def _durations_s(costs: Costs, graph: Activities) -> list[float]:
+    """Return each activity's seconds without other traffic."""
+    seconds = costs.seconds
+    durations_s = [seconds(rank, op) for rank, op in zip(graph.priced_on, graph.ops, strict=True)]
+    for rank, op, duration_s in zip(graph.priced_on, graph.ops, durations_s, strict=True):
+        if not 0.0 <= duration_s < math.inf:
+            problem = f"Its cost is {duration_s} s."
+            raise ScheduleError(
+                f"Rank {rank} was asked to run {op.label}.", problem, "Price it with 0 or more seconds."
+            )
+    return durations_s
 
 
 def _tensor_bytes(costs: Costs, rank: int, op: Op) -> int:

@@ -101,20 +101,20 @@ def ring_costs(
         return context_bytes(profile.layers[rank][layers.start : layers.stop], sizes[m], lengths[m])
 
     def forward_s(rank: int, op: Op) -> float:
-        layers = layout.layers(op)
-        count = sum(value.name.startswith(INPUT) for value in op.writes)
-        written = nbytes(rank, op, layers[:count]) if plan.stages[op.stage].activations == DISK else 0
+        layers, written = layout.layers(op), 0
+        if plan.stages[op.stage].activations == DISK:
+            written = nbytes(rank, op, layers[: sum(value.name.startswith(INPUT) for value in op.writes)])
         return cluster.devices[rank].stored_s(written) + layers_s(rank, op, FORWARD, layers)
 
     def read_s(rank: int, op: Op) -> float:
         return cluster.devices[rank].loaded_s(nbytes(rank, op, layout.layers(op)))
 
+    again = {KEEP: lambda rank, op: 0.0, DISK: read_s, RECOMPUTE: forward_s}
+
     def backward_s(rank: int, op: Op) -> float:
         lowest, layers = layout.first_unfrozen(op.microbatch), layout.layers(op)
-        again_s = 0.0
-        if op.part == NONE:  # before R and READ are separate operations, B contains them
-            activations = plan.stages[op.stage].activations
-            again_s = {KEEP: 0.0, DISK: read_s(rank, op), RECOMPUTE: forward_s(rank, op)}[activations]
+        # Before R and READ are separate operations, B contains them.
+        again_s = again[plan.stages[op.stage].activations](rank, op) if op.part == NONE else 0.0
         if layers.start > lowest:
             return again_s + layers_s(rank, op, BACKWARD, layers)
         of_lowest, above = layers[:1], layers[1:]
