@@ -128,21 +128,23 @@ def test_layers_go_where_the_load_will_be() -> None:
     assert plan.stages[-1].num_layers < 3 < plan.stages[0].num_layers
 
 
-def cut(pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_from: int) -> list[Segment]:
+def cut(
+    pricer: RingEstimate, depths: list[int], steps: list[int], *, cached_from: int
+) -> tuple[list[Segment], RingEstimate]:
     """Return segments of a training in each of which so many layers are trained for so many mini-batches, and the
-    whole."""
+    estimate of the whole."""
 
-    def of(start: int, stop: int) -> Segment:
-        numbers = range(start, stop)
-        trained = [
+    def counts(numbers: range) -> list[dict[int, int]]:
+        return [
             {depths[number]: steps[number] for number in numbers if (number < cached_from) != is_cached}
             for is_cached in (False, True)
         ]
-        asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
-        priced = RingEstimate(asked, depths=trained[0], cached=trained[1])
-        return Segment(sum(steps[:start]), sum(steps[start:stop]), priced)
 
-    return [*(of(number, number + 1) for number in range(len(steps))), of(0, len(steps))]
+    asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
+    trained, cached = counts(range(len(steps)))
+    whole = RingEstimate(asked, depths=trained, cached=cached)
+    places = range(len(steps))
+    return [Segment(sum(steps[:n]), whole.counts(*counts(range(n, n + 1)))) for n in places], whole
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -158,8 +160,8 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     )
     steps, depths = [chance.randrange(5, 40) for _ in range(3)], sorted(chance.sample(range(1, 7), 3))
     pricer = problem(speeds, 6, links=links)
-    *segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
-    once = plan_ring(whole.pricer)
+    segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
+    once = plan_ring(whole)
 
     def moved_s(former: Stages, stages: Stages, first: int) -> float:
         return change_s(
@@ -171,12 +173,12 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
             inputs=dict.fromkeys(range(7 - depths[1]), 3000),
         )
 
-    plan = plan_segments(once, segments, moved_s)
+    plan = plan_segments(once, whole, segments, moved_s)
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
     stages = [one_device_stages(order, each, 8) for order, each in rings]
     orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
-    rounds_s = [segment.num_steps * segment.pricer(orders, all_cuts) for segment in segments]
+    rounds_s = [whole.total_s(orders, all_cuts, segment.counts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])
     every_s = rounds_s[0][:, None, None] + moves_s[:, :, None] + rounds_s[1][:, None] + moves_s + rounds_s[2]
     kept = stages.index(once.stages)
@@ -186,7 +188,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     chosen = [stages.index(plan.at(segment.first).stages) for segment in segments]
     assert every_s[tuple(chosen)] == pytest.approx(sum(steps) * plan.total_s)
     assert seed or plan.later  # of seed 0 nothing but the blocks is read again
-    assert not plan_segments(once, segments, lambda former, stages, first: 1e9).later
+    assert not plan_segments(once, whole, segments, lambda former, stages, first: 1e9).later
 
 
 def test_of_more_devices_than_blocks_the_fastest_with_room_are_on_the_ring() -> None:

@@ -167,14 +167,14 @@ def test_what_plans_that_follow_the_unfreezing_save(
     )
     depths = dict.fromkeys(range(1, 12), 40) | {12: 260}
 
-    def priced(depths: dict[int, int]) -> RingEstimate:
-        counts = {"depths": {}, "cached": depths} if cached else {"depths": depths}
-        problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
-        return RingEstimate(problem, **counts)  # type: ignore[arg-type]
+    def counted(depths: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+        return ({}, depths) if cached else (depths, {})
 
-    plan = plan_ring(priced(depths))
-    segments = [Segment(40 * (depth - 1), count, priced({depth: count})) for depth, count in depths.items()]
-    again = plan_segments(plan, segments, lambda former, stages, first: 0.0)
+    problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=micro_batches, sequence_length=1)
+    priced = RingEstimate(problem, depths=counted(depths)[0], cached=counted(depths)[1])
+    plan = plan_ring(priced)
+    segments = [Segment(40 * (depth - 1), priced.counts(*counted({depth: count}))) for depth, count in depths.items()]
+    again = plan_segments(plan, priced, segments, lambda former, stages, first: 0.0)
     for one, expected in ((plan, once), (again, following)):
         total_s = 0.0
         for depth, count in depths.items():

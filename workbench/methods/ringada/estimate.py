@@ -54,10 +54,11 @@ class RingEstimate:
         self._workspaces = [
             max(layer.workspace_bytes(size, problem.longest) for layer in row) for row in profile.layers
         ]
-        moments = [*depths.items(), *(cached or {}).items()]
-        firsts = np.array([layers - depth for depth, _ in moments])  # the lowest unfrozen layer of each depth
-        self._weights = np.array([count for _, count in moments]) / sum(count for _, count in moments)
-        is_cached = np.arange(len(moments)) >= len(depths)
+        self._moments = [(depth, False) for depth in depths] + [(depth, True) for depth in cached or {}]
+        firsts = np.array([layers - depth for depth, _ in self._moments])  # the lowest unfrozen layer of each depth
+        counts = self.counts(depths, cached or {})
+        self._weights = counts / counts.sum()
+        is_cached = np.array([caches for _, caches in self._moments])
         index = np.arange(layers)[:, None]
         is_frozen, is_lowest = index < firsts, index == firsts  # (layers, depths)
 
@@ -112,8 +113,19 @@ class RingEstimate:
         needed_bytes = self._bytes[rank] - self._bytes[rank][:, None]
         return np.triu(needed_bytes <= self._budgets[rank], 1)
 
+    def counts(self, depths: Mapping[int, int], cached: Mapping[int, int]) -> np.ndarray:
+        """Return the mini-batches of some rounds for each depth of the training, (depths,).  depths, cached: see the
+        class.
+        """
+        return np.array([(cached if caches else depths).get(depth, 0) for depth, caches in self._moments])
+
     def __call__(self, orders: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-        """Return the seconds of rings, (rings,); infinite if a device's memory is too small.
+        """Return the seconds of a mini-batch in each ring, averaged over the training (see total_s)."""
+        return self.total_s(orders, cuts, self._weights)
+
+    def total_s(self, orders: np.ndarray, cuts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Return the seconds of so many mini-batches of each depth (see counts) in rings, (rings,); infinite if a
+        device's memory is too small.
 
         orders: (rings, devices) ranks.  cuts: (rings, devices + 1); device orders[i, s] has layers [cuts[i, s], cuts[i,
         s + 1]).
@@ -134,7 +146,7 @@ class RingEstimate:
         least = (below + count * unfrozen + np.maximum(0.0, above - (count - 1) * forward)).max(axis=1)
         most = passes.sum(axis=1) + (count - 1) * unfrozen.max(axis=1)
         once = 0.75 * least + 0.25 * most + step.max(axis=1)
-        seconds = np.maximum.reduce([busiest, once, count * self._messages_s(orders, is_open)]) @ self._weights
+        seconds = np.maximum.reduce([busiest, once, count * self._messages_s(orders, is_open)]) @ counts
         is_over = self._bytes[orders, stops] - self._bytes[orders, starts] > self._budgets[orders]
         return np.where(is_over.any(axis=1), np.inf, seconds)
 

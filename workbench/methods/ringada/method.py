@@ -96,24 +96,28 @@ def _demands(prices: Callable[[Activations], RingEstimate], plan: Plan) -> list[
     ]
 
 
-def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster, rounds: range | None = None) -> RingEstimate:
-    """Return a function that computes the cost of a ring for some rounds; None: all rounds."""
-    policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
-    per_round = cluster.world_size * prepared.options.local_iterations
-    simulated = range(num_rounds) if rounds is None else rounds
-    depths = [
-        policy.num_layers - policy.first_unfrozen(number, per_round * number + step)
-        for number in simulated
-        for step in range(per_round)
-    ]
-    filled = per_round * max(0, _filled(prepared, num_rounds) - simulated.start)
+def pricer(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> RingEstimate:
+    """Return a function that computes the cost of a ring for all rounds."""
+    depths, cached = _depths(prepared, cluster, range(prepared.steps_on(cluster.world_size)))
     return RingEstimate(
         planning_problem(prepared, profile, cluster),
-        depths=Counter(depths[:filled]),
-        cached=Counter(depths[filled:]),
+        depths=depths,
+        cached=cached,
         rest_bytes=beside_bytes(prepared.facts, prepared.config),
         has_side=prepared.options.technique == "parallel",
     )
+
+
+def _depths(prepared: PreparedJob, cluster: Cluster, rounds: range) -> tuple[Counter[int], Counter[int]]:
+    """Return the mini-batches of some rounds by their number of unfrozen layers, and those of them that read caches."""
+    policy, per_round = prepared.policy, cluster.world_size * prepared.options.local_iterations
+    depths = [
+        policy.num_layers - policy.first_unfrozen(number, per_round * number + step)
+        for number in rounds
+        for step in range(per_round)
+    ]
+    filled = per_round * max(0, _filled(prepared, prepared.steps_on(cluster.world_size)) - rounds.start)
+    return Counter(depths[:filled]), Counter(depths[filled:])
 
 
 def _filled(prepared: PreparedJob, num_rounds: int) -> int:
@@ -121,12 +125,15 @@ def _filled(prepared: PreparedJob, num_rounds: int) -> int:
     return num_rounds // prepared.job.epochs if prepared.options.cache else num_rounds
 
 
-def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple[Segment, ...]:
+def segments(prepared: PreparedJob, price: RingEstimate) -> tuple[Segment, ...]:
     """Return the run's rounds, divided where one more layer is trained (several for a deep model) and where the caches
     are full.
     """
-    policy, num_rounds = prepared.policy, prepared.steps_on(cluster.world_size)
-    per_round = cluster.world_size * prepared.options.local_iterations
+    policy, cluster = prepared.policy, price.cluster
+    num_rounds, per_round = (
+        prepared.steps_on(cluster.world_size),
+        cluster.world_size * prepared.options.local_iterations,
+    )
     lowest = [policy.first_unfrozen(number, per_round * number) for number in range(num_rounds)]
     full = _filled(prepared, num_rounds)
     begins = [
@@ -134,7 +141,7 @@ def segments(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> tuple
     ]
     begins = sorted({*begins[:: -(-len(begins) // _MOST_SEGMENTS)], full} - {num_rounds})
     return tuple(
-        Segment(first, per_round * (stop - first), pricer(prepared, profile, cluster, range(first, stop)))
+        Segment(first, price.counts(*_depths(prepared, cluster, range(first, stop))))
         for first, stop in pairwise([*begins, num_rounds])
     )
 
@@ -167,11 +174,12 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     """Return the plan with a profile, which says whether activations are recomputed (see plan_job)."""
     if prepared.options.federated:
         return _everywhere(prepared, pricer(prepared, profile, cluster))
-    once = plan_ring(pricer(prepared, profile, cluster))
+    price = pricer(prepared, profile, cluster)
+    once = plan_ring(price)
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return once
-    parts, run = segments(prepared, profile, cluster), rank_job(prepared, profile, cluster, once)
-    plan = plan_segments(once, parts, run.change_s)
+    parts, run = segments(prepared, price), rank_job(prepared, profile, cluster, once)
+    plan = plan_segments(once, price, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
     return plan if follows else once
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, combinations, pairwise, permutations
 from typing import NamedTuple
 
@@ -74,34 +75,38 @@ def plan_ring(pricer: RingEstimate) -> Plan:
 class Segment(NamedTuple):
     """Rounds of a run that train about the same layers.
 
-    first: the number of their first round.  num_steps: their mini-batches.  pricer: estimates the seconds of these.
+    first: the number of their first round.  counts: their mini-batches by depth (see RingEstimate.counts).
     """
 
     first: int
-    num_steps: int
-    pricer: RingEstimate
+    counts: np.ndarray
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of their mini-batches."""
+        return int(self.counts.sum())
 
 
-def plan_segments(once: Plan, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]) -> Plan:
+def plan_segments(
+    once: Plan, pricer: RingEstimate, segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]
+) -> Plan:
     """Return a plan that follows the unfreezing by dynamic programming: each segment gets a new assignment or keeps the
     previous one.
 
     once: the single plan for the whole training, which each segment may keep; the other candidates are the best for
-    one, two, four ...
-    segments.  change_s: the seconds of moving layers from one assignment to another before a round.
+    one, two, four ... segments.  pricer: of the whole training.  change_s: the seconds of moving layers from one
+    assignment to another before a round.
     The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never
     exceeds `once`'s.
     """
     rings = {(tuple(stage.ranks[0] for stage in once.stages), (0, *(stage.stop for stage in once.stages))): once.stages}
     runs = (segments[first : first + size] for size in (1, 2, 4, 8, 16) for first in range(len(segments) - size + 1))
     for some in runs:
-
-        def seconds(orders: np.ndarray, cuts: np.ndarray, some: Sequence[Segment] = some) -> np.ndarray:
-            return sum((segment.num_steps * segment.pricer(orders, cuts) for segment in some), np.zeros(len(orders)))
-
-        order, cuts, _ = _search(segments[0].pricer, len(once.stages), seconds, members=once.busy_ranks)
+        counts = np.sum([segment.counts for segment in some], axis=0)
+        seconds = partial(pricer.total_s, counts=counts)
+        order, cuts, _ = _search(pricer, len(once.stages), seconds, members=once.busy_ranks)
         rings.setdefault((order, cuts), one_device_stages(order, cuts, once.micro_batch_size))
-    total_s, moves_s, chosen = _cheapest(list(rings.items()), segments, change_s)
+    total_s, moves_s, chosen = _cheapest(list(rings.items()), pricer, segments, change_s)
     stages, steps = list(rings.values()), sum(segment.num_steps for segment in segments)
     pairs = zip(segments[1:], pairwise(chosen), strict=True)
     changes = [(segment.first, stages[ring]) for segment, (before, ring) in pairs if ring != before]
@@ -116,13 +121,16 @@ _Way = tuple[float, float, tuple[int, ...]]
 
 
 def _cheapest(
-    rings: Sequence[tuple[Ring, Stages]], segments: Sequence[Segment], change_s: Callable[[Stages, Stages, int], float]
+    rings: Sequence[tuple[Ring, Stages]],
+    pricer: RingEstimate,
+    segments: Sequence[Segment],
+    change_s: Callable[[Stages, Stages, int], float],
 ) -> _Way:
     """Return the index of the ring for each segment, by dynamic programming."""
     orders, cuts = np.array([order for (order, _), _ in rings]), np.array([cuts for (_, cuts), _ in rings])
     ways: list[_Way] = [(0.0, 0.0, ())] * len(rings)  # the best sequence that ends with each ring
     for number, segment in enumerate(segments):
-        rounds_s = segment.num_steps * segment.pricer(orders, cuts)
+        rounds_s = pricer.total_s(orders, cuts, segment.counts)
         cheapest, longer = sorted(enumerate(ways), key=lambda pair: pair[1][0]), list[_Way]()
         for ring, best in enumerate(ways):
             for before, (so_far_s, moves_s, chosen) in cheapest if number else ():
