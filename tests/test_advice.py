@@ -74,7 +74,7 @@ def test_a_choices_figures_are_those_of_its_simulation(advice: Advice) -> None:
 def test_what_the_combinations_share_changes_none_of_them(advice: Advice) -> None:
     for choice in advice.choices:
         alone = experiment.run(choice.job, replace_models(load_cluster("laptop")), "simulate")
-        assert alone.plan == choice.report.plan and alone.step_parts == choice.report.step_parts
+        assert alone.plan == choice.report.plan and alone.step_parts == choice.simulated.parts
 
 
 def replace_models(cluster: Cluster) -> Cluster:

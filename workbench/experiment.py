@@ -10,8 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from workbench.methods.checked import prepared_job
 from workbench.methods.common.folder import require_resumable
 from workbench.methods.devices import connected, require_emulated
 from workbench.methods.option_values import as_published, differences_note
-from workbench.methods.step_parts import step_parts
+from workbench.methods.step_parts import step_parts, typical_step_s
 from workbench.methods.sustained import plan_over_run
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
@@ -171,25 +171,10 @@ def run(
         (progress or ignore)(event)
 
     with contextlib.nullcontext() if folder is None else own_folder(folder):
-        method = load_method(job.method)
-        prepared = prepared_job(
-            method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines
+        method, planned, prediction, notes = _predicted(
+            job, cluster, mode, notify, chosen_plan=chosen_plan, costs=costs, engines=engines, folder=folder
         )
-        costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
-        notify(Event("phase", message=f"Planning for {cluster.in_words}", stage="plan"))
-        decided = chosen_plan or _planned(method, prepared, costs, cluster)
-        method.check(prepared, costs, cluster, decided, folder=folder)
-        planned = Planned(prepared, costs, cluster, decided)
-        notes = (*prepared.task.notes, *method.notes(planned))
-        for note in notes:
-            notify(Event("note", message=note))
-        prediction = method.predict(planned)
-        layers = method.layer_costs(prepared, batch=1, sequence_length=1)
-        trained = sum(layer.trainable_params for layer in layers)
-        frozen = sum(layer.frozen_params - layer.copied_params for layer in layers)
-        if trained:
-            nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * (trained + frozen)}
-            prediction = replace(prediction, bytes=prediction.bytes | nbytes)
+        prepared, costs, _, decided = planned
         parts = step_parts(method, planned, is_planners=chosen_plan is None)
         notify(Event("predicted", predicted=prediction.steps))
         timelines = {name.removesuffix(", predicted"): timeline for name, timeline in prediction.timelines.items()}
@@ -206,6 +191,7 @@ def run(
             if running is None:
                 if declaration_of(job.method).trains:
                     is_whole = method.holds_whole_model(prepared)
+                    layers = method.layer_costs(prepared, batch=1, sequence_length=1)
                     require_running_room(job.model, layers, decided, cluster, is_whole=is_whole)
                 notify(Event("phase", message=f"Starting {cluster.in_words}", stage="start devices"))
                 count_ready = counting(notify, "devices that are ready")
@@ -224,6 +210,68 @@ def run(
         if calibration is not None and not report.valid:
             calibration.forget()
         return report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A job that is simulated.  report: without the parts of a step, which take several further simulations."""
+
+    report: Report
+    method: Method
+    planned: Planned[Any]
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of a typical first-epoch step, simulated now."""
+        return typical_step_s(self.method, self.planned)
+
+    @cached_property
+    def parts(self) -> StepParts:
+        """Return the parts of that step, simulated at the first call."""
+        with shared_results():
+            return step_parts(self.method, self.planned)
+
+
+def simulated(job: Job, cluster: Cluster, *, progress: Notify | None = None) -> Simulated:
+    """Plan and simulate a job on a cluster, to compare it with others (see run)."""
+    job, notify = _settled(job), progress or ignore
+    method, planned, prediction, notes = _predicted(job, cluster, "simulate", notify)
+    report = _report(job, cluster, planned.plan, prediction, None, {}, None, notes=notes)
+    return Simulated(report=report, method=method, planned=planned)
+
+
+def _predicted(
+    job: Job,
+    cluster: Cluster,
+    mode: Mode,
+    notify: Notify,
+    *,
+    chosen_plan: Plan | None = None,
+    costs: Profile | None = None,
+    engines: Engines | None = None,
+    folder: Path | None = None,
+) -> tuple[Method, Planned[Any], Prediction, tuple[str, ...]]:
+    """Return a job's method, its plan, every step of it as simulated, and notes on it (see run)."""
+    method = load_method(job.method)
+    prepared = prepared_job(
+        method, job, cluster, notify, warms_up=mode == "execute" and engines is None, engines=engines
+    )
+    costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
+    notify(Event("phase", message=f"Planning for {cluster.in_words}", stage="plan"))
+    decided = chosen_plan or _planned(method, prepared, costs, cluster)
+    method.check(prepared, costs, cluster, decided, folder=folder)
+    planned = Planned(prepared, costs, cluster, decided)
+    notes = (*prepared.task.notes, *method.notes(planned))
+    for note in notes:
+        notify(Event("note", message=note))
+    prediction = method.predict(planned)
+    layers = method.layer_costs(prepared, batch=1, sequence_length=1)
+    trained = sum(layer.trainable_params for layer in layers)
+    frozen = sum(layer.frozen_params - layer.copied_params for layer in layers)
+    if trained:
+        nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * (trained + frozen)}
+        prediction = replace(prediction, bytes=prediction.bytes | nbytes)
+    return method, planned, prediction, notes
 
 
 def sweep(
@@ -331,7 +379,7 @@ def _report(
     prediction: Prediction,
     outcome: Outcome | None,
     spent_s: dict[str, float],
-    parts: StepParts,
+    parts: StepParts | None,
     dilation: float = 1.0,
     *,
     notes: tuple[str, ...] = (),

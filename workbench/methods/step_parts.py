@@ -30,7 +30,7 @@ def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = Tru
     timeline = method.typical_step(planned)
 
     def seconds(cluster: Cluster) -> float:
-        return _seconds(method, planned._replace(cluster=cluster))
+        return typical_step_s(method, planned._replace(cluster=cluster))
 
     step_s = seconds(planned.cluster)
     roomy_s, roomy_plan = _roomy(method, planned) if is_planners else (math.inf, "")
@@ -58,7 +58,8 @@ def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = Tru
     )
 
 
-def _seconds(method: Method, planned: Planned[Any]) -> float:
+def typical_step_s(method: Method, planned: Planned[Any]) -> float:
+    """Return the seconds of a plan's typical first step, simulated."""
     # Nothing is written to the folder of a sweep's point that is only simulated.
     return method.sweep_point(planned, "", None, num_steps=1, folder=Path()).predicted_s
 
@@ -74,7 +75,7 @@ def _roomy(method: Method, planned: Planned[Any]) -> tuple[float, str]:
     try:
         plan = method.plan(planned.prepared, planned.profile, cluster)
         words = f"{plan.partition()} on {plan.grouping()}"
-        return _seconds(method, planned._replace(cluster=cluster, plan=plan)), words
+        return typical_step_s(method, planned._replace(cluster=cluster, plan=plan)), words
     except WorkbenchError:  # a limit besides memory
         return math.inf, ""
 

@@ -49,12 +49,15 @@ class Choice:
     it is reached, and None if no measured curve says when.
     joules: energy in the same time, modelled; None where a device has no power figures.
     memory_bytes: the largest values of a device in a step.  sent_bytes: by all devices in a step.
+    step_s: seconds of a typical step of the first epoch (Galaxy+: of a request).
     is_dominated: another combination is at least as good in time, energy and memory, and better in one.
     """
 
     name: str
     job: Job
+    simulated: experiment.Simulated
     report: Report
+    step_s: float
     run_s: float
     seconds: float | None
     joules: float | None
@@ -64,16 +67,9 @@ class Choice:
     is_dominated: bool = False
 
     @property
-    def step_s(self) -> float:
-        """Return the seconds of a typical step of the first epoch (Galaxy+: of a request)."""
-        assert self.report.step_parts is not None
-        return self.report.step_parts.step_s
-
-    @property
     def decides(self) -> str:
-        """Return what decides the length of a step, in a sentence."""
-        assert self.report.step_parts is not None
-        return self.report.step_parts.sentence
+        """Return what decides the length of a step, in a sentence; it is simulated at the first call."""
+        return self.simulated.parts.sentence
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -105,34 +101,35 @@ class Advice:
     @property
     def reason(self) -> str:
         """Return why the first combination is first, in a sentence or two."""
-        best = self.choices[0]
-        stages = best.report.plan.stages
-        recomputed, stored = (
-            " and ".join(stage.layers_in_words for stage in stages if stage.activations == choice)
-            for choice in (RECOMPUTE, DISK)
-        )
-        words = self._why_first
-        if recomputed:
-            words += f" The backward pass computes the activations of {recomputed} again, to save memory."
-        if stored:
-            words += f" The activations of {stored} are on the disk, to save memory."
-        return words
+        return _reason(self.choices)
 
-    @property
-    def _why_first(self) -> str:
-        best = self.choices[0]
-        alone = next((choice for choice in self.choices if len(choice.devices) == 1), None)
-        several = next((choice for choice in self.choices if len(choice.devices) > 1), None)
-        if len(best.devices) == 1 and several is not None:
-            slower = f"{several.step_s / best.step_s:.1f} times as long"
-            return f"One device is enough: with {several.name} on {len(several.devices)} a step takes {slower}. " + (
-                f"There: {several.decides[:1].lower()}{several.decides[1:]}"
-            )
-        if len(best.devices) > 1 and alone is not None:
-            return (
-                f"{best.decides} One device alone takes {alone.step_s / best.step_s:.1f} times as long ({alone.name})."
-            )
-        return best.decides
+
+def _reason(choices: Sequence[Choice]) -> str:
+    stages = choices[0].report.plan.stages
+    recomputed, stored = (
+        " and ".join(stage.layers_in_words for stage in stages if stage.activations == choice)
+        for choice in (RECOMPUTE, DISK)
+    )
+    words = _why_first(choices)
+    if recomputed:
+        words += f" The backward pass computes the activations of {recomputed} again, to save memory."
+    if stored:
+        words += f" The activations of {stored} are on the disk, to save memory."
+    return words
+
+
+def _why_first(choices: Sequence[Choice]) -> str:
+    best = choices[0]
+    alone = next((choice for choice in choices if len(choice.devices) == 1), None)
+    several = next((choice for choice in choices if len(choice.devices) > 1), None)
+    if len(best.devices) == 1 and several is not None:
+        slower = f"{several.step_s / best.step_s:.1f} times as long"
+        return f"One device is enough: with {several.name} on {len(several.devices)} a step takes {slower}. " + (
+            f"There: {several.decides[:1].lower()}{several.decides[1:]}"
+        )
+    if len(best.devices) > 1 and alone is not None:
+        return f"{best.decides} One device alone takes {alone.step_s / best.step_s:.1f} times as long ({alone.name})."
+    return best.decides
 
 
 def advise(
@@ -193,6 +190,7 @@ def advise(
         *sorted(known, key=lambda choice: (choice.figure(goal) or 0.0, choice.run_s)),
         *sorted(unknown, key=lambda choice: choice.run_s),
     ]
+    _reason(ranked)  # what it needs is simulated now, and counted in spent_s
     return Advice(
         goal=goal,
         choices=tuple(replace(choice, is_dominated=_is_dominated(choice, ranked)) for choice in ranked),
@@ -244,13 +242,14 @@ def _simulated(
             continue  # nothing can be divided
         progress(Event("phase", message=f"Simulating {name}"))
         try:
-            report = experiment.run(_in_short(candidate), priced, "simulate", progress=_phases_of(progress))
+            simulated = experiment.simulated(_in_short(candidate), priced, progress=_phases_of(progress))
+            step_s = simulated.step_s
         except MissingDataError:
             raise  # the others need the same
         except WorkbenchError as error:
             refused[name] = error.found
             continue
-        choices.append(_choice(name, candidate, replace(report, cluster=cluster), score))
+        choices.append(_choice(name, candidate, simulated, cluster, step_s, score))
     return choices, refused
 
 
@@ -304,7 +303,10 @@ def _phases_of(progress: Callable[[Event], None]) -> Callable[[Event], None]:
     return lambda event: progress(event) if event.kind == "count" or event.stage == "profile" else None
 
 
-def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
+def _choice(
+    name: str, job: Job, simulated: experiment.Simulated, cluster: Cluster, step_s: float, score: float | None
+) -> Choice:
+    report = replace(simulated.report, cluster=cluster)
     curve = next(iter(curves_of(job)), None)
     steps = curve.steps_to(score) if curve is not None and score is not None else None
     epochs = None if steps is None else steps / sum(step.epoch == report.steps[0].epoch for step in report.steps)
@@ -315,7 +317,9 @@ def _choice(name: str, job: Job, report: Report, score: float | None) -> Choice:
     return Choice(
         name=name,
         job=job,
+        simulated=simulated,
         report=report,
+        step_s=step_s,
         run_s=whole_s,
         seconds=seconds,
         joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
