@@ -187,6 +187,8 @@ def test_an_unknown_device_model_names_the_nearest():
         ('medium = "wlan"\n' + ONE_DEVICE, "A cluster asks for medium = wlan.*switch, wifi"),
         ('medium = "wifi"\njitter_ms = -1\n' + ONE_DEVICE, "line 2: The cluster asks for jitter_ms = -1"),
         ("jitter_ms = 2\n" + ONE_DEVICE, "a jitter of 2 ms.*medium is a switch"),
+        (ONE_DEVICE + "memory_gb = 3\n", "Did you mean 'memory_mb' or 'memory_gb_per_s'"),
+        (ONE_DEVICE.replace('"a"', '"a>b"'), "names a device 'a>b'.*stands between the two devices of a link.*Rename"),
         (ONE_DEVICE + "[defautls]\n", "line 4: The key 'defautls'.*Did you mean 'defaults'"),
         (ONE_DEVICE + ONE_DEVICE, "names a device 'a'"),
         ('[[device]]\nname = "a"\n', "no gflops"),

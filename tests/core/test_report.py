@@ -14,7 +14,7 @@ from made_up_report import report
 from workbench.core import Report
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
-from workbench.core.summary import energy_j, summary_rows
+from workbench.core.summary import energy_j, headline, summary_rows
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a negative measured time": (
@@ -119,3 +119,19 @@ def test_energy_by_hand() -> None:
     assert energy_j(first) == {"fast": pytest.approx(2.0 * (1 + (4 * 4 + 4) / 10))}
     assert ("Energy", "6 J (0.433 mAh at 3.85 V), modelled: fast 6 J") in summary_rows(first)
     assert energy_j(replace(first, epochs=example_report.epochs)) == {}, "nothing is known of a cached step"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "epoch"), [(1234.5, "1,234,500 ms", "1234.5 s"), (0.0123, "12.3 ms", "0.0123 s")]
+)
+def test_long_and_short_times_are_readable(seconds: float, step: str, epoch: str) -> None:
+    example_report = report()
+    [first, *_] = example_report.steps
+    timed = replace(
+        example_report,
+        metrics={},
+        steps=(replace(first, predicted_s=seconds, measured_s=None),),
+        epochs=(replace(example_report.epochs[0], seconds=seconds),),
+    )
+    assert f"takes {step} (simulated)" in headline(timed)
+    assert dict(summary_rows(timed))["Epoch"].startswith(f"{epoch} through")

@@ -104,4 +104,4 @@ def test_a_field_that_a_part_does_not_have_is_refused():
     for wrong, found in (("bytes_per_s", "byte_per_s"), ("flops_per_s", "flops"), ("devices", "device")):
         with pytest.raises(ConfigError) as caught:
             from_json(known.replace(f'"{wrong}": ', f'"{found}": 1, "{wrong}": '), Cluster)
-        assert caught.value.found == f"It has no field '{found}'." and wrong in caught.value.todo
+        assert caught.value.found == f"This version knows no field '{found}' there." and wrong in caught.value.todo

@@ -54,6 +54,18 @@ def test_cells_stay_what_they_say(tmp_path: Path, name: str, text: str, labels: 
     assert rows["w 1"] == next(line for line in text.splitlines() if line.startswith("w 1,")).strip(",").split(",")[1]
 
 
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.csv", "|"), ("a.tsv", ",")])
+def test_the_header_says_what_stands_between_columns(tmp_path: Path, name: str, separator: str) -> None:
+    text = table(list("abababab")).replace(",", separator)
+    assert rows_of(load_task("classification", data=write(tmp_path / name, text)))["w 3"] == "b"
+
+
+def test_a_link_to_nothing_is_not_its_own_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").symlink_to(tmp_path / "nowhere.csv")
+    with pytest.raises(MissingDataError, match=r"link to a file that does not exist\. Check --data"):
+        load_task("classification", data=tmp_path / "a.csv")
+
+
 def test_numbers_of_every_size_are_in_order(tmp_path: Path) -> None:
     data = write(tmp_path / "a.csv", table([str(number) for number in [10, 9, 2, -1, 2**70] * 4]))
     assert load_task("classification", data=data).class_names == ("-1", "2", "9", "10", str(2**70))
@@ -107,6 +119,8 @@ def test_a_cell_of_several_lines_is_told_by_row(tmp_path: Path) -> None:
         ("a.jsonl", "[" * 100_000, "Its brackets are nested too deep"),
         ("a.json", '{"a":' * 100_000, "Its brackets are nested too deep"),
         ("a.jsonl", "3\n", "row 1 is not an object of columns and values"),
+        ("a.json", "3", "it is neither a list nor an object"),
+        ("a.json", '"x"', "it is neither a list nor an object"),
         ("a.jsonl", '{"text": ["x"], "label": 1}\n', "Row 1 of train has ['x'], which is not text"),
         ("a.jsonl", '{"text": "x", "label": {"a": 1}}\n', "Row 1 of train has {'a': 1}, which is not a class"),
         ("a.csv", "text\0,label\n", "byte 4 is zero"),

@@ -232,7 +232,7 @@ def show_cluster(cluster: Cluster) -> None:
                 f"{device.flops_per_s / 1e9:.1f}",
                 f"{device.sustained[-1].speed:.0%}" if device.sustained else "-",
                 "-" if device.host_share is None else f"{device.host_share:g}",
-                f"{device.memory_bytes / 1e6:.0f}",
+                f"{device.memory_bytes / 1e6:{'.0f' if device.memory_bytes >= 1e7 else '.3g'}}",
                 f"{device.link.bytes_per_s * 8e-6:g}",
                 f"{device.link.latency_s * 1e3:g}",
                 f"{device.watts_idle:g}-{device.watts_busy:g}" if device.watts_busy else "-",
@@ -250,12 +250,12 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
     if chosen is not None and chosen.predicted_s:
         print_text(
-            f"Predicted latency of a sequence of {chosen.length} tokens (planner, simulated): "
+            f"The planner's estimate for a sequence of {chosen.length} tokens (computed): "
             f"{chosen.predicted_s * 1e3:.1f} ms"
         )
     elif plan.predicted_s:
         parts = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in plan.predicted_s.items())
-        print_text(f"Predicted step (planner, simulated): {plan.total_s * 1e3:.0f} ms ({parts})")
+        print_text(f"The planner's estimate for a step (computed): {plan.total_s * 1e3:.0f} ms ({parts})")
     for note in plan.notes:
         print_text(note)
 

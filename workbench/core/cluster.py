@@ -210,6 +210,9 @@ class Cluster:
                     f"There are {names.count(name)} of that name.",
                     "Name each once.",
                 )
+            if ">" in name:
+                request = f"Cluster '{self.name}' names a device '{shown(name)}'."
+                raise ConfigError(request, "'>' stands between the two devices of a link.", "Rename it.")
         places: dict[tuple[str, int], str] = {}
         for device in self.devices:
             place = (device.address or device.name).rpartition("@")[2], device.port or 22

@@ -15,6 +15,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
 from workbench.core.serial import shown
+from workbench.core.units import three_figures
 
 FaultKind = Literal["slow", "memory", "kill", "freeze", "leave"]
 WITH_FACTOR = "slow", "memory"
@@ -297,7 +298,7 @@ def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tupl
     """Return a note for each fault timed after the last answer of a service; the report shows no effect of it."""
     return tuple(
         f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start:g} s never began: "
-        f"the stream ended after {end_s:.3g} s. Send more requests, or begin it earlier."
+        f"the stream ended after {three_figures(end_s)} s. Send more requests, or begin it earlier."
         for fault in faults
         if fault.start >= end_s
     )

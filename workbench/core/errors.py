@@ -96,11 +96,15 @@ def require_numbers(scores: Any, what: str) -> Any:
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one of them.") -> str:
     """Return advice about an unknown name: the known names that begin with its three or more letters (up to three
-    names), or else the one with the closest spelling, or `otherwise`.
+    names) and the one whose spelling differs by a letter or so, or else the one with the closest spelling, or
+    `otherwise`.
     """
     names = list(known)
     begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
-    close = begun if 1 <= len(begun) <= 3 else difflib.get_close_matches(name, names, n=1)
+    if 1 <= len(begun) <= 3:  # memory_gb is meant as memory_mb, not as memory_gb_per_s
+        close = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1, cutoff=0.85), *begun]))
+    else:
+        close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else otherwise
 
 

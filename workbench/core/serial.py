@@ -227,8 +227,8 @@ def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) ->
                     request = f"Asked to read {source} as a {kind.cls.__name__}."
                     raise ConfigError(
                         request,
-                        f"It has no field '{shown(name)}'.",
-                        did_you_mean(name, fields, "Leave that field out."),
+                        f"This version knows no field '{shown(name)}' there.",
+                        did_you_mean(name, fields, "Leave it out, or read the file with the version that wrote it."),
                     )
                 _require_known_fields(fields[name], part, source)
         case inspect.DictType():
@@ -270,6 +270,8 @@ def _malformed(kind: type, source: str, error: Exception, decode_all: Callable[[
         return ConfigError(request, "Its brackets are nested too deep.", "Fix the file.")
     place = _PLACE.fullmatch(str(error))
     if place is None:
+        if "truncated" in str(error):
+            return ConfigError(request, "It is truncated: it ends too early.", "Copy it again, or make it again.")
         return ConfigError(request, f"{error}.", "Fix that place.")
     if place[2].endswith("schema_version"):
         problem = f"Another version of the workbench wrote it: schema_version{_found(decode_all, place[2])}."

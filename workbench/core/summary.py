@@ -37,7 +37,8 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
         rows.append(
             (
                 "Energy",
-                f"{three_figures(total)} J ({total / 3.6 / BATTERY_V:.3g} mAh at {BATTERY_V} V), modelled: {each}",
+                f"{three_figures(total)} J ({three_figures(total / 3.6 / BATTERY_V)} mAh at {BATTERY_V} V), modelled: "
+                f"{each}",
             )
         )
     rows += _memory_rows(report)
@@ -82,7 +83,7 @@ def headline(report: Report) -> str:
     elif seconds := [step_s for step in report.steps if (step_s := step.measured_s or step.predicted_s)]:
         unit = "step" if report.plan.inference is None else "request"
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
-        parts.append(f"a {unit} takes {median(seconds) * 1e3:.3g} ms{report.mark} ({origin})")
+        parts.append(f"a {unit} takes {three_figures(median(seconds) * 1e3)} ms{report.mark} ({origin})")
     full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s and cached_s and mean(cached_s) > 0:
@@ -191,11 +192,11 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s:
         # A progress bar counts this host's seconds; all other times are the devices'.
-        dilated = f"; {mean(full_s) * report.dilation:.1f} s on this host's clock" if report.dilation > 1 else ""
-        rows.append(("Epoch", f"{mean(full_s):.1f} s{mark} through the backbone ({report.label}{dilated})"))
+        dilated = f"; {_seconds(mean(full_s) * report.dilation)} on this host's clock" if report.dilation > 1 else ""
+        rows.append(("Epoch", f"{_seconds(mean(full_s))}{mark} through the backbone ({report.label}{dilated})"))
     if cached_s:
         ratio = f", {mean(full_s) / mean(cached_s):.1f} times shorter{mark}" if full_s and mean(cached_s) > 0 else ""
-        rows.append(("", f"{mean(cached_s):.1f} s{mark} from the activation cache{ratio}"))
+        rows.append(("", f"{_seconds(mean(cached_s))}{mark} from the activation cache{ratio}"))
     label = "Step"
     for cached, name in ((False, "first epoch"), (True, "from the cache")):
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
@@ -244,7 +245,7 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
         latencies = ", ".join(
             f"{name} {metrics[f'latency {name} s'] * 1e3:.1f} ms{mark}" for name in ("mean", "p50", "p95", "p99")
         )
-        rows.append(("", f"{latencies}; {metrics['requests per s']:.3g}{mark} requests per s"))
+        rows.append(("", f"{latencies}; {three_figures(metrics['requests per s'])}{mark} requests per s"))
     if "first token s" in metrics:
         further = (
             f", every further one {metrics['further token s'] * 1e3:.1f} ms{mark}"
@@ -265,6 +266,10 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
             ("Checked", f"{metrics['texts that differ']:.0f} of the compared texts differ from the local model's")
         )
     return rows
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.3g} s"
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:

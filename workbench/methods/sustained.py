@@ -10,6 +10,7 @@ from workbench.core.heat import speed_at
 from workbench.core.methods import declaration_of
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.units import three_figures
 from workbench.methods.base import Method, Planned
 
 
@@ -35,9 +36,11 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
     if taken_s <= never_hot_s:
         return taken
     steps = "steps" if declaration_of(prepared.job.method).trains else "requests"
-    words = f"Devices get hot: the run's {steps} take {taken_s:.3g} s, and would take {never_hot_s:.3g} s on cold ones"
+    words = f"Devices get hot: the run's {steps} take {three_figures(taken_s)} s, and would take "
+    words += f"{three_figures(never_hot_s)} s on cold ones"
     if taken is hot:
-        words += f"; the plan is for hot devices, because with the one for cold ones they take {cold_s:.3g} s"
+        words += "; the plan is for hot devices, because with the one for cold ones they take "
+        words += f"{three_figures(cold_s)} s"
     return replace(taken, notes=(*taken.notes, f"{words} (simulated)."))
 
 

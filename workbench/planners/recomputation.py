@@ -16,6 +16,7 @@ from workbench.core.errors import PlanError
 from workbench.core.names import ActivationsChoice
 from workbench.core.plan import DISK, KEEP, RECOMPUTE, Activations, Plan, Share, Stage
 from workbench.core.profile import Profile
+from workbench.core.units import three_figures
 from workbench.planners.memory import Needed, recomputing_layers
 
 
@@ -67,7 +68,10 @@ def plan_within_memory(
         again = _where_short(profile, cluster, plan_with, needs)
         again_s, kept_s = seconds(again), seconds(keeping)
         if again.recomputes and again_s <= GAIN * kept_s:
-            faster = f"A step takes {again_s:.3g} s, and {kept_s:.3g} s with the fastest plan that keeps all of them."
+            faster = (
+                f"A step takes {three_figures(again_s)} s, and {three_figures(kept_s)} s with the fastest plan that "
+                "keeps all of them."
+            )
             return replace(again, notes=(*again.notes, faster))
     return keeping
 

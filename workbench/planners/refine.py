@@ -99,8 +99,8 @@ def refine(
         return first
     parts = closed_form.phase_times(best, count).parts()
     why = (
-        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * priced[given[0]]:.4g} to "
-        f"{1e3 * priced[best]:.4g} ms (simulated)."
+        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * priced[given[0]]:,.1f} to "
+        f"{1e3 * priced[best]:,.1f} ms (simulated)."
     )
     return replace(
         first,

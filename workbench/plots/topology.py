@@ -15,7 +15,7 @@ from workbench.core.cluster import Device
 from workbench.core.plan import Plan
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op
 from workbench.core.timeline import Timeline
-from workbench.core.units import size_words
+from workbench.core.units import size_words, three_figures
 from workbench.plots import style, svg
 
 WIDTH, HEIGHT, FLAT = 480, 300, 150
@@ -77,7 +77,7 @@ class Traffic:
 
 def speed_of(device: Device) -> str:
     """Return a device's speed in words."""
-    words = f"{device.flops_per_s / 1e9:.3g} GFLOP/s"
+    words = f"{three_figures(device.flops_per_s / 1e9)} GFLOP/s"
     return f"{words} ({device.host_share:g} core)" if device.host_share else words
 
 

@@ -13,6 +13,7 @@ from plotly.subplots import make_subplots
 from workbench.core.methods import title_of
 from workbench.core.report import Report, StepRecord, busy_note, metrics_text
 from workbench.core.spread import Spread
+from workbench.core.units import three_figures
 from workbench.plots.predicted import compared_bars
 from workbench.plots.style import (
     BLACK,
@@ -125,7 +126,7 @@ def _mark_recoveries(figure: go.Figure, report: Report) -> None:
     """Draw a line where a device was lost, left, slowed down or came back, with a label."""
     for number, recovery in enumerate(report.recoveries):
         figure.add_vline(x=recovery.step + 0.5, line={"color": ORANGE, "width": 1.5}, row=1, col=1)
-        said = f"{recovery.what}, {recovery.seconds:.2g} s"
+        said = f"{recovery.what}, {three_figures(recovery.seconds)} s"
         _say(figure, said, recovery.step + 0.5, 0.9 - 0.08 * (number % 4), xanchor="left")
 
 

@@ -25,6 +25,7 @@ from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
 from workbench.core.serial import shown
 from workbench.core.summary import energy_j
+from workbench.core.units import three_figures
 from workbench.methods.base import Event, ignore
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.methods.training.estimates import estimated_steps
@@ -264,8 +265,8 @@ def _without_idle_disks(choices: Sequence[Choice], refused: dict[str, str]) -> t
         on_disk = choice.job.options.get("activations") == DISK
         if on_disk and sibling is not None and choice.step_s > (1 - CLOSE) * sibling.step_s:
             idle[choice.name] = (
-                f"A step takes {choice.step_s:.3g} s, and {sibling.step_s:.3g} s with activations computed again: "
-                "the disk, which wears out, does not pay."
+                f"A step takes {three_figures(choice.step_s)} s, and {three_figures(sibling.step_s)} s with "
+                "activations computed again: the disk, which wears out, does not pay."
             )
         else:
             pays.append(choice)

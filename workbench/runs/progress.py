@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
+from workbench.core.units import three_figures
 from workbench.methods.base import DeviceState, Event
 from workbench.runs.course import GONE, Course, CourseLog
 
@@ -209,9 +210,9 @@ class Snapshot:
         """Return loss, rate and time left, as far as they are known, each after a comma."""
         words = "" if self.smoothed_loss is None else f", loss {self.smoothed_loss:.4f}"
         if self.samples_per_s is not None:
-            words += f", {self.samples_per_s:.3g} {'requests' if self.answers else 'samples'}/s"
+            words += f", {three_figures(self.samples_per_s)} {'requests' if self.answers else 'samples'}/s"
         if self.tokens_per_s:
-            words += f", {self.tokens_per_s:.3g} tokens/s"
+            words += f", {three_figures(self.tokens_per_s)} tokens/s"
         if self.remaining_s is not None:
             words += f", {duration(self.remaining_s)} left"
         return words

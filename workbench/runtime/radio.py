@@ -21,6 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError
+from workbench.core.units import three_figures
 from workbench.runtime.pacing import FRAME_BYTES
 
 AIR = "air0"
@@ -104,7 +105,7 @@ def require_similar_rates(cluster: Cluster) -> None:
     if times > _MOST_ACTIONS - 1:
         raise RuntimeSetupError(
             f"Cluster '{cluster.name}' was to be emulated on shared air.",
-            f"A byte from {slowest} takes {times:.3g} times as long as one of the fastest path, "
+            f"A byte from {slowest} takes {three_figures(times)} times as long as one of the fastest path, "
             f"at most {_MOST_ACTIONS - 1} can be emulated.",
             "Give the stations rates that are closer to each other, or use --mode simulate.",
         )

@@ -138,7 +138,7 @@ def _no_such_data(path: Path) -> MissingDataError:
         problem = "It is a link to a file that does not exist."
     else:
         problem = "There is no such file or folder, and it is not a hub name (OWNER/NAME)."
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    siblings = [entry.name for entry in path.parent.iterdir() if entry.exists()] if path.parent.is_dir() else []
     return MissingDataError(
         f"The data '{shown(str(path), 200)}' were asked for.",
         problem,
@@ -217,7 +217,7 @@ def _from_file(path: Path) -> Table:
         if kind == "json":
             table = _from_json(text, one_a_line=path.suffix.lower() != ".json")
         else:
-            table = _from_csv(text, "\t" if path.suffix.lower() == ".tsv" else ",")
+            table = _from_csv(text, _separator(text, "\t" if path.suffix.lower() == ".tsv" else ","))
     except (ValueError, csv.Error, RecursionError) as error:
         cause = (
             "Its brackets are nested too deep"
@@ -228,6 +228,16 @@ def _from_file(path: Path) -> Table:
     if not len(table):
         raise ConfigError(request, "It has 0 rows.", "Give data.")
     return replace(table, notes=tuple(f"'{path.name}': {note}" for note in table.notes))
+
+
+def _separator(text: str, expected: str) -> str:
+    """Return the character between the columns of the header: the expected one, or else the only other usual one.
+
+    Spreadsheets write semicolons where a comma is the decimal sign.
+    """
+    header = next(line for line in text.splitlines() if line.strip())
+    others = [character for character in ",;\t|" if character in header]
+    return others[0] if expected not in others and len(others) == 1 else expected
 
 
 def _from_csv(text: str, delimiter: str) -> Table:
@@ -310,6 +320,8 @@ def _from_json(text: str, *, one_a_line: bool) -> Table:
             return Table(columns=lists, notes=notes_on_broken(lists.values()))
         else:
             rows = [rows]
+    if not isinstance(rows, list):
+        raise ValueError("it is neither a list nor an object")
     wrong = next((number for number, row in enumerate(rows, 1) if not isinstance(row, dict)), None)
     if wrong is not None:
         raise ValueError(f"row {wrong} is not an object of columns and values")

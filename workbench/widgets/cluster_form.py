@@ -21,6 +21,7 @@ from workbench.core.heat import Levels, as_text, read_curve
 from workbench.core.medium import Medium
 from workbench.core.ranges import Share, require_range
 from workbench.core.serial import shown
+from workbench.core.units import three_figures
 from workbench.plots.cluster_map import Dial, share_of
 from workbench.runtime import discovery
 from workbench.widgets.cluster_map import ClusterMap, MapDevice
@@ -294,7 +295,7 @@ class ClusterForm(Form):
                 )
             )
         edited = row.edited()
-        more = f"{edited.flops_per_s / 1e9:.3g} GFLOP/s" if is_share else device.model
+        more = f"{three_figures(edited.flops_per_s / 1e9)} GFLOP/s" if is_share else device.model
         hot = f"hot: {edited.sustained[-1].speed:.0%}" if edited.sustained else ""
         return MapDevice(device.name, more, dials, hot)
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.timeline import Timeline
-from workbench.core.units import size_words
+from workbench.core.units import size_words, three_figures
 from workbench.plots import live_charts, style, svg
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
 from workbench.runs.course import Course, Energy
@@ -103,7 +103,7 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
 
 
 def _joules(energy: Energy) -> str:
-    return f"{energy.joules:.3g} J {'measured' if energy.is_measured else 'modelled'}"
+    return f"{three_figures(energy.joules)} J {'measured' if energy.is_measured else 'modelled'}"
 
 
 def head_of(now: Snapshot) -> str:

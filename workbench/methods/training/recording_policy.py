@@ -13,6 +13,7 @@ from workbench.core.plan import Plan
 from workbench.core.report import Recovery
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
+from workbench.core.units import three_figures
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import Progress, show_device
@@ -91,7 +92,7 @@ class RecordingPolicy(Policy):
         coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
         coordinator.run()
         for name, joules in fleet.metered_j.items():
-            self.say(f"{name} used {joules:.3g} J, measured by its own meter, with all else that it did")
+            self.say(f"{name} used {three_figures(joules)} J, measured by its own meter, with all else that it did")
         return coordinator.recoveries
 
 

@@ -17,6 +17,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import StepRecord
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
+from workbench.core.units import three_figures
 from workbench.methods.base import SILENT_AFTER_STEPS, Notify, Planned
 from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted
@@ -235,8 +236,8 @@ class StepPolicy(RecordingPolicy):
         pays = saved_s > price_s
         verdict = "is taken" if pays else "is not taken"
         self.say(
-            f"Another partition {verdict}: it saves {saved_s:.2g} s of what is left and costs {price_s:.2g} s "
-            "(predicted)"
+            f"Another partition {verdict}: it saves {three_figures(saved_s)} s of what is left and costs "
+            f"{three_figures(price_s)} s (predicted)"
         )
         return pays
 
@@ -302,10 +303,9 @@ class StepPolicy(RecordingPolicy):
         price = substitution(self.cluster, self.profile, before, after)
         step_s = Timetable(job).longest_s()
         self.say(
-            f"{', '.join(exchanges)} (predicted: it loads {price.loading_s:.2g} s while all train; "
-            f"{price.still_s:.2g} s to move what is"
-            f" trained; with the step under way, a notice of {price.loading_s + step_s + price.still_s:.2g} s is "
-            "enough)"
+            f"{', '.join(exchanges)} (predicted: it loads {three_figures(price.loading_s)} s while all train; "
+            f"{three_figures(price.still_s)} s to move what is trained; with the step under way, a notice of "
+            f"{three_figures(price.loading_s + step_s + price.still_s)} s is enough)"
         )
         return members, job, prepares
 
