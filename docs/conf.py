@@ -14,6 +14,8 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
+# nbformat imports jsonschema, which builds a parser of internationalized addresses where this package is installed.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 from generate import filled, report_schema  # noqa: E402
 from generate.labs import kept  # noqa: E402
@@ -30,6 +32,8 @@ extensions = ["myst_nb"]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "notebooks/*.ipynb"]
 exclude_patterns = ["**/.ipynb_checkpoints", "docs/_static/**", "docs/generate/**", "docs/pictures/README.md"]
+# Sphinx looks through every folder that is not left out, .venv among them.
+exclude_patterns += [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "notebooks")]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4

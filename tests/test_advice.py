@@ -100,7 +100,9 @@ def test_data_that_stay_and_requests_have_their_own_methods() -> None:
     assert staying == {"ringada"} and serving == {"galaxy_plus"}
 
 
-def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_without(tmp_path: Any) -> None:
+def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Compared with the fastest plan without one.  How many guesses are right, nobody says."""
     cluster = slow_links(1e-5)  # devices so slow that it pays to divide a tiny model
     slow = (replace(device, flops_per_s=1e8, memory_bytes_per_s=1e7) for device in cluster.devices)
@@ -131,7 +133,7 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
         assert told.best is not None and told.best.name == best and re.search(words, draft_conclusion(told))
     assert "No draft can pay" in draft_conclusion(replace(drafts, offers=drafts.offers[-1:]))
     assert "No device has memory" in draft_conclusion(replace(drafts, offers=()))
-    assert on(cluster, serves=True).drafts is None  # BERT writes no texts
+    assert on(cluster.part([0]), serves=True).drafts is None  # BERT writes no texts
     for asked, settings, words in (
         (job, {"serves": True}, "has an encoder"),
         (job, {}, "on a training. Ask for --serve"),
@@ -140,6 +142,8 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
         with pytest.raises(ConfigError, match=words):
             advise(asked, cluster, computed=True, draft="tiny-t5-4", **settings)
     words = ["advise", "--serve", "--computed", "--model", "tiny-llama-4", "--cluster", "pair"]
+    on_pair = advise(job, load_cluster("pair"), computed=True, serves=True)
+    monkeypatch.setattr("workbench.runs.advice.advise", lambda *_, **__: on_pair)
     shown = CliRunner().invoke(app, words).output
     assert "Drafts, simulated; without one" in shown and "pays from" in shown
     content = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)

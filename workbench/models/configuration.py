@@ -64,13 +64,17 @@ def require_known(name: str) -> None:
 @once
 def model_facts(name: str) -> ModelFacts:
     """Return a model's shape without loading its weights.  Raises as load_stack does."""
+    return _tiny_facts(name) if is_tiny(name) else cached_facts(name, ModelFacts, lambda: _find_facts(name))
 
-    def find() -> ModelFacts:
-        config = model_config(name)
-        with torch.device("meta"), parameters_on_meta():
-            return facts_of(name, model_from_config(config, name))
 
-    return cached_facts(name, ModelFacts, find)
+def _find_facts(name: str) -> ModelFacts:
+    config = model_config(name)
+    with torch.device("meta"), parameters_on_meta():
+        return facts_of(name, model_from_config(config, name))
+
+
+_tiny_facts = cache(_find_facts)
+"""A tiny model's facts depend on its name alone."""
 
 
 def require_generating(name: str, request: str) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
     """Return the facts of a model from `find`, or those of an earlier call from the same files and library.
 
-    Models on the hub and random ones are not cached.  An unreadable file is written again.
+    Models on the hub are not cached.  An unreadable file is written again.
     """
     source = _source(name)
     if source is None:
@@ -42,7 +42,7 @@ def _source(name: str) -> Any:
     """Return what a model's facts depend on: the settings of a shape, or the size and age of a folder's files."""
     if not has_weights(name):
         return shape_settings(name)
-    folder = None if name.startswith("tiny-") and not Path(name).is_dir() else locate(name)
+    folder = locate(name)
     if not isinstance(folder, Path):
         return None
     with contextlib.suppress(OSError):

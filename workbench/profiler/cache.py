@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,6 +162,7 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

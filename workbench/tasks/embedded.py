@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import random
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ def load_sentiment(folder: Path | None = None) -> Task:
 
     Sentences rated exactly zero (37) have no class and are left out.  So are repeated sentences (2).
     """
+    path = _path(folder, MOVIE_REVIEWS)
+    state = path.stat() if path.is_file() else None
+    return _sentiment(folder, path, state and (state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1)
+def _sentiment(folder: Path | None, path: Path, state: tuple[int, int] | None) -> Task:
+    """Return the task of a file in this state.  Nearly every job has it: it is read once."""
     parts: dict[str, Any] = {
         name: Split(
             texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids
@@ -74,8 +83,12 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
     )
 
 
+def _path(folder: Path | None, source: str) -> Path:
+    return (folder or asset_path("vader-ratings")) / f"{source}_GroundTruth.txt"
+
+
 def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
-    path = (folder or asset_path("vader-ratings")) / f"{source}_GroundTruth.txt"
+    path = _path(folder, source)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
         rows = [line.strip().split("\t", 2) for line in lines if line.strip()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, product
 from statistics import median
 from typing import Any, Literal, get_args
@@ -59,6 +59,7 @@ SMALL = "tiny-llama"
 SENTENCES = 400
 
 
+@cache
 def prompts(model: str, length: int, loss: str = "vocabulary") -> EncodedPrompts:
     """Return prompts of `length` tokens for a model: the tokens of real sentences, truncated, then the prompt's own end
     and label word.
