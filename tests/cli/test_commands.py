@@ -98,6 +98,11 @@ def test_the_help_of_run_names_every_method_and_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]" and all(method in done.stdout for method in registered())
 
 
+def test_a_closed_output_is_no_error() -> None:
+    script = 'exec "$0" -m workbench devices <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", script, sys.executable], check=False, timeout=LIMIT_S).returncode == 0
+
+
 def test_names_stay_whole_in_narrow_tables(monkeypatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")

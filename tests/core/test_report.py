@@ -73,7 +73,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda r: r.update(schema_version=99),
         "Another version of the workbench wrote it: schema_version = 99",
     ),
-    "a field that nobody knows": (lambda r: r["steps"][0].update(los=1.0), "no field 'los'. Did you mean 'loss'"),
+    "a field that nobody knows": (lambda r: r["steps"][0].update(los=1.0), "no field 'los' there. Did you mean 'loss'"),
     "a loss without an end": (lambda r: r["steps"][0].update(loss=float("inf")), "malformed"),
 }
 
