@@ -21,7 +21,7 @@ from workbench.methods.p_rge.method import PRGE, reported_steps
 from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
 from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.worker import load_model, record_of
+from workbench.methods.p_rge.worker import record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices
@@ -118,7 +118,7 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
         cluster = four_devices(memory_bytes)
         profile = profile_for(prepared, cluster, ROW_S)
         devices = VirtualDevices(cluster.world_size, Work())
-        history = History(tmp_path, prepared, load_model(prepared), resume=resume)
+        history = History(tmp_path, prepared, "", resume=resume)
         policy = PRGE().policy(Planned(prepared, profile, cluster, plan), history, ignore)
         return Story(policy, policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt), devices)
 

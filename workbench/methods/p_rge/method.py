@@ -19,6 +19,7 @@ from workbench.core.report import Recovery, StepRecord, SweepPoint
 from workbench.core.run_files import ADAPTER
 from workbench.core.timeline import Timeline
 from workbench.methods.base import SCORED, Event, Notify, Outcome, Planned, Prediction, Told, counting, ignore
+from workbench.methods.common.folder import model_digest
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import (
     WARM_UP_STEPS,
@@ -148,12 +149,8 @@ class PRGE(LayerMethod[PreparedJob], Plans):
     ) -> Outcome:
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared = planned.prepared
-        model = load_model(prepared)
-        with warnings.catch_warnings(record=True) as rounding:
-            warnings.simplefilter("always")
-            if not prepared.rule.tangent:
-                warn_of_rounding(model, prepared.options.epsilon)
-        policy = self.policy(planned, History(folder, prepared, model, resume=resume), notify)
+        history = History(folder, prepared, model_digest(prepared.job.model), resume=resume)
+        policy = self.policy(planned, history, notify)
         notify(
             Event(
                 "phase",
@@ -162,6 +159,14 @@ class PRGE(LayerMethod[PreparedJob], Plans):
             )
         )
         recoveries = _train(policy, engines)
+        # Reading the model takes seconds, in which the devices would wait if it came before their training.
+        message = f"Reading {prepared.job.model}, by which this machine scores what is trained"
+        notify(Event("phase", message=message, stage="evaluate"))
+        model = load_model(prepared)
+        with warnings.catch_warnings(record=True) as rounding:
+            warnings.simplefilter("always")
+            if not prepared.rule.tangent:
+                warn_of_rounding(model, prepared.options.epsilon)
         outcome = outcome_of(policy, model, prediction, engines.fidelity)
         log_notes = notes_of(policy.history, prepared, resume=resume)
         notes = (*(str(warning.message) for warning in rounding), *log_notes, *policy.notes)
@@ -188,7 +193,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            policy = self.policy(planned, History(folder, short, load_model(short), resume=False), notify)
+            policy = self.policy(planned, History(folder, short, "", resume=False), notify)
             _train(policy, engines)
             if len(policy.generations) > 1:  # the others continued under another plan, whose steps are not measured
                 raise DeviceLostError(

@@ -21,13 +21,13 @@ from workbench.core.run_files import STEPS
 from workbench.core.schedule import Ranks
 from workbench.core.serial import from_json
 from workbench.methods.base import Notify, Planned
-from workbench.methods.common.folder import begin_folder, holds_run, weights_digest
+from workbench.methods.common.folder import begin_folder, holds_run
 from workbench.methods.p_rge.adaptive import Setting, candidates, choose
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
 from workbench.methods.p_rge.worker import record_of, usable_of
-from workbench.methods.p_rge.zeroth_order import CausalModel, LogFile, StepLog
+from workbench.methods.p_rge.zeroth_order import LogFile, StepLog
 from workbench.methods.training.phases import Plans
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, shares_of
 from workbench.runtime.commands import Generation, Parts, StepDone
@@ -92,13 +92,14 @@ class History(Changes):
     resumed: number of steps done by an earlier program call.  damage: the damage that made the log end early, or ''.
     """
 
-    def __init__(self, folder: Path, prepared: PreparedJob, model: CausalModel, *, resume: bool) -> None:
-        """Begin a run in a folder, or reopen exactly the same run.
+    def __init__(self, folder: Path, prepared: PreparedJob, weights: str, *, resume: bool) -> None:
+        """Begin a run in a folder, or reopen exactly the same run.  weights: the digest of the model's (see
+        model_digest).
 
         The steps after a damaged line of the log are repeated.  Raises CacheError for another run's folder, ConfigError
         for foreign files and for another run's log.
         """
-        text = msgspec.json.encode(prepared.identity() | {"weights": weights_digest(model.backbone)})
+        text = msgspec.json.encode(prepared.identity() | {"weights": weights})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
         self.continues = resume and holds_run(folder, digest, prepared.job)
         if not self.continues:
