@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from workbench.core.serial import from_json, to_json
 from workbench.models import facts_cache
 from workbench.models.configuration import ModelFacts, model_facts
 from workbench.models.facts_cache import cached_facts
+from workbench.models.sharding import LayoutFacts, layout_facts, model_layout
 
 
 def test_facts_are_read_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +32,14 @@ def test_facts_are_read_once_for_the_same_files(tmp_path: Path, monkeypatch: pyt
     assert find() == facts == find() and len(found) == 3
     assert find("shape:llama-7b") == find("shape:llama-7b") and len(found) == 4
     assert model_facts("tiny-bert") is facts  # its name says all
+    layout = layout_facts("tiny-bert")
+    assert cached_facts(str(model), LayoutFacts, lambda: layout) == layout
+    assert find() == facts and len(found) == 4  # each kind has its file
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5"])
+def test_planners_get_the_layouts_facts(name: str) -> None:
+    layout, facts = model_layout(name), layout_facts(name)
+    kept = from_json(to_json(facts), LayoutFacts, source="the facts")
+    assert kept == facts and kept.has_decoder == layout.has_decoder
+    assert (kept.stacks, kept.end_bytes, kept.max_length) == (layout.stacks, layout.end_bytes, layout.max_length)

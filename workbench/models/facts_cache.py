@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
-    """Return the facts of a model from `find`, or those of an earlier call from the same files and library.
+    """Return a kind of facts of a model from `find`, or those of an earlier call from the same files and library.
 
     Models on the hub are not cached.  An unreadable file is written again.
     """
     source = _source(name)
     if source is None:
         return find()
-    conditions = json.dumps([FORMAT, metadata.version("transformers"), name, source], sort_keys=True)
+    conditions = json.dumps([FORMAT, kind.__name__, metadata.version("transformers"), name, source], sort_keys=True)
     path = cache_folder() / "facts" / f"{hashlib.sha256(conditions.encode()).hexdigest()[:20]}.json"
     facts = read_stored(path, kind)
     if facts is None:

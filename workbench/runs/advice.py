@@ -29,7 +29,7 @@ from workbench.core.units import three_figures
 from workbench.methods.base import Event, ignore
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.methods.training.estimates import estimated_steps
-from workbench.models.configuration import model_config, require_known
+from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import family_of
 from workbench.models.speculation import DraftChoice
 
@@ -163,7 +163,7 @@ def advise(
     priced = replace(cluster, devices=devices)
     with shared_results(), estimated_steps(), paused_collector():
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
-        writes = serves and family_of(model_config(job.model).model_type).generates
+        writes = serves and family_of(model_facts(job.model).family).generates
         if draft:
             _require_writing(job.model, draft, serves=serves, writes=writes)
         choices, refused = _simulated(cluster, priced, candidates, score, progress)

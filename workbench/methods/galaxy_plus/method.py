@@ -84,7 +84,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
     def catalogue(self, prepared: PreparedJob, cluster: Cluster) -> Profile:
         """Return every operation's cost on every device (see ProfiledMethod)."""
         vocabulary = prepared.facts.vocabulary_size if prepared.options.generate else 0
-        return as_profile(analytic_profile(prepared.job.model, prepared.layout, cluster, vocabulary))
+        return as_profile(analytic_profile(prepared.job.model, cluster, vocabulary))
 
     def check(
         self, prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan, *, folder: Path | None

@@ -17,10 +17,10 @@ from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.option_values import read_options
 from workbench.methods.training.prepare import require_task_and_model
 from workbench.models.configuration import ModelFacts, model_facts
-from workbench.models.families import generating_families
+from workbench.models.families import family_of, generating_families
 from workbench.models.generation import GenerationRules
 from workbench.models.loading import load_model, load_stack, load_tokenizer
-from workbench.models.sharding import ModelLayout, What, model_layout
+from workbench.models.sharding import LayoutFacts, ModelLayout, What, layout_facts
 from workbench.models.text import CachedModel, LocalWriter
 from workbench.models.tokenizer import LEAST_TOKENS
 from workbench.tasks import load_task
@@ -189,7 +189,7 @@ class PreparedJob:
     task: Task
     test: TokenizedSplit
     facts: ModelFacts
-    layout: ModelLayout
+    layout: LayoutFacts
 
     @property
     def all_notes(self) -> tuple[str, ...]:
@@ -255,8 +255,8 @@ def prepare(job: Job) -> PreparedJob:
     """
     options = read_options(METHOD, InferenceOptions, job.options)
     facts = model_facts(job.model)
-    layout = model_layout(job.model)
-    _check_options(job, options, layout)
+    layout = layout_facts(job.model)
+    _check_options(job, options, facts)
     task = load_task(job.task, data=job.data, columns=job.columns).limited(None, None, job.test_samples)
     room = facts.max_length - (0 if layout.has_decoder else options.generate)
     if options.generate and room < LEAST_TOKENS:
@@ -271,12 +271,12 @@ def prepare(job: Job) -> PreparedJob:
     return PreparedJob(job=job, options=options, task=task, test=test, facts=facts, layout=layout)
 
 
-def _check_options(job: Job, options: InferenceOptions, layout: ModelLayout) -> None:
+def _check_options(job: Job, options: InferenceOptions, facts: ModelFacts) -> None:
     def refuse(option: Any, problem: str, todo: str) -> ConfigError:
         return ConfigError(f"The option {option} of {METHOD} was asked for.", problem, todo)
 
     if options.generate:
-        if not layout.family.generates:
+        if not family_of(facts.family).generates:
             raise refuse(
                 f"generate = {options.generate}",
                 f"'{job.model}' has no language model head.",

@@ -30,6 +30,7 @@ from workbench.models.sharding import (
     ShardSpec,
     WeightSource,
     What,
+    layout_facts,
     model_layout,
     open_weights,
 )
@@ -199,11 +200,12 @@ def made_up_host(model: str, flops_per_s: float) -> InferenceProfile:
     for tests and for trying out the portal; the times belong to no real device.
     """
     device = Device(name="host", flops_per_s=flops_per_s, memory_bytes=1 << 40, link=Link(bytes_per_s=1e9))
-    return analytic_profile(model, model_layout(model), Cluster(name="host", devices=(device,)))
+    return analytic_profile(model, Cluster(name="host", devices=(device,)))
 
 
-def analytic_profile(model: str, layout: ModelLayout, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
+def analytic_profile(model: str, cluster: Cluster, vocabulary: int = 0) -> InferenceProfile:
     """Return a model's costs computed from the devices' FLOP/s.  vocabulary: rows of the head, 0 for none."""
+    layout = layout_facts(model)
     first_bytes, last_bytes = layout.end_bytes
     return analytic_from(
         model, layout.stacks, cluster, first_bytes=first_bytes, last_bytes=last_bytes, vocabulary=vocabulary

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
@@ -94,6 +93,8 @@ def fit_piece(kind: str, points: Sequence[tuple[int, int, float]]) -> PieceCost:
         terms |= {"unit_s": lambda t, u: u, "token_unit_s": lambda t, u: t * u}
     rows = np.array([[term(tokens, units) / seconds for term in terms.values()] for tokens, units, seconds in points])
     scale = rows.max(axis=0)  # for very unequal sizes: pairs times units against 1
+    from scipy.optimize import nnls  # slow to import, and only measurements need it
+
     solution, _ = nnls(rows / scale, np.ones(len(points)))
     return PieceCost(**{name: float(value) for name, value in zip(terms, solution / scale, strict=True)})
 

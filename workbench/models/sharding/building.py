@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
-from workbench.models.configuration import model_config, model_from_config, stored_weights
+from workbench.core.once import once
+from workbench.models.configuration import is_tiny, model_config, model_from_config, stored_weights
+from workbench.models.facts_cache import cached_facts
 from workbench.models.families import family_of
 from workbench.models.family import POSITION_OFFSET, Family, Part, module_at
 from workbench.models.loading import load_model
@@ -20,7 +23,7 @@ from workbench.models.matmul import head_bias_of
 from workbench.models.partial_loading import HEAD, head_names, parameters_on_meta, stored_under
 from workbench.models.sharding.block import Block
 from workbench.models.sharding.layer_blocks import layer_blocks, norm_layout
-from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, StackLayout
+from workbench.models.sharding.layout import ITEM_BYTES, LayoutFacts, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack
 from workbench.models.stored_tensors import Span, StoredTensor, require_finite
 
@@ -54,6 +57,23 @@ def model_layout(model: Any) -> ModelLayout:
         rotary=stack.rotary,
         max_length=_max_length(config, dict(stack.embedding.items()).get("positions"), family),
     )
+
+
+@once
+def layout_facts(name: str) -> LayoutFacts:
+    """Return what planners need of a model's layout, kept as ModelFacts are: making the layout takes transformers'
+    imports.
+    """
+    return _tiny_facts(name) if is_tiny(name) else cached_facts(name, LayoutFacts, lambda: _find_facts(name))
+
+
+def _find_facts(name: str) -> LayoutFacts:
+    layout = model_layout(name)
+    return LayoutFacts(stacks=layout.stacks, end_bytes=layout.end_bytes, max_length=layout.max_length)
+
+
+_tiny_facts = cache(_find_facts)
+"""A tiny model's facts depend on its name alone."""
 
 
 def _add_stack(

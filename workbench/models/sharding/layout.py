@@ -37,6 +37,20 @@ class StackLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFacts:
+    """What planners need of a ModelLayout, which has these, too.  end_bytes: see there."""
+
+    stacks: tuple[StackShape, ...]
+    end_bytes: tuple[int, int]
+    max_length: int
+
+    @property
+    def has_decoder(self) -> bool:
+        """Return whether the model is an encoder-decoder."""
+        return len(self.stacks) == 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
     """A model's structure without its weights.
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile
@@ -147,6 +145,9 @@ class PlanLP:
             lower.append(-np.inf)
         indices = [index for row, _ in rows for index in row]
         starts = np.cumsum([0, *(len(row) for row, _ in rows)])
+        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and large rings do without
+        from scipy.sparse import csr_matrix
+
         matrix = csr_matrix(
             ([value for row, _ in rows for value in row.values()], indices, starts), shape=(len(rows), self.width)
         )

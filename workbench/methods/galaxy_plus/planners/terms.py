@@ -164,8 +164,8 @@ def air_slopes(cluster: Cluster, ranks: Sequence[int], token_bytes: int, *, shif
     hops together; 0 on a switch.  shift: see ring_s.
     """
     count = len(ranks)
-    if count < 2:
-        return [0.0]
+    if count < 2 or cluster.medium == "switch":
+        return [0.0] * count
     hop_s = [on_air_s(cluster, [(rank, ranks[(place + 1) % count], token_bytes)]) for place, rank in enumerate(ranks)]
     steps = range(shift, count - 1 + shift)
     return [sum(hop_s[(owner + step) % count] for step in steps) for owner in range(count)]

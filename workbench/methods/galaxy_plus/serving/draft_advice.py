@@ -16,7 +16,7 @@ from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile, token_s
 from workbench.methods.galaxy_plus.serving.text_plans import KEPT_TOKENS, planned_lengths, text_planner
-from workbench.models.sharding import model_layout
+from workbench.models.sharding import layout_facts
 from workbench.models.speculation import INT4, DraftChoice
 
 SYSTEMS: tuple[System, ...] = ("galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local")
@@ -34,7 +34,7 @@ def advise_drafts(
     DraftChoice.read).
     Raises PlanError if the model fits on no devices, ConfigError as DraftChoice.read.
     """
-    layout = model_layout(model)
+    layout = layout_facts(model)
     choices = {name: DraftChoice.read(name, model) for name in draft_names(layout.stacks[-1].num_layers, draft)}
 
     def costs_of(name: str) -> InferenceProfile:

@@ -29,7 +29,7 @@ from workbench.methods.galaxy_plus.serving.serve import (
     usual_length,
 )
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
-from workbench.models.sharding import model_layout
+from workbench.models.sharding import layout_facts, model_layout
 from workbench.profiler.descriptions import MODELS
 
 
@@ -70,7 +70,7 @@ def _length(model: str, length: int) -> int:
     """Return the tokens of a request, 0 for the usual ones.  Raises ConfigError if the model reads fewer."""
     if not length:
         return DEFAULT_LENGTH if model in MODELS else usual_length(model_layout(model))
-    most = MODELS[model].positions if model in MODELS else model_layout(model).max_length
+    most = MODELS[model].positions if model in MODELS else layout_facts(model).max_length
     if most and length > most:
         raise ConfigError(
             f"Requests of {length} tokens were asked for.", f"'{model}' knows {most} positions.", "Lower --length."
@@ -82,10 +82,7 @@ def _profile(model: str, cluster: Cluster, length: int) -> tuple[InferenceProfil
     """Return the profile of the catalogue's devices for a described model or a real one, and the tokens in each
     stack.
     """
-    if model in MODELS:
-        profile = analytic_inference(model, cluster)
-    else:
-        profile = analytic_profile(model, model_layout(model), cluster)
+    profile = analytic_inference(model, cluster) if model in MODELS else analytic_profile(model, cluster)
     return profile, (length, max(1, length // 2))[: len(profile.stacks)]
 
 

@@ -10,7 +10,7 @@ from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner
 from workbench.methods.galaxy_plus.serving.serve import planner_of
-from workbench.models.sharding import ModelLayout
+from workbench.models.sharding import LayoutFacts, ModelLayout
 from workbench.models.speculation import MOST_ROWS
 from workbench.models.text import MAX_TOKENS
 from workbench.planners.problem import Problem
@@ -21,7 +21,7 @@ KEPT_TOKENS = MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS)
 """Tokens for whose keys and values there is memory: as many texts as are written together, of usual lengths."""
 
 
-def planned_lengths(layout: ModelLayout) -> tuple[int, ...]:
+def planned_lengths(layout: LayoutFacts | ModelLayout) -> tuple[int, ...]:
     """Return the tokens in each stack for which devices are planned."""
     longest = min(PLANNED_TOKENS, layout.max_length or PLANNED_TOKENS)
     return (longest, longest)[: len(layout.stacks)]
