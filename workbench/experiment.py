@@ -37,7 +37,7 @@ from workbench.methods.common.folder import require_resumable
 from workbench.methods.devices import connected, require_emulated
 from workbench.methods.option_values import as_published, differences_note
 from workbench.methods.step_parts import step_parts, typical_step_s
-from workbench.methods.sustained import plan_over_run
+from workbench.methods.sustained import plan_over_run, predicted
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
 from workbench.profiler.descriptions import FP32_BYTES
@@ -258,13 +258,14 @@ def _predicted(
     )
     costs = costs or method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
     notify(Event("phase", message=f"Planning for {cluster.in_words}", stage="plan"))
-    decided = chosen_plan or _planned(method, prepared, costs, cluster)
-    method.check(prepared, costs, cluster, decided, folder=folder)
-    planned = Planned(prepared, costs, cluster, decided)
-    notes = (*prepared.task.notes, *method.notes(planned))
-    for note in notes:
-        notify(Event("note", message=note))
-    prediction = method.predict(planned)
+    with shared_results():
+        decided = chosen_plan or _planned(method, prepared, costs, cluster)
+        method.check(prepared, costs, cluster, decided, folder=folder)
+        planned = Planned(prepared, costs, cluster, decided)
+        notes = (*prepared.task.notes, *method.notes(planned))
+        for note in notes:
+            notify(Event("note", message=note))
+        prediction = predicted(method, planned)
     layers = method.layer_costs(prepared, batch=1, sequence_length=1)
     trained = sum(layer.trainable_params for layer in layers)
     frozen = sum(layer.frozen_params - layer.copied_params for layer in layers)

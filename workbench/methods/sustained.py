@@ -8,10 +8,12 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.heat import speed_at
 from workbench.core.methods import declaration_of
+from workbench.core.once import once_for
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.serial import to_json
 from workbench.core.units import three_figures
-from workbench.methods.base import Method, Planned
+from workbench.methods.base import Method, Planned, Prediction
 
 
 def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
@@ -50,5 +52,15 @@ def _work(plan: Plan) -> object:
     return plan.assignments, plan.cached, split
 
 
+def predicted(method: Method, planned: Planned[Any]) -> Prediction:
+    """Return the prediction of a plan, which planning for devices that get hot has already made (see core.once)."""
+
+    def key() -> tuple[object, ...]:
+        what = to_json(replace(planned.plan, notes=()), indent=0)
+        return "prediction", planned.prepared, planned.profile, planned.cluster, what
+
+    return once_for(key, lambda: method.predict(planned))
+
+
 def _run_s(method: Method, planned: Planned[Any]) -> float:
-    return sum(step.predicted_s or 0.0 for step in method.predict(planned).steps)
+    return sum(step.predicted_s or 0.0 for step in predicted(method, planned).steps)

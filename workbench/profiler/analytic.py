@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
+from workbench.core.once import once
 from workbench.core.profile import Grid, LayerBytes, LayerProfile, Profile
 from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
 
@@ -22,6 +23,7 @@ ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
+@once
 def analytic_profile(
     model: ModelDescription | str,
     cluster: Cluster,

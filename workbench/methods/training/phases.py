@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.once import once_for
+from workbench.core.once import once, once_for
 from workbench.core.plan import Homes, Plan
 from workbench.core.profile import Layers, Profile
 from workbench.core.program import Program, chained
@@ -132,12 +132,17 @@ def once_for_plan(run: PhasedJob, what: str, compute: Callable[[], T]) -> T:
     """
 
     def key() -> tuple[object, ...]:
-        devices = tuple(replace(device, memory_bytes=1) for device in run.cluster.devices)
         plan = replace(run.plan, predicted_s={}, notes=())
-        where = to_json((replace(run.cluster, devices=devices), plan), indent=0)
-        return what, run.job, run.profile, where
+        return what, run.job, run.profile, _without_memory(run.cluster), to_json(plan, indent=0)
 
     return once_for(key, compute)
+
+
+@once
+def _without_memory(cluster: Cluster) -> str:
+    """Return a cluster as text, but for the memory of its devices."""
+    devices = tuple(replace(device, memory_bytes=1) for device in cluster.devices)
+    return to_json(replace(cluster, devices=devices), indent=0)
 
 
 class Loaded(NamedTuple):
