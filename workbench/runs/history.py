@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -237,9 +237,9 @@ def remove(run: PastRun) -> list[str]:
     return left
 
 
-def ago(changed_s: float, *, clock: Callable[[], float] = time.time) -> str:
+def ago(changed_s: float) -> str:
     """Return how long ago a moment was, in words: '5 min', '3 h', '12 days'."""
-    seconds = max(0.0, clock() - changed_s)
+    seconds = max(0.0, time.time() - changed_s)
     for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
         if seconds < most * size:
             return f"{seconds / size:.0f} {unit}"

@@ -139,7 +139,11 @@ class LayerSurvey:
     notes: tuple[str, ...] = ()
 
 
-def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfile | None, tuple[DeviceRates, ...]]:
+SURVEY_S = 1.0
+"""Seconds of arithmetic, and of copying, by which a device is measured."""
+
+
+def survey_devices(cluster: Cluster) -> tuple[HostProfile | None, tuple[DeviceRates, ...]]:
     """Measure this machine and derive each device's rates.  All work on an emulated device is paced to its share of a
     core.
 
@@ -147,7 +151,7 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
     """
     if cluster.is_real:
         with over_ssh(cluster) as engines:
-            measured = engines.run(measure_rank_host, [seconds] * cluster.world_size)
+            measured = engines.run(measure_rank_host, [SURVEY_S] * cluster.world_size)
         return None, tuple(
             replace(
                 _rates(device, rates, 1.0, rates.processors),
@@ -156,7 +160,7 @@ def survey_devices(cluster: Cluster, *, seconds: float = 1.0) -> tuple[HostProfi
             )
             for device, rates in zip(cluster.devices, measured, strict=True)
         )
-    host = measure_host(seconds=seconds)
+    host = measure_host(seconds=SURVEY_S)
     return host, tuple(_rates(device, host, device.host_share) for device in cluster.devices)
 
 

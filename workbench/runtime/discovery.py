@@ -59,9 +59,7 @@ def about_this_machine(framework: str = "torch") -> dict[str, str]:
 
 
 @contextmanager
-def announced(
-    name: str, about: Mapping[str, str], *, port: int = SSH_PORT, interfaces: Sequence[str] | None = None
-) -> Iterator[str]:
+def announced(name: str, about: Mapping[str, str], *, interfaces: Sequence[str] | None = None) -> Iterator[str]:
     """Announce this device under a name inside the block; yield its addresses, separated by commas.
 
     interfaces: addresses of the network interfaces to use; None: all.  Raises ConfigError if the name is taken or
@@ -77,7 +75,7 @@ def announced(
     try:
         addresses = [ipaddress.ip_address(address).packed for address in own_addresses]
         service = zeroconf.ServiceInfo(
-            OURS, f"{name}.{OURS}", port=port, addresses=addresses, properties=dict(about), server=f"{name}.local."
+            OURS, f"{name}.{OURS}", port=SSH_PORT, addresses=addresses, properties=dict(about), server=f"{name}.local."
         )
         network.register_service(service)
         yield ", ".join(own_addresses)

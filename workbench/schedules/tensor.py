@@ -68,7 +68,7 @@ def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = Tr
     )
 
 
-def ring_gemm_reducescatter(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:
+def ring_gemm_reducescatter(num_ranks: int, *, overlapped: bool = True) -> Schedule:
     """Return GEMM2 and ReduceScatter of a block on a ring (Eq. 13 to 15), complete with its transfers.
 
     overlapped: in step k rank i multiplies tile i - 1 - k during the transfer of step k - 1's sum, then adds the sum
@@ -83,18 +83,18 @@ def ring_gemm_reducescatter(num_ranks: int, *, layer: int = 0, overlapped: bool 
         gemms = []
         for step in range(num_ranks):
             part = (rank - 1 - step) % num_ranks
-            product, total = Value("product", layer, NONE, part), Value("partial", layer, step, part)
-            gemms.append(Op("GEMM", layer, NONE, part, (Value("out", layer, NONE, part),), (product,)))
-            earlier = (Value("partial", layer, step - 1, part),) if step else ()
-            add = Op("ADD", layer, step, part, (product, *earlier), (total,))
+            product, total = Value("product", 0, NONE, part), Value("partial", 0, step, part)
+            gemms.append(Op("GEMM", 0, NONE, part, (Value("out", 0, NONE, part),), (product,)))
+            earlier = (Value("partial", 0, step - 1, part),) if step else ()
+            add = Op("ADD", 0, step, part, (product, *earlier), (total,))
             listed += [gemms[-1], add] if overlapped else [add]
         ops.append(tuple(listed if overlapped else gemms + listed))
     tiles = range(num_ranks)
     return insert_transfers(
         Schedule(
             ops=tuple(ops),
-            inputs=(tuple(Value("out", layer, NONE, part) for part in tiles),) * num_ranks,
-            outputs=tuple((Value("partial", layer, last, rank),) for rank in range(num_ranks)),
+            inputs=(tuple(Value("out", 0, NONE, part) for part in tiles),) * num_ranks,
+            outputs=tuple((Value("partial", 0, last, rank),) for rank in range(num_ranks)),
         )
     )
 

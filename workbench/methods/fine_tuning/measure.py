@@ -68,9 +68,6 @@ def measure_parts(
     config: TechniqueConfig,
     *,
     max_length: int,
-    batch_sizes: tuple[int, ...] = BATCH_SIZES,
-    lengths: tuple[int, ...] = SEQUENCE_LENGTHS,
-    budget_s: float = BUDGET_S,
     device: str | torch.device = "cpu",
 ) -> dict[str, Grid]:
     """Return the seconds of a layer's heads and columns, all together and for one group (see core.division).
@@ -102,9 +99,9 @@ def measure_parts(
     for kind, compute, groups in (("H", heads, layer.num_groups), ("C", columns, layer.num_columns)):
         makers[f"{kind}B"], makers[f"{kind}B1"] = passes(compute, groups), passes(compute, 1)
         prepared |= {f"{kind}B": f"{kind}F", f"{kind}B1": f"{kind}F1"}
-    lengths = lengths_up_to(max_length, lengths, reads_images=stack.family.reads_images)
+    lengths = lengths_up_to(max_length, SEQUENCE_LENGTHS, reads_images=stack.family.reads_images)
     clock = core_clock() if device == "cpu" else time.perf_counter
-    return time_grids(makers, batch_sizes, lengths, prepared=prepared, budget_s=budget_s, clock=clock)
+    return time_grids(makers, BATCH_SIZES, lengths, prepared=prepared, budget_s=BUDGET_S, clock=clock)
 
 
 def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:

@@ -150,7 +150,10 @@ def shape_of_picture(layout: ModelLayout) -> tuple[int, int]:
     return grid * grid + 1, config.num_channels * config.patch_size**2
 
 
-def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: int = 0) -> tuple[Request, ...]:
+RANDOM_REQUESTS = 16
+
+
+def random_requests(layout: ModelLayout, length: int, *, seed: int = 0) -> tuple[Request, ...]:
     """Return sequences of random tokens, all of one length (for an encoder-decoder, half as many go to the decoder), or
     random pictures.
 
@@ -164,7 +167,8 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
             raise ConfigError(request, f"Its pictures have {tokens_of_picture}.", "Choose this length.")
         shape = (1, length, values)
         return tuple(
-            Request(length, torch.randint(256, shape, generator=draws, dtype=torch.uint8)) for _ in range(count)
+            Request(length, torch.randint(256, shape, generator=draws, dtype=torch.uint8))
+            for _ in range(RANDOM_REQUESTS)
         )
     if length < 1 or (layout.max_length and length > layout.max_length):
         most = f"1 to {layout.max_length}" if layout.max_length else "one at least"
@@ -176,7 +180,7 @@ def random_requests(layout: ModelLayout, length: int, count: int = 16, *, seed: 
 
     return tuple(
         Request(length, tokens(length), decoder_length, tokens(decoder_length) if decoder_length else None)
-        for _ in range(count)
+        for _ in range(RANDOM_REQUESTS)
     )
 
 

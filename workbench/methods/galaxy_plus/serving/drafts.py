@@ -134,15 +134,17 @@ class DraftPrices:
             for costs in (profile, draft)
         )
 
-    def round(self, plan: InferencePlan, rank: int, guesses: int = NUM_GUESSES) -> Round:
+    def round(self, plan: InferencePlan, rank: int) -> Round:
         """Return the seconds of a round with one text, in which device `rank` guesses."""
         guess_s = token_s(self._drafting, draft_plan(rank, self._draft.profile.stacks), self._lengths)
-        one_s, check_s = (token_s(self._programs, plan, self._lengths, rows=rows) for rows in (1, guesses + 1))
+        one_s, check_s = (token_s(self._programs, plan, self._lengths, rows=rows) for rows in (1, NUM_GUESSES + 1))
         first, messages_s = plan.ranks[0], 0.0
         if rank != first:
             links = self._cluster.link(first, rank), self._cluster.link(rank, first)
             messages_s = sum(link.transfer_s(MESSAGE_BYTES) for link in links)
-        return Round(rank=rank, guesses=guesses, guess_s=guess_s, messages_s=messages_s, check_s=check_s, token_s=one_s)
+        return Round(
+            rank=rank, guesses=NUM_GUESSES, guess_s=guess_s, messages_s=messages_s, check_s=check_s, token_s=one_s
+        )
 
     def best(self, plan: InferencePlan, others: Collection[int]) -> Round:
         """Return the shortest round in which the plan's first device guesses, or one of the others, which the plan
