@@ -122,10 +122,18 @@ def fig12(item: Item, settings: Settings) -> Result:
             for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES)
         },
         behind="; ".join(map(str, behind)) or "everywhere",
+        at_125=_collective_percent(constants, 125),
+        at_500=_collective_percent(constants, 500),
         slow=", ".join(slow) or "no model",
         fast=fast,
         over_galaxy=", ".join(f"{mbits} Mbit/s: {value:.2f}" for mbits, value in over_galaxy.items()),
     )
+
+
+def _collective_percent(constants: Constants, mbit_per_s: int) -> float:
+    """Return the share of a nominal bandwidth that a collective reaches in Env. A."""
+    reached = cluster(constants, ENVIRONMENTS[0], mbit_per_s, collectives=True).devices[0].link.bytes_per_s
+    return 100 * 8e-6 * reached / mbit_per_s
 
 
 def factors(constants: Constants, environment: str) -> dict[tuple[str, str], float]:
