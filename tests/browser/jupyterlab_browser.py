@@ -345,7 +345,9 @@ class Notebook:
         self._wait_until_open()
 
     def shoot(self, label: str = "") -> None:
-        """Keep what is in sight as a picture."""
+        """Keep what is in sight as a picture, if pictures are wanted or something failed."""
+        if label != "failed" and "WORKBENCH_SCREENSHOTS" not in os.environ:
+            return
         self.screenshots.mkdir(parents=True, exist_ok=True)
         self.driver.save_screenshot(str(self.screenshots / f"{Path(self.name).stem}-{label}.png"))
 

@@ -2,8 +2,7 @@
 
 The index and the first lab run whole, of the others the cells that lead to a widget.
 
-WORKBENCH_SCREENSHOTS names a folder for pictures of the whole notebooks; without it only what the clicks do is
-pictured.
+WORKBENCH_SCREENSHOTS names a folder for pictures; without it only what fails is pictured.
 """
 
 from __future__ import annotations

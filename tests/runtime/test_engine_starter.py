@@ -19,6 +19,7 @@ from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.processes import ProcessId
 from workbench.core.run_folder import child_environment
+from workbench.models.configuration import import_family
 from workbench.models.lora import import_peft
 from workbench.runtime import engine_starter
 from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
@@ -117,10 +118,11 @@ def test_what_this_process_imports_meanwhile_leaves_the_template() -> None:
 
 
 def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And peft if this process has it: each engine would spend seconds of processor time on it, and so would a device
-    that comes back.  One thread: it is safe to fork.
+    """And peft and a model's family if this process has them: each engine would spend processor time on them, and so
+    would a device that comes back.  One thread: it is safe to fork.
     """
     import_peft()
+    import_family("tiny-bert")
     monkeypatch.setattr(engine_starter, "_SHARED", FOR_MODELS)
     warm_up()
     settle()
@@ -130,7 +132,7 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def has_libraries(context, payload) -> bool:
-    return {"transformers.modeling_utils", "peft"} <= sys.modules.keys()
+    return {"transformers.models.bert.modeling_bert", "transformers.modeling_utils", "peft"} <= sys.modules.keys()
 
 
 def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
