@@ -181,7 +181,7 @@ def test_an_unknown_device_model_names_the_nearest():
         (ONE_DEVICE + "memory_mb = 0\n", "memory_mb = 0"),
         (ONE_DEVICE + "memory_mb = nan\n", "memory_mb = nan"),
         (ONE_DEVICE + "latency_ms = inf\n", "latency_ms = inf"),
-        (ONE_DEVICE + 'memory_mb = "3"\n', "must be a number"),
+        (ONE_DEVICE + 'memory_mb = "3"\n', "asks for memory_mb = '3'.*must be a number"),
         (ONE_DEVICE + "memory_mb = true\n", "must be a number"),
         (ONE_DEVICE + "memory = 3\n", "line 4: The key 'memory' in Device 'a'.*Did you mean 'memory_mb'"),
         ('medium = "wlan"\n' + ONE_DEVICE, "A cluster asks for medium = wlan.*switch, wifi"),

@@ -133,6 +133,7 @@ def own_code(folder: Path) -> None:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SPOILED: dict[str, tuple[Spoil, str]] = {
     "weights cut": (lambda folder: os.truncate(folder / WEIGHTS, 5000), "truncated"),
+    "weights not pulled": (content(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\nsize 9\n"), "git lfs pull"),
     "weights empty": (content(WEIGHTS, b""), "truncated"),
     "weights of 7 bytes": (content(WEIGHTS, b"1234567"), "truncated"),
     "header of 2^60 bytes": (content(WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"), "truncated"),

@@ -80,7 +80,9 @@ def require_range(value: Any, kind: Any, owner: str, name: str, *, unit: float =
     is_whole = base is int and unit == 1
     if isinstance(value, bool) or not isinstance(value, Integral if is_whole else Real):
         raise ConfigError(
-            request, f"It must be a {'whole ' if is_whole else ''}number.", "Write a number, without quotes."
+            f"{owner} asks for {name} = {shown(repr(value))}.",
+            f"It must be a {'whole ' if is_whole else ''}number.",
+            "Write a number, without quotes.",
         )
     least, most = meta.gt if meta.ge is None else meta.ge, meta.lt if meta.le is None else meta.le
     if unit != 1:

@@ -204,7 +204,7 @@ def require_settings(name: str, settings: Mapping[str, Any], common_names: Mappi
         for setting in {common, common_names.get(common, common)}:
             value = settings.get(setting)
             if value is not None and not (type(value) is int and 1 <= value <= most):
-                problem = f"Its configuration has {setting} = {shown(value)}, which must be 1 to {most}."
+                problem = f"Its configuration has {setting} = {shown(repr(value))}, which must be 1 to {most}."
                 raise refused(name, problem, "Fix its config.json.")
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization

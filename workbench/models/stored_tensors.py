@@ -184,7 +184,11 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     stored = path if is_whole else path.with_name(path.name + HEADER)
     size = stored.stat().st_size
     with open(stored, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+        beginning = file.read(8)
+        (length,) = struct.unpack("<Q", beginning.ljust(8, b"\0"))
+        if beginning + file.read(len(_LFS_POINTER) - 8) == _LFS_POINTER:
+            raise OSError(f"'{path}' is a pointer to the file, which `git lfs pull` gets")
+        file.seek(8)
         if 8 + length > size:
             raise OSError(f"'{path}' is truncated")
         header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
@@ -214,6 +218,10 @@ def header_bytes(path: Path) -> int:
     """Return the bytes of a safetensors file before its first tensor."""
     with open(path, "rb") as file:
         return 8 + int.from_bytes(file.read(8), "little")
+
+
+_LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that git has in place of a large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
