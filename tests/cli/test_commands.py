@@ -27,6 +27,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of, registered
 from workbench.core.report import Report
+from workbench.methods.base import Event
 from workbench_studies.bench.command import BENCHES
 
 COMMANDS = (*(command.__name__ for commands in GROUPS.values() for command in commands), *STUDIES)
@@ -40,6 +41,7 @@ def experiment(monkeypatch):
 
     def run(job, described, mode="execute", *, progress=None, workdir=None, resume=False, fidelity="auto"):
         calls.append((job, described, mode, workdir, resume, fidelity))
+        progress(Event("phase", stage=fake.stage))
         if fake.raises is not None:
             raise fake.raises
         return report(executed=mode == "execute")
@@ -50,7 +52,7 @@ def experiment(monkeypatch):
             raise fake.raises
         return report().plan
 
-    fake.run, fake.plan, fake.calls, fake.raises = run, plan, calls, None
+    fake.run, fake.plan, fake.calls, fake.raises, fake.stage = run, plan, calls, None, ""
     monkeypatch.setitem(sys.modules, "workbench.experiment", fake)
     monkeypatch.setattr("workbench.cli.app.load_cluster", lambda name: cluster())
     return fake
@@ -185,9 +187,11 @@ def test_plan_as_table_and_as_json(experiment) -> None:
 
 def test_interrupt_says_how_to_go_on(experiment) -> None:
     experiment.raises = KeyboardInterrupt()
-    result = call("run")
-    assert result.exit_code == 130
-    assert "--resume" in result.stderr
+    results = call("run"), call("run", "--resume")
+    assert [result.exit_code for result in results] == [130, 130]
+    assert ["--resume" in result.stderr for result in results] == [False, True], "nothing has been trained yet"
+    experiment.stage = "train"
+    assert "--resume" in call("run").stderr
 
 
 def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
@@ -316,7 +320,7 @@ def test_summary_says_what_is_invalid() -> None:
     busy = summary(report(valid=False))
     assert "(!) Host too busy: 23%" in busy
     step = "1000 ms (!) measured (emulated, kernel links, host too busy)"
-    assert all(measured in busy for measured in ("2.0 s (!)", "0.2 s (!)", "8.0 times shorter (!)", step))
+    assert all(measured in busy for measured in ("2.0 s (!)", "0.25 s (!)", "8.0 times shorter (!)", step))
     assert "5.0% over 3 plans" in busy  # the sweep was measured by itself
     assert "800 ms predicted (simulated)" in busy and "accuracy 0.800" in busy
     assert "(!)" not in summary(report())

@@ -194,17 +194,20 @@ def _run(
     from workbench.experiment import run as run_job
     from workbench.runs.tracking import Tracking
 
+    stages: set[str] = set()
     try:
         with Tracking(track, job, described, mode) as tracking, RunProgress(job, described) as progress:
 
             def take(event: Event) -> None:
+                stages.add(event.stage)
                 tracking.update(event)
                 progress.update(event)
 
             report = run_job(job, described, mode, progress=take, **settings)
             tracking.finish(report)
     except KeyboardInterrupt:
-        can_resume = mode == "execute" and declaration_of(job.method).trains
+        has_begun = "train" in stages or settings.get("resume")  # before, its folder holds no run
+        can_resume = mode == "execute" and declaration_of(job.method).trains and has_begun
         say(
             "Interrupted. To go on where it stopped, give the same command with --resume."
             if can_resume
