@@ -10,6 +10,8 @@ gc.disable()  # until all is imported: collections in between take a fifth of th
 # installed; no schema here has such an address.  Only this process is without it: what tests start has it.
 if "jsonschema" not in sys.modules:
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# transformers' Trainer imports peft, and that bitsandbytes, which loads PyTorch's compiler (1.6 s).
+sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,9 @@
 """Quantized backbones: every family and storage type, gradients, and the bytes that are held."""
 
 import ctypes
+import sys
 import warnings
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -30,10 +32,11 @@ CODED = {"int8": 0.03, "int4": 0.4, "nf4": 0.4}
 
 
 @pytest.fixture(scope="module")
-def bitsandbytes() -> Any:
-    with warnings.catch_warnings():
+def bitsandbytes() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.delitem(sys.modules, "bitsandbytes", raising=False)  # see tests/conftest.py
         warnings.simplefilter("ignore")
-        return pytest.importorskip("bitsandbytes")
+        yield pytest.importorskip("bitsandbytes")
 
 
 def run(stack):
