@@ -13,6 +13,7 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
+from workbench.core.once import shared_results
 from workbench.core.serial import to_builtins
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ def advise(
 
         write_html(choices(points(advice), label=f"simulated, {advice.costs} costs"), figure)
     if as_json:
-        print_json({"choices": [_described(choice, cluster) for choice in advice.choices]} | _drafts(advice, cluster))
+        with shared_results():  # what decides is simulated for each
+            described = [_described(choice, cluster) for choice in advice.choices]
+        print_json({"choices": described} | _drafts(advice, cluster))
         return
     _print(advice, cluster)
     if figure is not None:
