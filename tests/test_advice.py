@@ -20,6 +20,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.curves import Curve
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.common.scaling import is_measured_here
 from workbench.methods.galaxy_plus.serving.drafts import tokens_of_pass
 from workbench.plots.choices import choices as draw
 from workbench.runs.advice import Advice, advise, combinations, seconds_of
@@ -210,6 +211,14 @@ def test_computed_costs_measure_nothing_and_one_device_has_nothing_to_divide() -
     advice = advise(JOB, cluster, computed=True, keeps_data=True, progress=lambda event: stages.append(event.stage))
     assert "profile" not in stages
     assert not any("paradigm" in choice.job.options for choice in advice.choices)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "is_measured"),
+    [("tiny-bert", "laptop", True), ("tiny-bert", "pac-env-b", False), ("shape:opt-1.3b", "laptop", False)],
+)
+def test_only_shares_of_this_host_are_said_to_be_measured(model: str, cluster: str, is_measured: bool) -> None:
+    assert is_measured_here(model, load_cluster(cluster)) is is_measured
 
 
 def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:

@@ -11,7 +11,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
-from workbench.core.units import three_figures
+from workbench.core.units import tenths, three_figures
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",
@@ -192,11 +192,11 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
     if full_s:
         # A progress bar counts this host's seconds; all other times are the devices'.
-        dilated = f"; {_seconds(mean(full_s) * report.dilation)} on this host's clock" if report.dilation > 1 else ""
-        rows.append(("Epoch", f"{_seconds(mean(full_s))}{mark} through the backbone ({report.label}{dilated})"))
+        dilated = f"; {tenths(mean(full_s) * report.dilation)} s on this host's clock" if report.dilation > 1 else ""
+        rows.append(("Epoch", f"{tenths(mean(full_s))} s{mark} through the backbone ({report.label}{dilated})"))
     if cached_s:
         ratio = f", {mean(full_s) / mean(cached_s):.1f} times shorter{mark}" if full_s and mean(cached_s) > 0 else ""
-        rows.append(("", f"{_seconds(mean(cached_s))}{mark} from the activation cache{ratio}"))
+        rows.append(("", f"{tenths(mean(cached_s))} s{mark} from the activation cache{ratio}"))
     label = "Step"
     for cached, name in ((False, "first epoch"), (True, "from the cache")):
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
@@ -266,10 +266,6 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
             ("Checked", f"{metrics['texts that differ']:.0f} of the compared texts differ from the local model's")
         )
     return rows
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.3g} s"
 
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:

@@ -8,6 +8,11 @@ def three_figures(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
+def tenths(number: float) -> str:
+    """Return a number with one decimal place, and one below 1 with three figures: '34.3', '0.0242'."""
+    return f"{number:.1f}" if abs(number) >= 1 else f"{number:.3g}"
+
+
 def size_words(nbytes: float) -> str:
     """Return a number of bytes with its unit: 1.4 GB, 350 MB, 12.0 kB (powers of 1000)."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -28,6 +28,7 @@ from workbench.core.summary import energy_j
 from workbench.core.units import three_figures
 from workbench.methods.base import Event, ignore
 from workbench.methods.common.draft_advice import DraftAdvice
+from workbench.methods.common.scaling import is_measured_here
 from workbench.methods.training.estimates import estimated_steps
 from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import family_of
@@ -196,7 +197,7 @@ def advise(
         goal=goal,
         choices=tuple(replace(choice, is_dominated=_is_dominated(choice, ranked)) for choice in ranked),
         refused=refused,
-        costs="computed" if computed else "measured",
+        costs="measured" if is_measured_here(job.model, priced) else "computed",
         score=score,
         spent_s=time.monotonic() - began_s,
         drafts=drafts,

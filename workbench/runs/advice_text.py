@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from workbench.core.methods import declaration_of, method_with
-from workbench.core.units import three_figures
+from workbench.core.units import tenths, three_figures
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
@@ -31,7 +31,7 @@ def rows(advice: Advice) -> list[tuple[str, ...]]:
             choice.name,
             f"{choice.report.plan.partition()} on {choice.report.plan.grouping()}",
             three_figures(1e3 * choice.step_s),
-            "unknown" if choice.seconds is None else f"{choice.seconds:.1f}",
+            "unknown" if choice.seconds is None else tenths(choice.seconds),
             "" if choice.joules is None else three_figures(choice.joules),
             three_figures(choice.memory_bytes / 1e6) if choice.memory_bytes else "",
         )

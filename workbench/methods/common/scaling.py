@@ -10,6 +10,7 @@ from workbench.core.names import FLOAT_TYPES, FloatType
 from workbench.core.profile import Layers, Profile
 from workbench.methods.base import TIMED, Event, Notify, counting
 from workbench.models.configuration import ModelFacts
+from workbench.models.hub import has_weights
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.quantization.stored import embedding_block_size
 from workbench.models.stack import LayerStack
@@ -70,6 +71,13 @@ LEAST_CORE_SHARE = 0.8
 """A measurement that had a core for a smaller share of its time is repeated once, and then not stored."""
 HOST_MODELS = ("", "laptop-core")
 """Models of devices that are defined by their share of this host."""
+
+
+def is_measured_here(model: str, cluster: Cluster) -> bool:
+    """Return whether a simulation's costs are measured on this host: the model has weights, and every device is a share
+    of this host.  All others are computed from sizes.
+    """
+    return has_weights(model) and all(device.model in HOST_MODELS and device.host_share for device in cluster.devices)
 
 
 def cached_measurement(

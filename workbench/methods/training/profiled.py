@@ -15,9 +15,9 @@ from workbench.methods.base import Event, Notify, Planned, Prepared
 from workbench.methods.common.device_counts import of_slowest, publishing
 from workbench.methods.common.scaling import (
     BATCH_SIZES,
-    HOST_MODELS,
     cached_measurement,
     describe_facts,
+    is_measured_here,
     scale_to_cluster,
 )
 from workbench.models.hub import has_weights
@@ -131,8 +131,8 @@ class ProfiledMethod(ABC, Generic[A]):
             payloads = [(self.asked(prepared), refresh)] * cluster.world_size
             rows = engines.run(self.measure_rank, payloads, on_event=of_slowest(notify, engines.device_names))
             return self.joined(prepared, cluster, rows)
-        is_host = all(device.model in HOST_MODELS and device.host_share for device in cluster.devices)
-        if has_weights(prepared.job.model) and (emulated or is_host):
+        model = prepared.job.model
+        if is_measured_here(model, cluster) or (emulated and has_weights(model)):
             return self.scaled(prepared, cluster, notify, refresh=refresh)
         return self.catalogue(prepared, cluster)
 
