@@ -171,6 +171,9 @@ def test_a_plan_is_the_best_over_the_run(job: Job) -> None:
     assert hot.assignments != cold.assignments
     [said] = [note for note in hot.notes if "hot" in note]
     assert "Devices get hot: the run's steps take" in said and "the plan is for hot devices" in said
+    # What planning has simulated serves as the prediction, which is the same as of a plan that is given.
+    planned, given = (experiment.run(job, soon, "simulate", chosen_plan=plan) for plan in (None, hot))
+    assert planned.steps == given.steps and planned.timelines == given.timelines
 
 
 def test_a_hot_device_leaves_if_it_is_to(job: Job) -> None:
