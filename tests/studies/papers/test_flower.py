@@ -94,3 +94,8 @@ def test_what_ships_has_every_way_and_equal_losses() -> None:
     assert sent[flower.OURS] / sent[flower.EQUAL] == pytest.approx(3 / 4, rel=0.02)
     assert all(check.holds for check in result.checks)
     assert find_item(COMPARE, "flower").draw(result)
+
+
+def test_every_way_has_a_line_of_its_own_in_the_shipped_picture():
+    [drawn] = find_item(COMPARE, "flower").draw(shipped_result(COMPARE, "flower"))
+    assert len({trace.name for trace in drawn.figure.data}) == len(flower.RINGS) + len(flower.CLIENTS)

@@ -130,7 +130,7 @@ def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
             ],
         },
         holds={"equal": max(away) < 1e-3},
-        series={f"accuracy, {name}": tuple(line) for name, line in points.items()},
+        series={f"accuracy, {name.replace(',', ':')}": tuple(line) for name, line in points.items()},
         away=max(away),
         sent=sent,
         rounds=len(curves[0].losses),
