@@ -97,9 +97,10 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     Raises WriteError if the system refuses a file, such as on a full disk; then no new file or folder is left.
     """
     folder = Path(folder)
-    drawn, index = figures(report), folder / INDEX
-    pages = [folder / f"{name}.html" for name, _, _ in drawn]
-    with _whole_or_none(folder, [*pages, folder / LIBRARY, index]):
+    with _whole_or_none(folder) as new:
+        drawn, index = figures(report), folder / INDEX
+        pages = [folder / f"{name}.html" for name, _, _ in drawn]
+        new += [path for path in (*pages, folder / LIBRARY, index) if not path.exists()]
         written = [write_html(figure, path) for path, (_, _, figure) in zip(pages, drawn, strict=True)]
         pictures, why_none = write_pngs(drawn, folder, png)
         write_text(index, _index(report, drawn, why_none))
@@ -107,13 +108,15 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
 
 
 @contextlib.contextmanager
-def _whole_or_none(folder: Path, paths: Iterable[Path]) -> Iterator[None]:
-    """Make a folder.  If the block cannot write, remove those of the files, and the folder, that were not there."""
+def _whole_or_none(folder: Path) -> Iterator[list[Path]]:
+    """Make a folder, and yield a list of the files that are to be new in it.  If the block cannot write, remove them,
+    and the folder if it was not there.
+    """
     new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
     make_folder(folder)
-    new = [path for path in paths if not path.exists()]
+    new: list[Path] = []
     try:
-        yield
+        yield new
     except WriteError:
         for path in new:
             path.unlink(missing_ok=True)
