@@ -239,7 +239,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
     "no class": (field("result.json", class_names=["bad"]), "number of classes 2"),
     "a class more": (field("result.json", class_names=["bad", "good", "so"]), "names 3"),
     "a class twice": (field("result.json", class_names=["bad", "bad"]), "Two are named 'bad'"),
-    "an unknown field": (field("result.json", words_=[]), "no field 'words_'. Did you mean 'words'"),
+    "an unknown field": (field("result.json", words_=[]), "no field 'words_' there. Did you mean 'words'"),
 }
 
 
