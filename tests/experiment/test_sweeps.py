@@ -43,14 +43,14 @@ def words(tmp_path: Path) -> list[object]:
         'cluster = "pac-env-b"\nepochs = 2\nbatch_size = 16\nsimulate = true\n'
         "[pac_plus]\nseed = [0, 1]\n[pac_plus.options]\nreduction = [4, 5]\n"
     )
-    return ["sweep", tmp_path / "grid.toml", "--out", tmp_path / "out"]
+    return ["sweep", tmp_path / "grid.toml", "--out", tmp_path / "my out"]
 
 
 def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[str] = []
-    run, folder = experiment.run, tmp_path / "out"
+    run, folder = experiment.run, tmp_path / "my out"
 
     def counted(job, cluster, mode, **settings):
         if len(began) == 5:
@@ -75,6 +75,7 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     assert whole.stderr.count("done before") == len(before)
     failed = [json.loads(path.read_text()) for path in (folder / "failed").iterdir()]
     assert {(one["point"]["option.reduction"], one["error"]) for one in failed} == {(5, "ConfigError")}
+    assert f"Next: workbench compare '{folder}' --out" in whole.stderr
     assert len(failed) == 6 and "32 is not a multiple of 5" in failed[0]["found"]
     again = call(*words, "--json")
     content = json.loads(again.stdout)
@@ -139,7 +140,7 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(
     assert [path.name for path in (tmp_path / "ipython").iterdir()] == ["profile_slurm"]
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
     assert said in result.stderr
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "my out").exists()
 
 
 ON_ENGINES = """

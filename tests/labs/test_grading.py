@@ -80,6 +80,7 @@ def test_a_class_is_collected_and_graded(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     collected = run.invoke(app, ["labs", "collect", str(box)])
     assert "4 hand-ins in hand-ins" in collected.output
+    assert "labs grade 'hand ins'" in run.invoke(app, ["labs", "collect", str(box), "--to", "hand ins"]).output
     for name in ("junk.json", "older.json: a second file of anna", "never.json", "future.json", "lab.json"):
         assert name in collected.output
     graded = run.invoke(app, ["labs", "grade", "hand-ins", "--secret", "s"])

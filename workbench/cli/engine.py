@@ -4,6 +4,7 @@ here or on a small device.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -116,7 +117,8 @@ def export(
         "ExecuTorch's own kernels"
     )
     if prompts is not None:
-        print_text(f"Prompts     {prompts}  (train: workbench train {out} {prompts} --steps 100)")
+        words = shlex.join([str(out), str(prompts)])
+        print_text(f"Prompts     {prompts}  (train: workbench train {words} --steps 100)")
 
 
 _OF_MERGED = {"out", "model", "merge", "dtype", "as_json"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,7 +139,9 @@ def sweep(
     elif succeeded:
         _show([out / f"{done.point.name}.json" for done in succeeded])
     say(f"{len(succeeded)} of {len(points)} points done in {time.monotonic() - began:.0f} s. Table: {written}")
-    say(f"Next: workbench compare {out} --out {out / 'comparison.html'}")
+    if succeeded:
+        folder, page = shlex.quote(str(out)), shlex.quote(str(out / "comparison.html"))
+        say(f"Next: workbench compare {folder} --out {page}")
     if failed:
         say(f"{len(failed)} failed; why is in {out / 'failed'}. The same command tries them again.")
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,7 +58,8 @@ def labs(
         make_folder(to)
         for work in works:
             write_text(to / f"{work.lab}-{work.student}.json", to_json(work) + "\n")
-        print_text(f"{len(works)} hand-ins in {to}; {len(refused)} files left out. Next: workbench labs grade {to}")
+        following = f" Next: workbench labs grade {shlex.quote(str(to))}" if works else ""
+        print_text(f"{len(works)} hand-ins in {to}; {len(refused)} files left out.{following}")
         return
     grades = grading.grade(works, secret=secret, say=say)
     files = grading.write_grades(grades, works, to)
