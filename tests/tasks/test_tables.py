@@ -124,6 +124,7 @@ def test_a_cell_of_several_lines_is_told_by_row(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": ["x"], "label": 1}\n', "Row 1 of train has ['x'], which is not text"),
         ("a.jsonl", '{"text": "x", "label": {"a": 1}}\n', "Row 1 of train has {'a': 1}, which is not a class"),
         ("a.csv", "text\0,label\n", "byte 4 is zero"),
+        ("a.csv", table(["a", "b"]) + "w" * 1_000_001 + ",a\n", "Row 3 of train has 1,000,001 characters; at most"),
         ("a.csv", ",".join(f"column{number}" for number in range(5000)) + "\n" + "," * 4999 + "\n", "and 4,980 more"),
     ],
 )

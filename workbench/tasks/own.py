@@ -129,6 +129,10 @@ def read_rows(table: Table, columns: Columns, split: str) -> Rows:
     return Rows(texts, pairs, labels, sources)
 
 
+LONGEST_TEXT = 1_000_000
+"""Characters of a text.  A tokenizer takes over 40 bytes for each, however few tokens are used."""
+
+
 def texts_of(table: Table, column: str, split: str, *, may_be_empty: bool = False) -> tuple[str, ...]:
     """Return a column as texts.  Raises ConfigError naming the row of a value that is missing or no text."""
     texts = []
@@ -140,6 +144,12 @@ def texts_of(table: Table, column: str, split: str, *, may_be_empty: bool = Fals
                 f"The column '{shown(column)}' was to be read.",
                 f"Row {row} of {split} {problem}.",
                 "Fix or remove that row.",
+            )
+        if len(text) > LONGEST_TEXT:
+            raise ConfigError(
+                f"The column '{shown(column)}' was to be read.",
+                f"Row {row} of {split} has {len(text):,} characters; at most {LONGEST_TEXT:,} are read.",
+                "Shorten or remove that row; maybe a quote before it is not closed.",
             )
         texts.append(text)
     return tuple(texts)
