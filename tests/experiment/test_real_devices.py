@@ -43,7 +43,6 @@ from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.saving import save_tokenizer
-from workbench.models.sharding import model_layout
 from workbench.models.stored_tensors import tensors_in
 from workbench.runs.grids import make_points
 from workbench.runtime import ssh_devices
@@ -263,7 +262,7 @@ def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, plac
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
     cluster = real_cluster(NAMES)
     slow = replace(cluster, devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices))
-    host = analytic_profile(SOAK_MODEL, model_layout(SOAK_MODEL), slow)
+    host = analytic_profile(SOAK_MODEL, slow)
     faults, events, after = FaultSchedule(), list[ServingEvent](), list[float]()
 
     def is_over(now_s: float) -> bool:

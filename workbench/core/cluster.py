@@ -210,9 +210,6 @@ class Cluster:
                     f"There are {names.count(name)} of that name.",
                     "Name each once.",
                 )
-            if ">" in name:
-                request = f"Cluster '{self.name}' names a device '{shown(name)}'."
-                raise ConfigError(request, "'>' stands between the two devices of a link.", "Rename it.")
         places: dict[tuple[str, int], str] = {}
         for device in self.devices:
             place = (device.address or device.name).rpartition("@")[2], device.port or 22
@@ -225,7 +222,8 @@ class Cluster:
             unknown = [name for name in pair.split(">") if name not in names]
             request = f"Cluster '{self.name}' describes the link '{shown(pair)}'."
             if unknown or pair.count(">") != 1:
-                raise ConfigError(request, f"Its devices are {', '.join(names)}.", "Write 'name>name'.")
+                rename = "Rename devices with '>' in their names, then write" if ">" in "".join(names) else "Write"
+                raise ConfigError(request, f"Its devices are {', '.join(names)}.", f"{rename} 'name>name'.")
             if len(set(pair.split(">"))) == 1:
                 raise ConfigError(request, "It leads from a device to itself.", "Name two devices.")
 
