@@ -125,7 +125,7 @@ class Recovery:
         return (
             f"{self.seconds:.2f} s{simulated} from '{self.what}' to the end of the next step: noticed after "
             f"{self.noticed_s:.2f} s, "
-            f"planned again in {self.planned_s:.2f} s, loaded and done in {self.resumed_s:.2f} s{again}."
+            f"stopped and planned again in {self.planned_s:.2f} s, loaded and done in {self.resumed_s:.2f} s{again}."
         )
 
 

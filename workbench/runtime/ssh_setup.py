@@ -12,7 +12,9 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +32,9 @@ from workbench.runtime.ssh import Connection
 PROJECT = "edge-llm-workbench"
 _LEFT_OUT = ("nvidia", "cuda", "triton")
 """Libraries of torch's GPU builds."""
+_PARSING = threading.Lock()
+"""Boards are set up side by side, but Python 3.11 fails if two threads parse Python at the same time
+(python/cpython#106905); requirements have strings of Python."""
 OTHER_VERSIONS = "Its libraries have other versions than the project's lock."
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
 TRIAL = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
@@ -200,7 +205,8 @@ def index_options() -> list[str]:
         for line in listing.splitlines():
             name, _, value = line.removeprefix(section).partition("=")
             if line.startswith(section) and name in _INDEX_OPTIONS:
-                settings[name] = ast.literal_eval(value).split()
+                with _PARSING:
+                    settings[name] = ast.literal_eval(value).split()
     options = [word for name, values in settings.items() for value in values for word in (_INDEX_OPTIONS[name], value)]
     return [*options, "--index-strategy", "unsafe-best-match"] if "extra-index-url" in settings else options
 
@@ -225,7 +231,7 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
         "platform_machine": greeting.machine,
     }
     lock = [
-        Requirement(text)
+        _requirement(text)
         for text in re.findall(r"^([^#\s][^\\\n]*)", (data_folder() / "hashes.txt").read_text(), re.MULTILINE)
     ]
 
@@ -250,7 +256,7 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
         if name != PROJECT and release != locked_here.get(name):
             unknown.append(f"{name}=={release}")
         for text in installed.requires or ():
-            requirement = Requirement(text)
+            requirement = _requirement(text)
             if requirement.marker is None or requirement.marker.evaluate(markers | {"extra": ""}):
                 queue.append(canonicalize_name(requirement.name))
     if unknown:
@@ -259,6 +265,12 @@ def pinned(packages: Sequence[str], greeting: Greeting) -> tuple[str, ...]:
         raise RuntimeSetupError(request, found_here, "Install this machine by `make setup`.")
     pins.pop(PROJECT, None)  # its code is sent before each run
     return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if version)
+
+
+@cache
+def _requirement(text: str) -> Requirement:
+    with _PARSING:
+        return Requirement(text)
 
 
 def locked(pins: Sequence[str], found_of: Callable[[str], str], say: Callable[[str], None]) -> list[str]:

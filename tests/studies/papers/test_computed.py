@@ -7,6 +7,16 @@ from workbench.core.serial import from_json, to_json
 from workbench_studies.papers import Item, Result, items_of
 from workbench_studies.papers.items import PAPERS
 
+REFUTED = {
+    ("confidant", "algorithm1"),  # misses optima
+    ("confidant", "fig8"),  # three devices take more charge than one
+    ("galaxy_plus", "table5"),  # one row of twelve has another order
+    ("galaxy_plus", "fig12"),  # M-LM stays ahead of EdgeShard at 125 Mbit/s
+    ("galaxy_plus", "fig13"),  # small models lose to SP on the cards
+    ("galaxy_plus", "fig14"),  # on three devices heads do not divide
+    ("galaxy_plus", "fig15"),  # as fig14
+}
+"""Items of which a claim of the paper does not hold in ours; docs/evidence/audit.md has the numbers."""
 ITEMS = [item for paper in PAPERS for item in items_of(paper) if item.source != "executed"]
 
 
@@ -14,8 +24,7 @@ ITEMS = [item for paper in PAPERS for item in items_of(paper) if item.source != 
 def test_every_claim_holds_and_figures_are_drawn_from_json(item: Item) -> None:
     result = computed(item.paper, item.name)
     refuted = [f"{check.claim}: {check.found}" for check in result.checks if not check.holds]
-    # Confidant: its Algorithm 1 misses optima, and three devices take more charge than one.
-    assert (refuted == []) == (item.name not in ("algorithm1", "fig8")), refuted
+    assert bool(refuted) == ((item.paper, item.name) in REFUTED), refuted
     read = from_json(to_json(result), Result)
     assert [comparison.labels for comparison in read.comparisons] == [
         comparison.labels for comparison in result.comparisons
