@@ -134,8 +134,8 @@ def profile_layers(
         if (inner := stacks.inner(span)) != span
         for kind in kinds
     }
-    made = calls | dict(shared or {})
-    grids = time_grids(made, batch_sizes, lengths, like=like, prepared=prepared, budget_s=budget_s)
+    timed = calls | dict(shared or {})
+    grids = time_grids(timed, batch_sizes, lengths, like=like, prepared=prepared, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
     sizes = {span: dict(layer_bytes(span.start)) for span in stacks.spans}
