@@ -7,6 +7,7 @@ these learn from the backbone's activations nothing that it did not hold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, mode
@@ -84,12 +85,16 @@ def pairs(item: Item, settings: Settings) -> Result:
         for way, values in scores.items():
             comparisons.append(item.cell((way, title), None, fmean(values)))
             rows.append((title, way, fmean(values), spread(values), len(values), score_name(name)))
-        for row in before.tables[0].rows if before is not None else ():
-            if row[0] == title and row[1] in SHIPPED:
-                rows.append((title, SHIPPED[str(row[1])], row[4], row[5], 3, f"{score_name(name)} (parity)"))
+        if before is not None:
+            num_seeds, measure = len(before.environment["seeds"].split(",")), f"{score_name(name)} (parity)"
+            rows += [
+                (title, SHIPPED[str(row[1])], row[4], row[5], num_seeds, measure)
+                for row in before.tables[0].rows
+                if row[0] == title and row[1] in SHIPPED
+            ]
         settings.progress(f"{title}: " + ", ".join(f"{way} {fmean(values):.1f}" for way, values in scores.items()))
         score_of = {str(row[1]): row[2] for row in rows if row[0] == title}
-        words |= {f"{name}_{key}": float(score_of.get(way) or 0) for key, way in WORDS.items()}
+        words |= {f"{name}_{key}": float(score_of.get(way) or math.nan) for key, way in WORDS.items()}
     return item.result(comparisons, tables={"scores": rows}, model=like.model, epochs=EPOCHS, hidden=HIDDEN, **words)
 
 
