@@ -156,6 +156,17 @@ def test_a_step_fault_that_cannot_be_meant(text, found):
         parse_faults(text, WHOLE[Cluster])
 
 
+def test_a_fault_names_a_device_whose_name_has_a_colon():
+    colons = Cluster(name="c", devices=tuple(replace(DEVICE, name=name) for name in ("a", "a:4", "x:y")))
+    faults = parse_faults("slow:a:4@3; slow:a:4:2@4; kill:x:y@5; slow:x:y:8@2", colons)
+    assert [(fault.kind, fault.rank, fault.factor) for fault in faults] == [
+        ("slow", 2, 8.0),
+        ("slow", 1, 4.0),
+        ("slow", 1, 2.0),
+        ("kill", 2, 1.0),
+    ]
+
+
 @pytest.mark.parametrize("parts", [(NAN, 1.0), (INF, 1.0), (-1.0, 2.0), (0.0, 0.0)])
 def test_parts_of_a_sequence_are_finite(parts):
     with pytest.raises(ConfigError):

@@ -99,7 +99,9 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
     request = f"The fault '{shown(word)}' was asked for."
     target, separator, when = word.rpartition("@")
     kind, _, rest = target.partition(":")
-    device, colon, factor = rest.partition(":")
+    names = cluster.names
+    # The last colon precedes the factor, unless it is part of a device's name.
+    device, colon, factor = (rest, "", "") if rest in names or ":" not in rest else rest.rpartition(":")
     kinds = [kind for kind in (*get_args(FaultKind), RETURN) if unit == "step" or kind not in ("memory", "leave")]
     if not separator or not device or (colon and not factor):
         raise ConfigError(
@@ -107,7 +109,6 @@ def _add(faults: list[Fault], word: str, cluster: Cluster, unit: Unit) -> None:
         )
     if kind not in kinds:
         raise ConfigError(request, f"Kinds are {', '.join(kinds)}.", did_you_mean(kind, kinds))
-    names = cluster.names
     ends = [device] if device in names or kind != "slow" or unit == "s" else device.split(">")
     for end in ends:
         if end not in names and not (end.isascii() and end.isdecimal() and len(end) < 10 and int(end) < len(names)):

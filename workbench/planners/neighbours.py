@@ -11,6 +11,7 @@ from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm, Stages
+from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
@@ -20,7 +21,8 @@ class Neighbours:
     """The neighbours of the plans of one problem.
 
     A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
-    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.
+    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  Of equal devices of a group,
+    or of the idle ones, the first stands for all.
     plan: has the sizes of all of them.  closed_form: numbers their stages.
     """
 
@@ -30,6 +32,7 @@ class Neighbours:
         self._times = StageTimes(
             replace(problem, batch_size=plan.mini_batch_size, micro_batches=plan.num_micro_batches)
         )
+        self._types = device_types(problem.profile, problem.cluster)
         self._closed_form = closed_form
         self._divided: dict[tuple[int, int, tuple[int, ...], int], int | None] = {}
         self._sample_moves: dict[int, list[int]] = {}
@@ -58,7 +61,7 @@ class Neighbours:
             (stage.start, stage.stop, frozenset(stage.ranks), live): number
             for stage, live, number in zip(known, lives[len(shape)], current, strict=True)
         }
-        for moved in (*_layer_moves(shape), *_device_moves(shape, idle), *_stage_moves(shape)):
+        for moved in (*_layer_moves(shape), *_device_moves(shape, idle, self._types), *_stage_moves(shape)):
             if len(moved) > self._num_layers:
                 continue
             is_same_length = len(moved) == len(shape)
@@ -112,25 +115,34 @@ def _layer_moves(shape: Shape) -> Iterator[Shape]:
                 yield (*shape[:index], (left + step, first), (right - step, second), *shape[index + 2 :])
 
 
-def _device_moves(shape: Shape, idle: Sequence[int]) -> Iterator[Shape]:
+def _device_moves(shape: Shape, idle: Sequence[int], types: Sequence[int]) -> Iterator[Shape]:
+    def one_of_each(ranks: Sequence[int]) -> list[int]:
+        firsts: dict[int, int] = {}
+        for rank in ranks:
+            firsts.setdefault(types[rank], rank)
+        return list(firsts.values())
+
+    idle = one_of_each(idle)
     for rank in idle:
         for target in range(len(shape)):
             yield _with_groups(shape, {target: (*shape[target][1], rank)})
     for source, (_, group) in enumerate(shape):
-        for rank in group:
+        for rank in one_of_each(group):
             rest = tuple(other for other in group if other != rank)
             if rest:
                 yield _with_groups(shape, {source: rest})
             for spare in idle:
-                yield _with_groups(shape, {source: (*rest, spare)})
+                if types[spare] != types[rank]:
+                    yield _with_groups(shape, {source: (*rest, spare)})
             for target, (_, others) in enumerate(shape):
                 if target == source:
                     continue
                 if rest:
                     yield _with_groups(shape, {source: rest, target: (*others, rank)})
-                for other in others if target > source else ():
-                    swapped = tuple(rank if place == other else place for place in others)
-                    yield _with_groups(shape, {source: (*rest, other), target: swapped})
+                for other in one_of_each(others) if target > source else ():
+                    if types[other] != types[rank]:
+                        swapped = tuple(rank if place == other else place for place in others)
+                        yield _with_groups(shape, {source: (*rest, other), target: swapped})
 
 
 def _stage_moves(shape: Shape) -> Iterator[Shape]:

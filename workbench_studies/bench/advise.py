@@ -37,7 +37,7 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 MEGABITS_PER_S = (20, 100, 1000)
 LATENCIES_S = (2e-4, 2e-3, 1e-2)
 MEMORIES_BYTES = (250_000_000, 400_000_000, 800_000_000)
-BATCHES = ((16, 2), (16, 4), (32, 4))
+BATCHES = ((8, 2), (8, 4), (16, 4))
 
 
 def setting(number: int) -> tuple[Job, Cluster]:

@@ -5,9 +5,10 @@ programs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from statistics import median
 from typing import Any, Literal, get_args
@@ -119,24 +120,29 @@ def costs_on(
     return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
-def cases(size: int, network: Network = "switch") -> dict[str, Case]:
-    """Return the programs for this many devices by name.  On Wi-Fi there are two more, in which all send at once."""
-    cluster = _cluster(size, network)
-    plan = _plan([(rank,) for rank in range(size)])
-    sizes = (1,) * MICRO_BATCHES
-    groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)])
+def schedules_of(size: int, micro_batches: int = MICRO_BATCHES) -> dict[str, Schedule]:
+    """Return the schedules for this many devices by name.  In two of them all devices send at once."""
+    plan = _plan([(rank,) for rank in range(size)], micro_batches)
+    sizes = (1,) * micro_batches
+    groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)], micro_batches)
     alone = split_heads((1, 1), num_layers=LAYERS)
-    schedules = {
+    return {
         "1F1B": insert_transfers(one_f_one_b(plan, sizes)),
         "GPipe": insert_transfers(gpipe(plan, sizes)),
-        "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * MICRO_BATCHES)),
+        "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * micro_batches)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
         "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
         "forward-only chain": backbone_part(insert_transfers(gpipe(plan, sizes))),
-        "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * MICRO_BATCHES)),
-        "incast": _incast(size),
-        "all-reduce": _all_reduces(size),
+        "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * micro_batches)),
+        "incast": _incast(size, micro_batches),
+        "all-reduce": _all_reduces(size, micro_batches),
     }
+
+
+def cases(size: int, network: Network = "switch") -> dict[str, Case]:
+    """Return the programs for this many devices by name, on a network."""
+    cluster = cluster_of(size, network)
+    schedules = schedules_of(size)
     costs = costs_on(cluster, gradient=LARGE_GRADIENT if network == "slow" else GRADIENT)
     cases_by_name = {
         name: Case(program=Program.on(cluster, schedule, costs), cluster=cluster)
@@ -149,7 +155,7 @@ def cases(size: int, network: Network = "switch") -> dict[str, Case]:
     rings = [ring_allgather_gemm(size, layer=tile) for tile in range(TILES)]
     by_latency = {"forward-only chain": schedules["forward-only chain"], "ring of many tiles": _side_by_side(rings)}
     for latency_ms in LATENCIES_MS:
-        slow = _cluster(size, network, latency_ms)
+        slow = cluster_of(size, network, latency_ms)
         costs = costs_on(slow, SMALL, {**SECONDS, "GEMM": SMALL_GEMM_S})
         for name, schedule in by_latency.items():
             cases_by_name[f"{name}, {latency_ms} ms"] = Case(program=Program.on(slow, schedule, costs), cluster=slow)
@@ -176,15 +182,13 @@ def bench(
     require_words(only, WORDS)
     networks = [network for network in WORDS if not only or network in only]
     for network, size in ((each, size) for each in networks for size in sizes or SIZES[each]):
-        with EngineCluster.start(_cluster(size, network)) as engines:
-            require_kernel_links(engines, "executor")
-            engines.dilate(dilation)
-            chosen_rounds = max(1, rounds // 3) if network in LONG else rounds
-            results = engines.run(run_rank, [(size, network, chosen_rounds)] * size)
-        for name, case in cases(size, network).items():
-            points.append(_point(name, network, case, [result["rounds"][name] for result in results]))
+        chosen_rounds = max(1, rounds // 3) if network in LONG else rounds
+        cluster, make_cases = cluster_of(size, network), partial(cases, size, network)
+        measured, own_s = measure(cluster, make_cases, dilation=dilation, rounds=chosen_rounds)
+        for point in measured:
+            points.append(point | {"network": network})
             progress(line_of(points[-1]))
-        executor_s += [result["own_s"] for result in results]
+        executor_s += own_s
     return {
         "name": "executor",
         "label": "emulated, kernel links",
@@ -201,16 +205,32 @@ def bench(
     }
 
 
-def run_rank(context: RankContext, given: tuple[int, Network, int]) -> dict[str, Any]:
+def measure(
+    cluster: Cluster, make_cases: Callable[[], dict[str, Case]], *, dilation: float, rounds: int, warm: bool = True
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """Execute programs in turn on emulated devices; return a point for each, and the executors' seconds an operation.
+
+    make_cases: makes the programs by name; it is called on each device, too.  rounds: how often each is measured.
+    warm: run each once before.  Raises RuntimeSetupError if the kernel does not shape links.
+    """
+    with EngineCluster.start(cluster) as engines:
+        require_kernel_links(engines, "executor")
+        engines.dilate(dilation)
+        results = engines.run(run_rank, [(make_cases, rounds, warm)] * cluster.world_size)
+    points = [_point(name, case, [result["rounds"][name] for result in results]) for name, case in make_cases().items()]
+    return points, [result["own_s"] for result in results]
+
+
+def run_rank(context: RankContext, given: tuple[Callable[[], dict[str, Case]], int, bool]) -> dict[str, Any]:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
     overhead.
 
-    given: the number of devices, their network and the number of rounds.
+    given: what makes the programs, the number of rounds, and whether one more comes before them (see measure).
     """
-    size, network, num_rounds = given
+    make_cases, num_rounds, warm = given
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
-        chosen = cases(size, network)
+        chosen = make_cases()
         subgroups = subgroups_of([case.program for case in chosen.values()])
         pacer, executors = Pacer(1.0, dilation=context.dilation), dict[str, Executor]()
         with ExitStack() as opened:
@@ -223,12 +243,12 @@ def run_rank(context: RankContext, given: tuple[int, Network, int]) -> dict[str,
                         process_group, context.rank, subgroup=lambda ranks: subgroups[tuple(sorted(ranks))], links=links
                     )
                     executors[case.cluster.name] = opened.enter_context(Executor(context.rank, transport, pacer))
-            own_s = _own_cost(executors[_cluster(size, network).name])
-            for turn in range(num_rounds + 1):
+            own_s = _own_cost(next(iter(executors.values())))
+            for turn in range(-warm, num_rounds):
                 for name, case in chosen.items():
                     pacer.reset()
                     begin, end = _time(executors[case.cluster.name], case.program, case.num_steps)
-                    if turn:
+                    if turn >= 0:
                         ends = begin / context.dilation, end / context.dilation
                         rounds.setdefault(name, []).append((*ends, pacer.late_s, pacer.paced_s))
     return {"rounds": rounds, "own_s": own_s}
@@ -271,16 +291,13 @@ def _own_cost(executor: Executor) -> float:
     return min(seconds)
 
 
-def _point(
-    name: str, network: Network, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]
-) -> dict[str, Any]:
+def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict[str, Any]:
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
     late, paced = (sum(entry[place] for entries in by_rank for entry in entries) for place in (2, 3))
     return {
         "program": name,
-        "network": network,
         "devices": len(by_rank),
         "simulated_ms": 1e3 * simulated_s,
         "measured_ms": 1e3 * median(measured),
@@ -291,7 +308,7 @@ def _point(
     }
 
 
-def _cluster(size: int, network: Network, latency_ms: float | None = None) -> Cluster:
+def cluster_of(size: int, network: Network, latency_ms: float | None = None) -> Cluster:
     """Return the devices of the cluster 'laptop', and copies of them, with links of MBIT_PER_S.
 
     latency_ms: the latency of each path; None: the cluster's.
@@ -314,7 +331,7 @@ def _cluster(size: int, network: Network, latency_ms: float | None = None) -> Cl
     return replace(slow, name=f"{cluster.name}, {latency_ms:g} ms")
 
 
-def _plan(groups: Sequence[Sequence[int]]) -> Plan:
+def _plan(groups: Sequence[Sequence[int]], micro_batches: int) -> Plan:
     size = max(map(len, groups))
     stages = tuple(
         Stage(
@@ -322,32 +339,32 @@ def _plan(groups: Sequence[Sequence[int]]) -> Plan:
         )
         for number, ranks in enumerate(groups)
     )
-    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=MICRO_BATCHES)
+    return Plan(method="bench", stages=stages, micro_batch_size=size, num_micro_batches=micro_batches)
 
 
-def _incast(size: int) -> Schedule:
+def _incast(size: int, micro_batches: int) -> Schedule:
     """Return a schedule in which all devices send to the first one at once, several times."""
     text = "rank 0\n"
-    names = [f"act:{rank}.{number}" for number in range(MICRO_BATCHES) for rank in range(1, size)]
-    for number in range(MICRO_BATCHES):
+    names = [f"act:{rank}.{number}" for number in range(micro_batches) for rank in range(1, size)]
+    for number in range(micro_batches):
         for rank in range(1, size):
             text += f"0RECV{number}.{rank} {rank}>0 () -> (act:{rank}.{number}) @recv\n"
     text += f"0F ({' '.join(names)}) -> ()\n"
     for rank in range(1, size):
         text += f"rank {rank}\n"
-        for number in range(MICRO_BATCHES):
+        for number in range(micro_batches):
             text += f"0F{number} () -> (act:{rank}.{number})\n"
             text += f"0SEND{number}.{rank} {rank}>0 (act:{rank}.{number}) -> () @send\n"
     return Schedule.from_text(text)
 
 
-def _all_reduces(size: int) -> Schedule:
+def _all_reduces(size: int, micro_batches: int) -> Schedule:
     """Return a schedule in which the gradients of each of some micro-batches are summed over all devices."""
     ranks = "+".join(map(str, range(size)))
     text = ""
     for rank in range(size):
         text += f"rank {rank}\n"
-        for number in range(MICRO_BATCHES):
+        for number in range(micro_batches):
             text += f"0B{number} () -> (grad:0.{number}.{rank})\n"
             text += f"0ALLREDUCE{number} {ranks} (grad:0.{number}.{rank}) -> (gsum:0.{number}.{rank}) @collective\n"
     return Schedule.from_text(text)

@@ -1,90 +1,162 @@
 """How far to trust an emulation: its late time against how far it is from its simulation (item `trust`).
 
-`workbench bench executor` runs made-up programs on emulated devices.  An emulated device that the host holds up ends an
-operation after its deadline; the seconds after it are late.  The bench runs at several time dilations, because devices
-that are emulated more slowly leave a busy host more time.
+Programs drawn at random run on emulated devices.  An emulated device that the host holds up ends an operation after
+its deadline; the seconds after it are late.  The programs run at several time dilations, because devices that are
+emulated more slowly leave a busy host more time, and on a host that is free or computes for others, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.core.costs import Spec
+from workbench.core.program import Program
 from workbench.core.serial import load_or_compute
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.plots.export import Captioned
-from workbench.plots.style import BLUE, DARK_GREY, GREEN, SYMBOLS, VERMILLION, finish
+from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
 from workbench.tasks.metrics import spearman
-from workbench_studies.bench.executor import bench
+from workbench_studies.bench.executor import SECONDS, Case, cluster_of, costs_on, measure, schedules_of
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, Table
 
-DILATIONS = (1.0, 4.0, 16.0)
-DEVICES, ROUNDS = (4,), 3
-COLUMNS = ("program", "devices", "dilation", "simulated, ms", "measured, ms", "ratio", "late share")
-FIELDS = ("program", "devices", "dilation", "simulated_ms", "measured_ms", "ratio", "late")
+DILATIONS = (1.0, 2.0, 4.0, 8.0)
+OTHERS = (0, 2)
+"""Processes that compute beside the emulation, with the same priority."""
+DEVICES, PROGRAMS = (2, 3, 4), 42
+"""Numbers of devices, and of programs for each number at each dilation, with and without other processes."""
+MICRO_BATCHES = (2, 8)
+OPERATION_S, MESSAGE_BYTES, GRADIENT_BYTES = (1e-3, 2e-2), (1e3, 1.3e5), (1e4, 4e5)
+"""From least to most: of each kind of operation, of a message between stages, and of what an all-reduce sums."""
+COLUMNS = ("program", "devices", "other processes", "dilation", "simulated, ms", "measured, ms", "ratio", "late share")
+FIELDS = ("program", "devices", "others", "dilation", "simulated_ms", "measured_ms", "ratio", "late")
 WITHIN = 0.05
 LEAST = 1e-4
 """Where the axes begin: smaller shares and deviations are drawn there."""
+_COMPUTES = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+"""A process that computes until its parent ends."""
+
+
+def drawn_programs(size: int, numbers: Sequence[int]) -> dict[str, Case]:
+    """Return programs for this many devices, drawn by their numbers; the same for the same numbers.
+
+    The schedule, the number of micro-batches, the seconds of each kind of operation and the sizes of what is sent are
+    drawn.  Seconds and sizes are distributed evenly over their logarithms.
+    """
+    cluster, programs = cluster_of(size, "switch"), dict[str, Case]()
+    for number in numbers:
+        draw = random.Random(number)
+
+        def between(least: float, most: float, draw: random.Random = draw) -> float:
+            return float(least * (most / least) ** draw.random())
+
+        schedules = schedules_of(size, draw.randint(*MICRO_BATCHES))
+        name = draw.choice(sorted(schedules))
+        seconds = {kind: between(*OPERATION_S) for kind in SECONDS}
+        crossing, gradient = (Spec((round(between(*sizes) / 4),)) for sizes in (MESSAGE_BYTES, GRADIENT_BYTES))
+        costs = costs_on(cluster, crossing, seconds, gradient)
+        programs[f"{name}, {number}"] = Case(program=Program.on(cluster, schedules[name], costs), cluster=cluster)
+    return programs
 
 
 def trust(item: Item, settings: Settings) -> Result:
-    """Execute the programs at every dilation.  Finished measurements are stored."""
-    dilations, devices, rounds = ((16.0,), (2,), 1) if settings.quick else (DILATIONS, DEVICES, ROUNDS)
+    """Execute every program once.  Finished measurements are stored."""
+    sessions = [(16.0, 0, 2)] if settings.quick else list(product(DILATIONS, OTHERS, DEVICES))
+    each = 2 if settings.quick else PROGRAMS
     points: list[dict[str, Any]] = []
-    for dilation in dilations:
-        sizes = "-".join(map(str, devices))
-        name = f"dilation-{dilation:g}-devices-{sizes}-rounds-{rounds}.json"
+    for session, (dilation, others, size) in enumerate(sessions):
+        name = f"programs-{each}-dilation-{dilation:g}-others-{others}-devices-{size}.json"
         path = None if settings.workdir is None else settings.workdir / "trust" / name
+        # One more, which comes first and opens the connections, is not counted.
+        numbers = range(session * (each + 1), (session + 1) * (each + 1))
 
-        def run(dilation: float = dilation) -> list[dict[str, Any]]:
-            done = bench(settings.progress, ("switch",), sizes=devices, rounds=rounds, dilation=dilation)
-            return [point | {"dilation": dilation} for point in done["points"]]
+        def run(
+            dilation: float = dilation, others: int = others, size: int = size, numbers: Sequence[int] = numbers
+        ) -> list[dict[str, Any]]:
+            settings.progress(f"trust: {size} devices, time dilation {dilation:g}, {others} other processes")
+            make_cases = partial(drawn_programs, size, numbers)
+            with computing_beside(others):
+                done, _ = measure(cluster_of(size, "switch"), make_cases, dilation=dilation, rounds=1, warm=False)
+            return [point | {"dilation": dilation, "others": others} for point in done[1:]]
 
         points += load_or_compute(path, list[dict[str, Any]], run)
-    return compared(item, points, rounds)
+    return compared(item, points)
 
 
-def compared(item: Item, points: Sequence[dict[str, Any]], rounds: int) -> Result:
-    """Return the comparison.  points: as the bench writes them, with their dilation."""
+@contextmanager
+def computing_beside(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Inside the context, let so many processes compute with the priority of this one.  They end with it."""
+    processes = [subprocess.Popen([sys.executable, "-c", _COMPUTES]) for _ in range(count)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def compared(item: Item, points: Sequence[dict[str, Any]]) -> Result:
+    """Return the comparison.  points: as the bench writes them, with their dilation and other processes."""
     off = [abs(point["ratio"] - 1) for point in points]
     late = [point["late"] for point in points]
-    in_pace = [deviation for deviation, share in zip(off, late, strict=True) if share <= BUSY_OVERRUN_SHARE]
-    held_up = [deviation for deviation, share in zip(off, late, strict=True) if share > BUSY_OVERRUN_SHARE]
+    in_pace = [point for point in points if _is_valid(point)]
+    held_up = [abs(point["ratio"] - 1) for point in points if not _is_valid(point)]
+    worst = max(in_pace, key=lambda point: abs(point["ratio"] - 1), default=None)
     rows: list[tuple[Number, ...]] = [
         tuple(float(point[name]) if name != "program" else point[name] for name in FIELDS) for point in points
     ]
-    by_dilation = [
-        (
-            dilation,
-            float(len(group)),
-            median(point["ratio"] for point in group),
-            max(point["ratio"] for point in group),
-            median(point["late"] for point in group),
-        )
-        for dilation in sorted({point["dilation"] for point in points})
-        for group in [[point for point in points if point["dilation"] == dilation]]
-    ]
+    conditions = sorted({(point["others"], point["dilation"]) for point in points})
     return item.result(
         [],
-        tables={"dilations": by_dilation, "programs": rows},
+        tables={"conditions": [_summary(points, *condition) for condition in conditions], "programs": rows},
         holds={
-            "valid": bool(in_pace) and max(in_pace) <= WITHIN,
+            "valid": bool(in_pace) and _num_inside(in_pace) == len(in_pace),
             "order": spearman(late, off) > 0.5,
         },
-        rounds=rounds,
         programs=len(points),
         mark=100 * BUSY_OVERRUN_SHARE,
         within=100 * WITHIN,
         valid=len(in_pace),
-        inside=sum(deviation <= WITHIN for deviation in in_pace),
-        worst=100 * max(in_pace, default=0.0),
+        inside=_num_inside(in_pace),
+        worst=100 * abs(worst["ratio"] - 1) if worst else 0.0,
+        worst_program=worst["program"] if worst else "",
         held_up=len(held_up),
         held_off=100 * (median(held_up) if held_up else 0.0),
         correlation=spearman(late, off),
+    )
+
+
+def _is_valid(point: dict[str, Any]) -> bool:
+    return bool(point["late"] <= BUSY_OVERRUN_SHARE)
+
+
+def _num_inside(points: Sequence[dict[str, Any]]) -> int:
+    return sum(abs(point["ratio"] - 1) <= WITHIN for point in points)
+
+
+def _summary(points: Sequence[dict[str, Any]], others: int, dilation: float) -> tuple[Number, ...]:
+    """Return the row of all programs that ran beside so many other processes at a dilation."""
+    group = [point for point in points if (point["others"], point["dilation"]) == (others, dilation)]
+    valid = [point for point in group if _is_valid(point)]
+    return (
+        float(others),
+        dilation,
+        float(len(group)),
+        float(len(valid)),
+        float(_num_inside(valid)),
+        median(point["ratio"] for point in group),
+        max(point["ratio"] for point in group),
+        median(point["late"] for point in group),
     )
 
 
@@ -97,18 +169,17 @@ def figure(table: Table) -> go.Figure:
     """Return the deviation by the late share.  table: the result's programs."""
     rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
     drawn = go.Figure()
-    colours = (VERMILLION, GREEN, BLUE)
-    for index, dilation in enumerate(sorted({row["dilation"] for row in rows})):
-        group = [row for row in rows if row["dilation"] == dilation]
+    for index, others in enumerate(sorted({row["other processes"] for row in rows})):
+        group = [row for row in rows if row["other processes"] == others]
         drawn.add_scatter(
             x=[max(LEAST, row["late share"]) for row in group],
             y=[max(LEAST, abs(row["ratio"] - 1)) for row in group],
             mode="markers",
-            marker={"color": colours[index % len(colours)], "symbol": SYMBOLS[index], "size": 9, "opacity": 0.8},
-            name=f"time dilation {dilation:g}",
+            marker={"color": CYCLE[index], "symbol": SYMBOLS[index], "size": 6, "opacity": 0.55},
+            name=f"{others:g} processes beside it" if others else "nothing beside it",
             hovertext=[
-                f"{row['program']}: {row['measured, ms']:.4g} ms of {row['simulated, ms']:.4g} simulated, "
-                f"late {row['late share']:.2%}"
+                f"{row['program']}, time dilation {row['dilation']:g}: {row['measured, ms']:.4g} ms of "
+                f"{row['simulated, ms']:.4g} simulated, late {row['late share']:.2%}"
                 for row in group
             ],
         )
@@ -120,8 +191,8 @@ def figure(table: Table) -> go.Figure:
     return finish(
         drawn,
         title="How far to trust an emulation",
-        label="emulated, kernel links" + ", a busy host" * any(row["late share"] > BUSY_OVERRUN_SHARE for row in rows),
-        subtitle=f"{len(rows)} runs of made-up programs on four emulated devices, medians of {ROUNDS} rounds. Right "
-        "of the dots a run is marked as invalid.",
+        label="emulated, kernel links",
+        subtitle=f"{len(rows):,} made-up programs on 2 to 4 emulated devices, each run once. Right of the dots a run "
+        "is marked as invalid.",
         height=470,
     )
