@@ -96,7 +96,7 @@ def test_a_point_is_measured_over_simulated() -> None:
         [(10.0, 10.0 + ratio * simulated_s, 0.001, 0.1) for ratio in ratios]
         for ratios in ((1.0, 1.2, 1.0), (1.1, 1.1, 1.3))
     ]
-    point = _point("two streams", "switch", cases(2)["two streams"], rounds)
+    point = _point("two streams", cases(2)["two streams"], rounds)
     assert point["simulated_ms"] == pytest.approx(1e3 * simulated_s)
     assert (point["ratio"], point["least"], point["p95"]) == pytest.approx((1.2, 1.1, 1.3))
     assert point["late"] == pytest.approx(0.01)
