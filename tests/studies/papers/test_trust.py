@@ -36,6 +36,10 @@ def test_a_late_run_is_judged_apart_and_one_in_pace_that_is_off_breaks_the_claim
     assert [check.holds for check in compared(item, good).checks] == [True, True]
     result = compared(item, [*good, point(1.2, 0.03, 16.0)])
     assert [check.holds for check in result.checks] == [False, True]
+    assert [row[:3] for row in result.tables[1].rows][3:] == [
+        ("100 to 200 ms", 3.0, 2.0),
+        ("200 ms and more", 0.0, 0.0),
+    ]
     conditions = [row[:5] for row in result.tables[0].rows]
     assert conditions == [(0.0, 4.0, 1.0, 1.0, 1.0), (0.0, 16.0, 2.0, 2.0, 1.0), (2.0, 4.0, 2.0, 0.0, 0.0)]
 
@@ -61,7 +65,7 @@ def test_the_shipped_points_are_drawn_by_what_the_host_did():
     result = shipped_result(COMPARE, "trust")
     [drawn] = find_item(COMPARE, "trust").draw(result)
     assert len(drawn.figure.data) == len(OTHERS)
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in result.tables[1].rows]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in result.tables[-1].rows]
     assert {row["dilation"] for row in rows} == set(DILATIONS) and result.environment["cores"]
     assert len(rows) >= 1000
     assert all(row["measured, ms"] > 0 and row["late share"] >= 0 for row in rows)

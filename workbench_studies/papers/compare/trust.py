@@ -7,13 +7,14 @@ emulated more slowly leave a busy host more time, and on a host that is free or 
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from statistics import median
 from typing import Any
 
@@ -40,6 +41,7 @@ OPERATION_S, MESSAGE_BYTES, GRADIENT_BYTES = (1e-3, 2e-2), (1e3, 1.3e5), (1e4, 4
 """From least to most: of each kind of operation, of a message between stages, and of what an all-reduce sums."""
 COLUMNS = ("program", "devices", "other processes", "dilation", "simulated, ms", "measured, ms", "ratio", "late share")
 FIELDS = ("program", "devices", "others", "dilation", "simulated_ms", "measured_ms", "ratio", "late")
+LENGTHS_MS = (20.0, 50.0, 100.0, 200.0)
 WITHIN = 0.05
 LEAST = 1e-4
 """Where the axes begin: smaller shares and deviations are drawn there."""
@@ -115,10 +117,15 @@ def compared(item: Item, points: Sequence[dict[str, Any]]) -> Result:
     rows: list[tuple[Number, ...]] = [
         tuple(float(point[name]) if name != "program" else point[name] for name in FIELDS) for point in points
     ]
+    alone = [point for point in points if point["others"] == 0]
     conditions = sorted({(point["others"], point["dilation"]) for point in points})
     return item.result(
         [],
-        tables={"conditions": [_summary(points, *condition) for condition in conditions], "programs": rows},
+        tables={
+            "conditions": [_summary(points, *condition) for condition in conditions],
+            "lengths": _by_length(alone),
+            "programs": rows,
+        },
         holds={
             "valid": bool(in_pace) and _num_inside(in_pace) == len(in_pace),
             "order": spearman(late, off) > 0.5,
@@ -160,9 +167,20 @@ def _summary(points: Sequence[dict[str, Any]], others: int, dilation: float) -> 
     )
 
 
+def _by_length(points: Sequence[dict[str, Any]]) -> list[tuple[Number, ...]]:
+    """Return rows by the simulated length of the programs."""
+    rows: list[tuple[Number, ...]] = []
+    for least, most in pairwise((0.0, *LENGTHS_MS, math.inf)):
+        off = [abs(point["ratio"] - 1) for point in points if least <= point["simulated_ms"] < most]
+        inside = float(sum(deviation <= WITHIN for deviation in off))
+        words = f"{least:g} ms and more" if most == math.inf else f"{least:g} to {most:g} ms"
+        rows.append((words, float(len(off)), inside, 100 * median(off) if off else None))
+    return rows
+
+
 def draw_trust(item: Item, result: Result) -> list[Captioned]:
     """Return the picture."""
-    return [Captioned("trust", item.title, figure(result.tables[1]))]
+    return [Captioned("trust", item.title, figure(result.tables[-1]))]
 
 
 def figure(table: Table) -> go.Figure:
