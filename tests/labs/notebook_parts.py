@@ -13,13 +13,13 @@ from typing import Any
 
 
 def write_part(notebook: Path, shown: Collection[str], folder: Path) -> Path:
-    """Write a notebook with all its text, the cells with these ids and those that give them their names."""
+    """Write a notebook of the cells with these ids and those that give them their names, without its text."""
     whole = json.loads(notebook.read_text(encoding="utf-8"))
     cells = whole["cells"]
     chosen = {number for number, cell in enumerate(cells) if cell["id"] in shown}
     assert len(chosen) == len(set(shown)), f"{notebook.name} has other cells than {shown}"
     taken = needed(cells, chosen)
-    whole["cells"] = [cell for number, cell in enumerate(cells) if cell["cell_type"] != "code" or number in taken]
+    whole["cells"] = [cells[number] for number in sorted(taken)]
     path = folder / notebook.name
     path.write_text(json.dumps(whole), encoding="utf-8")
     return path
@@ -51,13 +51,23 @@ def depending(cells: Sequence[dict[str, Any]], changed: set[int]) -> set[int]:
 
 
 def _names(cell: dict[str, Any], context: type[ast.expr_context]) -> set[str]:
-    """Return the names that a cell reads (ast.Load), or those that it assigns, defines or imports (ast.Store)."""
+    """Return the names that a cell reads before it sets them (ast.Load), or those that it assigns, defines or imports
+    (ast.Store)."""
     source = "".join(cell["source"])
     if cell["cell_type"] != "code" or source.startswith("%"):
         return set()
-    nodes = list(ast.walk(ast.parse(source)))
-    found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
-    if context is ast.Store:
-        found |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-        found |= {name.asname or name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
-    return found
+    read, written = set[str](), set[str]()
+    for statement in ast.parse(source).body:
+        nodes = list(ast.walk(statement))
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        comprehended = {
+            id(name) for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target)
+        }
+        local = {name.id for name in names if id(name) in comprehended}
+        read |= {name.id for name in names if isinstance(name.ctx, ast.Load)} - written - local
+        written |= {name.id for name in names if isinstance(name.ctx, ast.Store)} - local
+        written |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        written |= {
+            name.asname or name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names
+        }
+    return read if context is ast.Load else written
