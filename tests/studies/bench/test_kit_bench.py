@@ -24,7 +24,7 @@ JOB = replace(kit.JOB, **SMALL, options={"technique": "serial"})  # without peft
 
 @pytest.fixture
 def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the folder of a kit.toml whose two devices answer, and have been measured: they are this machine."""
+    """Give a folder for a kit.toml.  Its devices answer, and have been measured: they are this machine."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
     hosts = best_hosts(tmp_path, NAMES)
@@ -36,8 +36,6 @@ def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
             experiment.profile(replace(JOB, epochs=epochs), load_cluster("laptop-equal"), "execute")
         for name in NAMES:
             shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
-        devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in NAMES)
-        (tmp_path / "kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\npython = "{sys.executable}"\n{devices}')
         yield tmp_path
     finally:
         hosts.close()
@@ -47,7 +45,12 @@ def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(folder_of_a_kit)
     monkeypatch.setattr(kit, "FILE_BYTES", 1_000_000)
     monkeypatch.setattr(kit, "JOB", JOB)
-    report = kit.bench(lambda line: None, rounds=1)
+    report = {}
+    # An engine imports torch for seconds: where one device is enough there is one.
+    for names, parts in ((NAMES[:1], ("start", "epochs")), (NAMES, ("reach", "files", "faults"))):
+        devices = "".join(f'[[device]]\nname = "{name}"\naddress = "{name}"\n' for name in names)
+        Path("kit.toml").write_text(f'[defaults]\nmodel = "rpi-4b-m"\npython = "{sys.executable}"\n{devices}')
+        report |= kit.bench(lambda line: None, only=parts, rounds=1)
     expected = {f"epoch_{name}_{data}" for name in ("s", "ratio") for data in ("plain", "tls")}
     expected |= {"check_s", "second_setup_s", "file_mb_per_s", "ssh_share_of_link", "first_step_s"}
     expected |= {"fault_to_next_step_s", "fault_to_next_step_s_emulated"}
