@@ -48,9 +48,9 @@ quickstart: setup
 
 # Groups of tests, long ones first, so that short ones fill what is left of the last minutes.  The first two often wait for emulated devices,
 # so three run side by side on the two cores of a small machine; with four, steps of emulated devices come so late that tests of lost devices
-# fail.  "rest" is whatever no other names.  Each group imports torch again, so there are few; planners and schedules do without.
-TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment rest tests/methods tests/labs tests/models \
-	tests/studies/papers tests/planners+tests/schedules mypy
+# fail.  "rest" is whatever no other names.  Each group imports torch again, so there are few.
+TEST_GROUPS := tests/browser+tests/runtime tests/cli+tests/experiment rest \
+	tests/models+tests/planners+tests/schedules+tests/studies/papers tests/methods tests/labs mypy
 REST := tests $(addprefix --ignore=,$(filter tests/%,$(subst +, ,$(TEST_GROUPS))))
 # One notebook runs in a kernel of its own under nbval; a browser or one process runs the others.
 NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 notebooks/02_write_the_simulator.ipynb
