@@ -96,15 +96,6 @@ def test_a_template_that_died_is_started_anew() -> None:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {template().pid} != {first.pid}
 
 
-def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_up()
-    first = template()
-    monkeypatch.setenv("WORKBENCH_TEST_MARK", "set")
-    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
-        assert {mark for _, _, mark, _ in engines.run(who, [None] * 2)} == {"set"}
-    assert not first.alive
-
-
 def test_what_this_process_imports_meanwhile_leaves_the_template() -> None:
     """transformers imports torch's compiler, which sets a variable: one import would then serve nobody."""
     program = (
@@ -133,6 +124,15 @@ def test_warming_up_imports_what_models_need(monkeypatch: pytest.MonkeyPatch) ->
 
 def has_libraries(context, payload) -> bool:
     return {"transformers.models.bert.modeling_bert", "transformers.modeling_utils", "peft"} <= sys.modules.keys()
+
+
+def test_another_environment_makes_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up()
+    first = template()
+    monkeypatch.setenv("WORKBENCH_TEST_MARK", "set")
+    with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
+        assert {mark for _, _, mark, _ in engines.run(who, [None] * 2)} == {"set"}
+    assert not first.alive
 
 
 def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
