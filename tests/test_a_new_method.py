@@ -19,13 +19,15 @@ from tiny_job import tiny_job, two_devices, write_data
 import workbench
 from workbench import experiment
 from workbench.core import Job, Report
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.methods import declaration_of, registered
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.core.summary import summary_rows
+from workbench.methods import calls
 from workbench.methods.base import Event
 from workbench.models.loading import load_stack
 from workbench.runtime.engines import default_pool
+from workbench.runtime.messages import CallTable
 from workbench.runtime.ssh_setup import code_files
 from workbench.widgets import JobForm
 
@@ -146,17 +148,12 @@ def test_forms_offer_it(job: Job) -> None:
 
 
 def test_devices_may_be_asked_for_its_functions_and_for_no_others(job: Job) -> None:
-    script = (
-        "from workbench.core.errors import WorkbenchError; from workbench.methods.calls import CALLS\n"
-        "print(CALLS.named('bitfit.method:BitFit.serve_rank').parts.kind('job'))\n"
-        "print(CALLS.named('bitfit.method:BitFit.measure_rank').payload)\n"
-        "try: CALLS.named('bitfit.method:plan_job')\n"
-        "except WorkbenchError as error: print(error.found)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LIMIT_S)
-    job_type, payload, refused = done.stdout.splitlines()
-    assert (job_type, payload) == ("bitfit.phases.BitFitRankJob | None", "tuple[bitfit.prepare.PreparedJob, bool]")
-    assert refused == "It is not in the table of functions that may be."
+    table = CallTable(calls._declared())
+    assert str(table.named("bitfit.method:BitFit.serve_rank").parts.kind("job")) == "bitfit.phases.BitFitRankJob | None"
+    payload = table.named("bitfit.method:BitFit.measure_rank").payload
+    assert str(payload) == "tuple[bitfit.prepare.PreparedJob, bool]"
+    with pytest.raises(WorkbenchError, match=r"It is not in the table of functions that may be\."):
+        table.named("bitfit.method:plan_job")
     assert declaration_of("bitfit").trains
 
 
