@@ -13,6 +13,7 @@ from workbench.cli.app import add_commands
 from workbench.core.errors import ConfigError
 from workbench_labs import reproduction
 from workbench_labs.exercises import clinic
+from workbench_labs.reproduction import reproduced
 
 
 def test_a_students_deviation_equals_the_commands_and_fitted_cells_do_not_count() -> None:
@@ -39,7 +40,7 @@ def test_without_the_studies_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         return subprocess.CompletedProcess(command, done.exit_code, stdout=str(done.exception), stderr="")
 
     monkeypatch.setattr(reproduction.subprocess, "run", run)
-    found = reproduction.reproduced("p_rge", "table3")
+    found = reproduced("p_rge", "table3")
     own = clinic.usable(lambda cells: None)
     shown = [found.kinds(), found.table(), found.judged(own), found.claims(), found.words().data]
     assert all("not installed" in str(one) for one in shown) and "unknown" in str(found.median(own))
