@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from run_command import EPOCHS, Command
-from tiny_job import keep_profile, tiny_job, write_data
+from tiny_job import write_data
 
 from tests.waiting import LIMIT_S
 from workbench.core.report import Report
@@ -28,18 +28,6 @@ with socket.socket() as probe:
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 RESUMED = r"Resumed after (step \d+ of )?epoch \d"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_data(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def cache(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    keep_profile(tiny_job(data), folder)
-    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +42,8 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """One job in two calls: Ctrl-C in the terminal, and the second finishes, with loopback as its network.
+    """One job in two calls: Ctrl-C in the terminal, and the second finishes, with loopback as its network.  Of a user
+    without rights, if is_nobody.
 
     test_killed_query_runs and runtime/test_engine_cleanup hold what SIGKILL leaves.
     """
@@ -65,6 +54,7 @@ class Life:
     finished: End
     report: Report
     work: Path
+    is_nobody: bool
 
 
 def without_network(*, loopback: bool) -> tuple[str, ...]:
@@ -75,36 +65,51 @@ def without_network(*, loopback: bool) -> tuple[str, ...]:
     return (unshare, "-n", *((sys.executable, "-c", LOOPBACK_UP) if loopback else ()))
 
 
-@pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory, data: Path, cache: Path) -> Iterator[Life]:
-    command = Command(tmp_path_factory.mktemp("c"), data, cache)
-    try:
-        process = command.start()
-        command.wait_for_an_epoch(process)
-        os.killpg(process.pid, signal.SIGINT)
-        said, told = process.communicate(timeout=LIMIT_S)
-        interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
+def as_nobody() -> tuple[str, ...]:
+    """Return what goes before a command to run it as another user; nothing where that cannot be."""
+    words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    trial = [*words, sys.executable, "-c", "import msgspec"]  # this Python may be closed to other users
+    can = os.geteuid() == 0 and shutil.which(words[0]) and not subprocess.run(trial, capture_output=True).returncode
+    return words if can else ()
 
-        process = command.start("--resume", before=without_network(loopback=True))
-        lines = command.wait_for_an_epoch(process)
-        os.killpg(process.pid, signal.SIGSTOP)  # so that it has not ended before all of it has been looked at
-        family, ports = command.listening()
-        os.killpg(process.pid, signal.SIGCONT)
-        said, told = process.communicate(timeout=LIMIT_S)
-        finished = End(
-            said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors()
-        )
-        assert process.returncode == 0, told
-        yield Life(
-            interrupted=interrupted,
-            family=len(family),
-            ports=ports,
-            finished=finished,
-            report=Report.read(command.report),
-            work=command.work,
-        )
-    finally:
-        command.end()
+
+@pytest.fixture(scope="module")
+def life() -> Iterator[Life]:
+    # The tests' own folder is closed to other users.
+    with tempfile.TemporaryDirectory(prefix="wb-") as name:
+        folder, nobody = Path(name), as_nobody()
+        command = Command(folder, write_data(folder / "data"), folder / "cache")
+        command.environment["HOME"] = "/nonexistent"
+        for place in (folder, command.temporary):
+            place.chmod(0o777)
+        try:
+            process = command.start(before=nobody)
+            command.wait_for_an_epoch(process)
+            os.killpg(process.pid, signal.SIGINT)
+            said, told = process.communicate(timeout=LIMIT_S)
+            interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
+
+            process = command.start("--resume", before=(*without_network(loopback=True), *nobody))
+            lines = command.wait_for_an_epoch(process)
+            os.killpg(process.pid, signal.SIGSTOP)  # so that it has not ended before all of it has been looked at
+            family, ports = command.listening()
+            os.killpg(process.pid, signal.SIGCONT)
+            said, told = process.communicate(timeout=LIMIT_S)
+            finished = End(
+                said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors()
+            )
+            assert process.returncode == 0, told
+            yield Life(
+                interrupted=interrupted,
+                family=len(family),
+                ports=ports,
+                finished=finished,
+                report=Report.read(command.report),
+                work=command.work,
+                is_nobody=bool(nobody),
+            )
+        finally:
+            command.end()
 
 
 def test_control_c_says_how_to_go_on(life: Life) -> None:
@@ -144,13 +149,14 @@ def test_loopback_is_network_enough(life: Life) -> None:
 
 
 @pytest.mark.privileged
-def test_without_loopback_it_says_so(data: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_loopback_it_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     before = without_network(loopback=False)
     if not before:
         pytest.skip("no network namespaces here")
-    command = Command(tmp_path_factory.mktemp("c"), data, cache)
+    folder = tmp_path_factory.mktemp("c")
+    command = Command(folder, write_data(folder / "data"), folder / "cache")
     try:
-        process = command.start("--epochs", "2", before=before)
+        process = command.start(before=before)
         _, told = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 2
         assert "ip link set lo up" in told.splitlines()[-1]
@@ -160,24 +166,7 @@ def test_without_loopback_it_says_so(data: Path, cache: Path, tmp_path_factory: 
 
 
 @pytest.mark.privileged
-def test_as_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    setpriv = shutil.which("setpriv")
-    if os.geteuid() != 0 or setpriv is None:
-        pytest.skip("becoming another user needs root")
-    nobody = (setpriv, "--reuid=65534", "--regid=65534", "--clear-groups")
-    # The tests' own folder is closed to other users.
-    with tempfile.TemporaryDirectory(prefix="wb-") as name:
-        folder = Path(name)
-        monkeypatch.setenv("HOME", "/nonexistent")
-        command = Command(folder, write_data(folder / "data"), folder / "cache")
-        for place in (folder, command.temporary):
-            place.chmod(0o777)
-        if subprocess.run(
-            [*nobody, "env", sys.executable, "-c", "import msgspec"], capture_output=True, env=command.environment
-        ).returncode:
-            pytest.skip("this Python is closed to other users")
-        process = command.start("--epochs", "2", before=nobody)
-        said, told = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, told
-        assert "accuracy" in said
-        assert command.survivors() == []
+def test_as_an_unprivileged_user(life: Life) -> None:
+    if not life.is_nobody:
+        pytest.skip("becoming another user needs root, and a Python that is open to it")
+    assert life.finished.returncode == 0 and "accuracy" in life.finished.said

@@ -5,11 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
 from workbench.core import Cluster, Device, Job, Link
-from workbench.methods.base import ignore
-from workbench.methods.pac_plus.method import PacPlus
 
 TRAIN_SAMPLES, TEST_SAMPLES, EPOCHS = 64, 24, 3
 CLUSTER_FILE = """\
@@ -64,11 +60,3 @@ def tiny_job(data: Path, **changes: object) -> Job:
         "micro_batches": 2,
     }
     return Job(**settings | changes)
-
-
-def keep_profile(job: Job, cache: Path) -> None:
-    """Leave a profile of this machine in a cache, for the processes that are to run the job."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(cache))
-        method = PacPlus()
-        method.host_layers(method.prepare(job, ignore), ignore)
