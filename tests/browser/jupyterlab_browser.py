@@ -397,6 +397,7 @@ _STATE = f"""
 _AXE = """
     const done = arguments[0];
     const part = [".jupyter-widgets", ".jp-RenderedHTMLCommon"].find(one => document.querySelector(one));
-    axe.run({include: [[part]]}).then(result => done(result.violations.map(
+    const asked = {resultTypes: ["violations"], selectors: false};
+    axe.run({include: [[part]]}, asked).then(result => done(result.violations.map(
         one => ({id: one.id, impact: one.impact, nodes: one.nodes.map(node => node.html.slice(0, 300))}))));
 """
