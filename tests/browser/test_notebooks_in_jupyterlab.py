@@ -1,6 +1,7 @@
 """Notebooks in a real JupyterLab: widgets answer, nothing fails to display, nothing is left behind.
 
-The index and the first lab run whole, of the others the cells that lead to a widget.
+The index and the first lab run whole, of the others the cells that lead to a widget: those of several in one notebook,
+because to open one and to start its kernel takes longer than most clicks.
 
 WORKBENCH_SCREENSHOTS names a folder for pictures; without it only what fails is pictured.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from jupyterlab_browser import HEIGHT, ROOT, WIDTH, Lab, Notebook, missing, wait_until
-from notebook_parts import write_part
+from notebook_parts import write_parts
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -276,7 +277,7 @@ def try_layer_cutter(notebook: Notebook) -> None:
     notebook.shoot("cutter-scheme-2")
 
 
-def in_break_it(notebook: Notebook) -> None:
+def try_straggler(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     wait_until(lambda: "without re-scheduling" in notebook.text_of(headline), "the service in virtual time")
     notebook.shoot("straggler-lab")
@@ -333,14 +334,7 @@ def try_divider(notebook: Notebook) -> None:
     notebook.shoot("divider-planned")
 
 
-def in_forward_only(notebook: Notebook) -> None:
-    try_roofline(notebook)
-    try_training(notebook)
-    try_divider(notebook)
-
-
-def in_confidant(notebook: Notebook) -> None:
-    try_player(notebook)
+def try_confidant(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     notebook.press("Best order")
     wait_until(lambda: "Out of memory" not in notebook.text_of(headline), "a partition that fits")
@@ -352,8 +346,7 @@ def in_confidant(notebook: Notebook) -> None:
     notebook.shoot("heads-too-many")
 
 
-def in_ringada(notebook: Notebook) -> None:
-    try_player(notebook)
+def try_ring(notebook: Notebook) -> None:
     headline = ".widget-html [role=status]"
     move_slider(notebook, "How many adapters are trained, from the top", Keys.END)
     wait_until(
@@ -364,6 +357,18 @@ def in_ringada(notebook: Notebook) -> None:
         lambda: "24 layer times a mini-batch, 1.00 times" not in notebook.text_of(headline), "micro-batches to help"
     )
     notebook.shoot("ring-lab")
+
+
+def in_several(notebook: Notebook) -> None:
+    try_bowl(notebook)
+    try_roofline(notebook)
+    try_training(notebook)
+    try_divider(notebook)
+    try_layer_cutter(notebook)
+    try_straggler(notebook)
+    try_player(notebook)
+    try_ring(notebook)
+    try_confidant(notebook)
 
 
 def try_smaller_window(notebook: Notebook) -> None:
@@ -425,12 +430,7 @@ CLICKS: dict[str, Callable[[Notebook], None]] = {
     "00_quickstart": in_quickstart,
     "01_devices": in_devices,
     "04_cut_for_unequal_devices": in_cut,
-    "05_slopes": try_bowl,
-    "06_forward_only": in_forward_only,
-    "07_cut_a_layer": try_layer_cutter,
-    "08_break_it": in_break_it,
-    "09_data_that_stay": in_ringada,
-    "10_never_drain": in_confidant,
+    "05_slopes 06_forward_only 07_cut_a_layer 08_break_it 09_data_that_stay 10_never_drain": in_several,
     "comparison": try_adviser,
 }
 SHOWN = {
@@ -447,24 +447,31 @@ SHOWN = {
 """The cells that show a widget or a chart, of notebooks that do not run whole."""
 
 
+def file_of(names: str) -> str:
+    """Return the file in which notebooks are opened: with their parts, where there are several."""
+    return f"{names.split()[0]}.ipynb"
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _notebooks(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    parts = tmp_path_factory.mktemp("parts")
-    for name in CLICKS:
-        path = ROOT / "notebooks" / f"{name}.ipynb"
-        shutil.copy(write_part(path, SHOWN[name], parts) if name in SHOWN else path, lab.notebooks)
+def _notebooks(lab: Lab) -> Iterator[None]:
+    for names in CLICKS:
+        paths = {name: ROOT / "notebooks" / f"{name}.ipynb" for name in names.split()}
+        if paths.keys() <= SHOWN.keys():
+            write_parts({path: SHOWN[name] for name, path in paths.items()}, lab.notebooks / file_of(names))
+        else:
+            shutil.copy(paths[names], lab.notebooks)
     yield
     shutil.rmtree(Path(tempfile.gettempdir()) / "workbench-tiny", ignore_errors=True)  # the notebooks' output
 
 
-@pytest.mark.parametrize("name", CLICKS)
-def test_widgets_answer(name: str, lab: Lab, tmp_path: Path) -> None:
-    notebook = lab.open(f"{name}.ipynb", Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots")))
+@pytest.mark.parametrize("names", CLICKS)
+def test_widgets_answer(names: str, lab: Lab, tmp_path: Path) -> None:
+    notebook = lab.open(file_of(names), Path(os.environ.get("WORKBENCH_SCREENSHOTS", tmp_path / "screenshots")))
     try:
         notebook.run_all()
         assert notebook.faults() == []
         assert notebook.barriers() == []
-        CLICKS[name](notebook)
+        CLICKS[names](notebook)
         notebook.wait_idle()
         assert notebook.faults() == []
     except BaseException:

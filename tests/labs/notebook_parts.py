@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
-def write_part(notebook: Path, shown: Collection[str], folder: Path) -> Path:
-    """Write a notebook of the cells with these ids and those that give them their names, without its text."""
-    whole = json.loads(notebook.read_text(encoding="utf-8"))
-    cells = whole["cells"]
-    chosen = {number for number, cell in enumerate(cells) if cell["id"] in shown}
-    assert len(chosen) == len(set(shown)), f"{notebook.name} has other cells than {shown}"
-    taken = needed(cells, chosen)
-    whole["cells"] = [cells[number] for number in sorted(taken)]
-    path = folder / notebook.name
-    path.write_text(json.dumps(whole), encoding="utf-8")
-    return path
+def write_parts(shown: Mapping[Path, Collection[str]], path: Path) -> None:
+    """Write a notebook of the cells with these ids of some notebooks, and those that give them their names, without the
+    text."""
+    parts = []
+    for notebook, ids in shown.items():
+        whole = json.loads(notebook.read_text(encoding="utf-8"))
+        cells = whole["cells"]
+        chosen = {number for number, cell in enumerate(cells) if cell["id"] in ids}
+        assert len(chosen) == len(set(ids)), f"{notebook.name} has other cells than {ids}"
+        parts += [cells[number] for number in sorted(needed(cells, chosen))]
+    path.write_text(json.dumps(whole | {"cells": parts}), encoding="utf-8")
 
 
 def needed(cells: Sequence[dict[str, Any]], chosen: set[int]) -> set[int]:
