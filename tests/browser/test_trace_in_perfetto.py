@@ -14,7 +14,8 @@ from typing import Any
 
 import made_up_report
 import pytest
-from jupyterlab_browser import browser, missing, wait_until
+from jupyterlab_browser import missing, wait_until
+from selenium.webdriver import Chrome
 
 from workbench.plots.trace import trace_text
 
@@ -65,18 +66,18 @@ def perfetto(text: str) -> Iterator[str]:
             thread.join()
 
 
-def test_perfetto_shows_the_devices_and_drops_nothing(tmp_path: Path) -> None:
+def test_perfetto_shows_the_devices_and_drops_nothing(chromium: Chrome) -> None:
     text = trace_text(made_up_report.report())
     events = json.loads(text)["traceEvents"]
     rows = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert any("predicted" in row for row in rows) and any("measured" in row for row in rows)
-    with perfetto(text) as address, browser(tmp_path) as driver:
-        driver.get(address)
+    with perfetto(text) as address:
+        chromium.get(address)
         shown = "return arguments[0].every(name => document.querySelector('main, body').innerText.includes(name))"
-        wait_until(lambda: driver.execute_script(shown, rows), f"rows for {rows}")
+        wait_until(lambda: chromium.execute_script(shown, rows), f"rows for {rows}")
 
         def ask(query: str) -> list[list[str]]:
-            return list(driver.execute_async_script(QUERY, query))
+            return list(chromium.execute_async_script(QUERY, query))
 
         assert ask("select name from stats where value > 0 and severity != 'info'") == []
         counted = {"slice": "X", "flow": "s", "counter": "C"}
