@@ -64,7 +64,7 @@ test: setup
 	run_groups() { xargs -P "$$1" -n 1 sh -c ' \
 		group=$$1; cache="-o cache_dir=$$logs/$$(echo $$group | tr / -)"; case $$group in \
 			mypy) set -- $(BIN)/mypy;; rest) set -- $(PYTEST) $$cache $$only $(NBVAL) $(REST);; \
-			*) set -- $(PYTEST) $$cache $$only $$(echo $$group | tr + " ");; \
+			*) set -- $(PYTEST) -p no:nbval $$cache $$only $$(echo $$group | tr + " ");; \
 		esac; \
 		echo "Running $$group $$only"; log=$$(mktemp "$$logs/log.XXXXXX"); \
 		"$$@" >"$$log" 2>&1; status=$$?; echo; echo "$$group:"; cat "$$log"; \
