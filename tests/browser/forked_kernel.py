@@ -21,15 +21,13 @@ from pathlib import Path
 LIBRARIES = (
     "ipykernel.ipkernel",
     "ipykernel.zmqshell",
+    "nbformat",
+    "plotly.graph_objects",
     "torch",
     "transformers.modeling_utils",
     "workbench.experiment",
-    "workbench.plots",
-    "workbench.widgets.adviser",
-    "workbench.widgets.run_panel",
-    "workbench_labs.course.lab",
-    "workbench_labs.parameters",
 )
+"""Those that do not ask, when they are imported, whether that is in a notebook."""
 
 
 @contextmanager
@@ -63,6 +61,7 @@ def ask_for_kernel(place: str, connection_file: str) -> None:
 def fork_kernels() -> None:
     """Fork a kernel for each connection, and return in it."""
     listener = socket.socket(fileno=os.dup(0))
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # see tests/conftest.py
     for name in LIBRARIES:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a kernel
