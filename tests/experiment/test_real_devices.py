@@ -107,7 +107,8 @@ def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **opti
         kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
         shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
     shutil.rmtree(place.real.folder, ignore_errors=True)
-    report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
+    settings = {"workdir": place.real.folder, "engines": place.real} | options
+    report = experiment.run(job, place.real.cluster, **settings)
     found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
     assert found == pytest.approx(wanted, rel=tolerance)
     return report
@@ -186,9 +187,13 @@ def test_faults_do_what_they_do_in_emulation(unbroken: Report, place: Place) -> 
     assert {"leave beta", "freeze alpha"} <= {recovery.what for recovery in report.recoveries}
 
 
-def test_a_device_keeps_the_state_of_one_that_is_killed(unbroken: Report, place: Place) -> None:
+def test_a_device_keeps_the_state_of_one_that_is_killed(
+    unbroken: Report, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run asks for the devices itself."""
+    monkeypatch.setattr(experiment, "connected", lambda *given: nullcontext(place.real))
     job = replace(unbroken.job, faults="kill:beta@step3", snapshot_every=2, snapshot_to="neighbour")
-    report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES)
+    report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES, engines=None)
     said = " ".join(report.notes)
     assert "beta is lost, in step" in said and "clocks are aligned with this machine's" in said
 
