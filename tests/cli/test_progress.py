@@ -111,7 +111,7 @@ def test_a_table_that_is_too_wide_goes_on_below(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     heads = ("name", *(f"number {at}" for at in range(6)))
-    print_table("T", heads, [("a", *range(6)), ("b", *range(6))], right=range(1, 7), keys=1)
+    print_table("T", heads, [("a", *range(6)), ("b", *range(6))], keys=1)
     lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 40 and sum(line.startswith("name") for line in lines) == 2
     assert all(any(f"number {at}" in line for line in lines) for at in range(6))

@@ -76,7 +76,7 @@ def _print(advice: Advice, cluster: str) -> None:
     from workbench.models.hub import has_weights
     from workbench.runs import advice_text as text
 
-    print_table(text.title(advice), text.columns(advice), text.rows(advice), right=text.RIGHT)
+    print_table(text.title(advice), text.columns(advice), text.rows(advice))
     print_text(text.STAR)
     for line in text.impossible(advice.refused):
         print_text(line)
@@ -92,7 +92,7 @@ def _print(advice: Advice, cluster: str) -> None:
     if (drafts := advice.drafts) is not None:
         print_text()
         if rows := text.draft_rows(drafts):
-            print_table(text.draft_title(drafts), text.DRAFT_COLUMNS, rows, right=text.DRAFT_RIGHT)
+            print_table(text.draft_title(drafts), text.DRAFT_COLUMNS, rows)
             print_text(text.DRAFT_NOTE)
         for line in text.impossible(drafts.refused):
             print_text(line)

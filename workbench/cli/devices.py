@@ -49,7 +49,7 @@ def devices(
             print_json({name: described.description for name, described in known.items()})
         else:
             listed = ((name, described.world_size, described.description) for name, described in known.items())
-            print_table("Clusters", ("name", "devices", "description"), listed, right=(1,))
+            print_table("Clusters", ("name", "devices", "description"), listed)
     elif announce:
         _announce(name)
     elif discover:

@@ -372,7 +372,7 @@ def _show(cluster: Cluster, findings: list[Found]) -> None:
             )
         )
     columns = ("device", "address", "state", "Python", "cores", "free MB", "disk GB", "°C", "clock ms", "libraries")
-    print_table(f"Kit {cluster.name}", columns, rows, right=(4, 5, 6, 7, 8))
+    print_table(f"Kit {cluster.name}", columns, rows)
     for finding in findings:
         if finding.problem:
             print_text(f"{finding.device}: {finding.problem}\n  -> {finding.todo}")

@@ -81,7 +81,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
         source = "emulated" if device.emulated else "catalogue" if device.memory_bytes_per_s is None else "measured"
         rows.append(row(device.name, device, f"{device.memory_bytes / MEGA:.0f}", source))
     columns = ("device", "GFLOP/s", "memory GB/s", "disk MB/s", "written", "budget MB", "source")
-    print_table(title, columns, rows, right=(1, 2, 3, 4, 5))
+    print_table(title, columns, rows)
     machines = {"this machine": () if host is None else host.processors} | {
         device.name: device.processors for device in devices
     }
@@ -95,7 +95,6 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             "Processors found, with each library that they can use",
             ("device", "processor", "library", "GFLOP/s"),
             processors,
-            right=(3,),
         )
     return result
 
@@ -138,7 +137,7 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
         speeds = f"{first.flops_per_s / GIGA:.1f}", f"{last.flops_per_s / GIGA:.1f}"
         rows.append((name, *speeds, heat, throttled, as_text(curves[name])))
     columns = ("device", "GFLOP/s cold", "at the end", "°C", "says it throttles", "sustained")
-    print_table(f"Sustained speed of {cluster.name} over {minutes:g} minutes", columns, rows, right=(1, 2, 3))
+    print_table(f"Sustained speed of {cluster.name} over {minutes:g} minutes", columns, rows)
     return result
 
 
@@ -196,7 +195,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         for link in links
     ]
     columns = ("link", "Mbit/s described", "Mbit/s measured", "ms described", "ms measured")
-    print_table(f"Links of {cluster.name} ({label})", columns, rows, right=(1, 2, 3, 4))
+    print_table(f"Links of {cluster.name} ({label})", columns, rows)
     means = "they share a medium" if survey.medium == "wifi" else "each has a wire of its own"
     print_text(
         f"While {cluster.in_words} send at once, a message takes {survey.at_once:.2f} times as long as alone: "
@@ -269,7 +268,7 @@ def _print_layers(survey: LayerSurvey) -> None:
         ]
         for first, last, rows in runs
     ]
-    print_table(f"{where}; milliseconds by batch size", columns, table, right=range(1, len(columns)))
+    print_table(f"{where}; milliseconds by batch size", columns, table)
     kinds = {
         "frozen": "frozen",
         "trainable": "trained",
@@ -284,7 +283,7 @@ def _print_layers(survey: LayerSurvey) -> None:
         ]
         sizes.append([_layers(first, last), *(f"{measured:,.0f} | {analytic:,.0f}" for measured, analytic in both)])
     title = f"kB for a batch of {batches[-1]}, as profiled | as computed from the model's sizes"
-    print_table(title, ("layer", *kinds.values()), sizes, right=range(1, len(kinds) + 1))
+    print_table(title, ("layer", *kinds.values()), sizes)
     for note in survey.notes:
         print_text(note)
 

@@ -31,6 +31,7 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report, all_notes
 from workbench.core.serial import plain, shown, to_builtins
 from workbench.core.summary import headline, plan_rows, plan_words, summary_rows
+from workbench.core.units import are_numbers
 from workbench.methods.base import Event
 from workbench.runs.progress import RunState
 
@@ -175,10 +176,8 @@ def print_json(value: Any) -> None:
     print(plain(json.dumps(to_builtins(value), indent=1, ensure_ascii=False), as_json=True))
 
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), keys: int = 0
-) -> None:
-    """Print a table on stdout.  right: the indices of columns that are set flush right.
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, keys: int = 0) -> None:
+    """Print a table on stdout.  Columns of numbers are flush right.
 
     Only columns of long texts wrap, between words; names and numbers stay whole, even where the terminal is too narrow
     for that.  keys: the first columns, which name a row; a table that is too wide goes on below, with them repeated.
@@ -190,9 +189,10 @@ def print_table(
 
     print_text(title)
     columns, cells = list(map(plain, columns)), [[plain(str(cell)) for cell in row] for row in rows]
-    everything = zip(columns, *cells, strict=True)
+    everything = list(zip(columns, *cells, strict=True))
     longest = [max(len(line) for text in column for line in [*text.splitlines(), ""]) for column in everything]
-    wraps = [index not in right and width > LONG_TEXT for index, width in enumerate(longest)]
+    right = [are_numbers(column[1:]) for column in everything]
+    wraps = [width > LONG_TEXT and not is_right for width, is_right in zip(longest, right, strict=True)]
     least = [(LONG_TEXT if long else width) + 2 for long, width in zip(wraps, longest, strict=True)]
     console = Console(markup=False, highlight=False)
     width = console.width if sys.stdout.isatty() else 10_000
@@ -206,7 +206,7 @@ def print_table(
         for index in part:
             table.add_column(
                 columns[index],
-                justify="right" if index in right else "left",
+                justify="right" if right[index] else "left",
                 no_wrap=not wraps[index],
                 overflow="fold",
                 min_width=0 if wraps[index] else longest[index],
@@ -239,7 +239,6 @@ def show_cluster(cluster: Cluster) -> None:
             )
             for rank, device in enumerate(cluster.devices)
         ),
-        right=(0, 3, 4, 5, 6, 7, 8),
     )
 
 
@@ -247,7 +246,7 @@ def show_plan(plan: Plan, cluster: Cluster) -> None:
     """Print where each layer and each sample goes (or heads, columns, tokens), and what the planner expects of it."""
     chosen = plan.inference
     words = f"{plan.method}: {plan.where()}, {plan.cut}" if chosen is None else f"{chosen.method}: {plan_words(chosen)}"
-    print_table(f"Plan of {words}", *plan_rows(plan, cluster), right=() if chosen is None else (0, 3, 4, 5))
+    print_table(f"Plan of {words}", *plan_rows(plan, cluster))
     if chosen is not None and chosen.predicted_s:
         print_text(
             f"The planner's estimate for a sequence of {chosen.length} tokens (computed): "

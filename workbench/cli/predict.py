@@ -58,7 +58,7 @@ def predict(
     shown = [answer.answer if isinstance(answer.answer, str) else f"{answer.answer:.4g}" for answer in answers]
     sure = [f"{max(answer.probabilities.values()):.2f}" if answer.probabilities else "" for answer in answers]
     table = zip(shown, sure, (" | ".join(row) for row in rows), strict=True)
-    print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table, right=(1,))
+    print_table(f"{model.about.job.task} by {result}", ("answer", "probability", "text"), table)
 
 
 def push(

@@ -99,7 +99,6 @@ def schedule(
             )
             for row in facts["ranks"]
         ),
-        right=range(1, 7),
     )
 
 

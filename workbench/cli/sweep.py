@@ -179,13 +179,12 @@ def _show(reports: Sequence[Path]) -> None:
 
     compared = sides(reports_frame(reports))
     heads, rows = table(compared, most_metrics=MOST_METRICS)
-    num_settings = heads.index("runs")
     labels = ", ".join(dict.fromkeys(side.label for side in compared))
     several = any(len(side.files) > 1 for side in compared)
     said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + (
         "; mean ± standard deviation" if several else ""
     )
-    print_table(said, heads, rows, right=range(num_settings, len(heads)), keys=num_settings)
+    print_table(said, heads, rows, keys=heads.index("runs"))
     if len(heads) < len(table(compared)[0]):
         print_text("Further metrics are in the page (--out) and in points.csv.")
 

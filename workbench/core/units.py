@@ -1,6 +1,18 @@
-"""Numbers in words for people: three figures, and bytes with their unit."""
+"""Numbers in words for people: three figures, and bytes with their unit; columns of numbers."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \(!\))?|-?")
+"""With its spread and the mark of an invalid run; or nothing, or '-' for nothing."""
+
+
+def are_numbers(cells: Iterable[str]) -> bool:
+    """Return whether a table's column holds numbers, which stand flush right."""
+    column = list(cells)
+    return any(column) and all(map(_NUMBER.fullmatch, column))
 
 
 def three_figures(number: float) -> str:

@@ -12,8 +12,6 @@ from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
 
 STAR = "* nothing else is as good in time, energy and memory, and better in one of them."
-RIGHT = (0, 4, 5, 6, 7)
-"""Columns of numbers."""
 
 
 def columns(advice: Advice) -> tuple[str, ...]:
@@ -61,7 +59,7 @@ def conclusion(advice: Advice) -> str:
 
 
 DRAFT_COLUMNS = ("draft", "guesses on", "checked by", "a round, ms", "pays from", "counted", "times as fast", "at most")
-DRAFT_RIGHT = (3, 4, 5, 6, 7)
+
 DRAFT_NOTE = (
     "A round guesses some tokens and checks them in one pass. It pays if so many of the guesses are right, those after "
     "a wrong one not counted. Counted: how many were, in texts of ours, which come so many times as fast; at most: if "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 
 from markupsafe import Markup
@@ -12,11 +11,9 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.summary import headline, plan_rows, summary_rows
 from workbench.core.timeline import INVALID_MARK
+from workbench.core.units import are_numbers
 
 joined = Markup().join
-
-
-_NUMBER = re.compile(r"[+\-−]?[\d,]+(\.\d+)?(e[+-]\d+)?( ± [\d.,]+)?( ?%)?( \(!\))?|-?")
 
 _MANY_COLUMNS = 9
 """From so many columns on they are closer together, so that a notebook next to its file browser shows them all."""
@@ -41,7 +38,7 @@ class Table:
         self.columns, self.rows = tuple(columns), [tuple(map(str, row)) for row in rows]
         self.title, self.note, self.more, self._faint = title, note, tuple(more), frozenset(faint)
         cells = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
-        self._aligned = ["right" if any(column) and all(map(_NUMBER.fullmatch, column)) else "left" for column in cells]
+        self._aligned = ["right" if are_numbers(column) else "left" for column in cells]
 
     def __str__(self) -> str:
         everything = [self.columns, *self.rows]

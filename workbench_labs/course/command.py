@@ -75,7 +75,7 @@ def labs(
         for work in works
     }
     rows = [(lab, student, f"{earned:g}") for (lab, student), earned in points.items()]
-    print_table("Points", ("lab", "student", "points"), rows, right=(2,))
+    print_table("Points", ("lab", "student", "points"), rows)
     for exercise, student, other in grading.pairs_alike(grades):
         print_text(f"Nearly the same function: {exercise} of {student} and {other}.")
     print_text(f"The page: {files[0]}; the table: {files[1]}")

@@ -132,7 +132,7 @@ def show_bench(name: str, result: Mapping[str, Any]) -> None:
         ]  # the rest is for --json
         columns = tuple(key.replace("_", " ") for key in keys)
         rows = ([_figure(point.get(key, "")) for key in keys] for point in points)
-        print_table(title.capitalize(), columns, rows, right=range(len(columns)))
+        print_table(title.capitalize(), columns, rows)
 
 
 def _figure(value: object) -> str:

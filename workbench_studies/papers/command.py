@@ -309,12 +309,7 @@ def show(result: Result) -> None:
 
 
 def _show_table(table: Table) -> None:
-    numeric = tuple(
-        index
-        for index in range(len(table.columns))
-        if any(isinstance(row[index], int | float) for row in table.rows) and index > 0
-    )
-    print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows), right=numeric)
+    print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows))
 
 
 def _show_list(paper: str, known: tuple[Item, ...]) -> None:
