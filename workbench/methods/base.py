@@ -48,6 +48,11 @@ class DeviceState(NamedTuple):
     health: str = ""
     metered_j: float | None = None
 
+    @property
+    def busy_share(self) -> float | None:
+        """Return the share of its last step in which it computed; None before the first step."""
+        return min(1.0, self.busy_s / self.step_s) if self.step_s and self.busy_s is not None else None
+
 
 class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.

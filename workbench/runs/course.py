@@ -66,13 +66,15 @@ class Course:
 class CourseLog:
     """Collects events of a run on a cluster; `course` may be read at any time between two events.
 
-    answers: whether its steps are inference requests.
+    answers: whether its steps are inference requests.  predicted_s: seconds of each (epoch, step) as simulated.
+    cached: epochs that run from the cache.
     """
 
     cluster: Cluster
     answers: bool = False
+    predicted_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    cached: frozenset[int] = frozenset()
     _requests: dict[int, float] = field(default_factory=dict)
-    _predicted_s: dict[tuple[int, int], float] = field(default_factory=dict)
     _losses: dict[int, float] = field(default_factory=dict)
     _steps: dict[int, int] = field(default_factory=dict)
     _scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
@@ -80,7 +82,6 @@ class CourseLog:
     _busy: list[deque[float]] = field(default_factory=list)
     _energy_j: list[float] = field(default_factory=list)
     _metered_j: dict[int, float] = field(default_factory=dict)
-    _cached: frozenset[int] = frozenset()
     _plan: Plan | None = None
     _is_replanned: bool = False
     _timelines: dict[str, Timeline] = field(default_factory=dict)
@@ -101,8 +102,8 @@ class CourseLog:
                 for record in event.predicted:
                     counts[record.epoch] = counts.get(record.epoch, 0) + 1
                 self._steps |= counts
-                self._cached = frozenset(record.epoch for record in event.predicted if record.cached)
-                self._predicted_s = {
+                self.cached = frozenset(record.epoch for record in event.predicted if record.cached)
+                self.predicted_s = {
                     (record.epoch, record.step): record.predicted_s or 0.0 for record in event.predicted
                 }
             case "plan" if event.plan is not None:
@@ -126,11 +127,11 @@ class CourseLog:
                     self._marks.append((self._last + 1, f"{self.cluster.devices[event.rank].name} {state.phase}"))
                 if state.phase in GONE:
                     self._busy[event.rank].clear()
-                elif state.step_s and state.busy_s is not None:
-                    self._busy[event.rank].append(min(1.0, state.busy_s / state.step_s))
+                elif state.step_s and (share := state.busy_share) is not None:
+                    self._busy[event.rank].append(share)
                     device = self.cluster.devices[event.rank]
-                    active_w = device.watts_busy - device.watts_idle
-                    self._energy_j[event.rank] += device.watts_idle * state.step_s + active_w * state.busy_s
+                    watts = device.watts_idle + share * (device.watts_busy - device.watts_idle)
+                    self._energy_j[event.rank] += watts * state.step_s
 
     def _take_plan(self, plan: Plan, event: Event) -> None:
         now = plan.at(max(0, event.step))
@@ -145,11 +146,10 @@ class CourseLog:
     @property
     def course(self) -> Course:
         """Return the course up to now."""
-        cached = self._epoch in self._cached
+        cached = self._epoch in self.cached
         names = [name for name in self._timelines if name.startswith("cached") == cached]
         metric = next((name for metrics in self._scores.values() for name in metrics), "")
         epoch, step = self._measured
-        is_cached_step = epoch in self._cached
         return Course(
             losses=tuple(sorted(self._losses.items())),
             num_steps=sum(self._steps.values()),
@@ -166,11 +166,11 @@ class CourseLog:
             is_replanned=self._is_replanned,
             cached=cached and self._plan is not None and self._plan.cached is not None,
             predicted=self._timelines[names[0]] if names else None,
-            measured=self._timeline() if self._spans and is_cached_step == cached else None,
+            measured=self._timeline() if self._spans and (epoch in self.cached) == cached else None,
             measured_step=f"request {step + 1}" if self.answers else f"step {step + 1} of epoch {epoch + 1}",
             requests=tuple(sorted(self._requests.items())),
-            expected_s=None if self._is_replanned else self._predicted_s.get(self._measured),
-            predicted_requests=tuple(enumerate(self._predicted_s.values(), 1)) if self.answers else (),
+            expected_s=None if self._is_replanned else self.predicted_s.get(self._measured),
+            predicted_requests=tuple(enumerate(self.predicted_s.values(), 1)) if self.answers else (),
             unit="request" if self.answers else "step",
         )
 

@@ -237,8 +237,6 @@ class RunState:
         self._smoothed, self._smoothed_weight = 0.0, 0.0
         self._in_steps = self._trains = False
         self._part: PhaseRow | None = None
-        self._predicted: dict[tuple[int, int], float] = {}
-        self._cached: set[int] = set()
         self._log = CourseLog(cluster, answers=self._answers)
 
     @property
@@ -259,9 +257,6 @@ class RunState:
                 self._part = PhaseRow(name=event.message, done=event.step, count=event.num_steps)
             elif event.kind == "device" and 0 <= event.rank < len(self._rows):
                 self._take_device(event, now_s)
-            elif event.kind == "predicted":
-                self._predicted = {(record.epoch, record.step): record.predicted_s or 0.0 for record in event.predicted}
-                self._cached = {record.epoch for record in event.predicted if record.cached}
             elif event.kind == "note" and event.message:
                 self._notes.append(event.message)
             elif event.kind == "phase" and event.message:
@@ -329,31 +324,30 @@ class RunState:
         # Between two phases, keep showing the values of its last step.
         if row.is_lost:
             row = replace(row, busy_share=None, used_bytes=None)
-        elif state.step_s and state.busy_s is not None:
-            row = replace(row, busy_share=min(1.0, state.busy_s / state.step_s))
+        elif state.busy_share is not None:
+            row = replace(row, busy_share=state.busy_share)
         if state.used_bytes is not None:
             row = replace(row, used_bytes=state.used_bytes)
-        row = replace(row, health=state.health or row.health)
-        self._rows[event.rank] = row
+        self._rows[event.rank] = replace(row, health=state.health or row.health)
         if event.epoch >= 0:
             self._training_s.setdefault(event.epoch, now_s)
 
     def _epoch_row(self, number: int) -> EpochRow:
-        num_steps = sum(1 for known, _ in self._predicted if known == number)
+        num_steps = sum(1 for known, _ in self._log.predicted_s if known == number)
         row = self._epochs.get(number) or EpochRow(epoch=number, num_steps=num_steps, answers=self._answers)
-        return replace(row, cached=number in self._cached)
+        return replace(row, cached=number in self._log.cached)
 
     def _remaining_s(self) -> float | None:
         """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a
         prediction.
         """
-        if self._outcome or not self._in_steps or self._at[0] < 0 or not self._predicted:
+        if self._outcome or not self._in_steps or self._at[0] < 0 or not self._log.predicted_s:
             return None
         first, later = self._ratio(0), self._ratio(1)
         ratio = {0: first or later or 1.0, 1: later or first or 1.0}
         left = sum(
             seconds * ratio[min(epoch, 1)]
-            for (epoch, step), seconds in self._predicted.items()
+            for (epoch, step), seconds in self._log.predicted_s.items()
             if (epoch, step) > self._at
         )
         return left if left > 0 else None  # after the last step, whatever follows has no prediction
@@ -367,7 +361,7 @@ class RunState:
             if min(number, 1) == kind and len(epoch.ends) > 1:
                 measured_s += epoch.ends[-1][0] - epoch.ends[0][0]
                 counted = range(epoch.done - len(epoch.ends) + 1, epoch.done)
-                predicted_s += sum(self._predicted.get((number, step), 0.0) for step in counted)
+                predicted_s += sum(self._log.predicted_s.get((number, step), 0.0) for step in counted)
         return measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else None
 
 

@@ -158,9 +158,8 @@ class Tracking:
             self._log({f"validation/{name}": value for name, value in event.metrics.items()}, end)
         elif event.kind == "device" and event.device is not None and event.epoch >= 0 and event.step >= 0:
             state, name = event.device, self._names[event.rank]
-            share = min(1.0, state.busy_s / state.step_s) if state.step_s and state.busy_s is not None else None
-            values = {f"memory_bytes/{name}": state.used_bytes, f"busy_share/{name}": share}
-            values[f"metered_j/{name}"] = state.metered_j
+            values = {"memory_bytes": state.used_bytes, "busy_share": state.busy_share, "metered_j": state.metered_j}
+            values = {f"{quantity}/{name}": value for quantity, value in values.items()}
             self._log(values, self._number(event.epoch, event.step))
 
     def finish(self, report: Report) -> None:
