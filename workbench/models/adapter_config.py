@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.core.errors import ConfigError
+from workbench.core.ranges import Count, Dropout, Width, require_ranges
 
 
 def check_labels(kind: str, mean: float, deviation: float) -> None:
@@ -50,34 +51,33 @@ class ParallelAdapterConfig:
 
     hidden_size: int
     num_layers: int
-    reduction: int = 8
-    num_heads: int | None = None
+    reduction: Width = 8
+    num_heads: Count | None = None
     feed_forward_factor: int = 4
     is_causal: bool = False
     kind: Kind = "classification"
-    num_outputs: int = 2
+    num_outputs: Count = 2
     num_encoder_layers: int | None = None
     target_length: int = 0
-    dropout: float = 0.1
+    dropout: Dropout = 0.1
     seed: int = 0
     label_mean: float = 0.0
     label_std: float = 1.0
 
     def __post_init__(self) -> None:
+        require_ranges(self, "A parallel adapter")
         request = (
             f"A parallel adapter with reduction {self.reduction} on a backbone {self.hidden_size} wide was asked for."
         )
-        if self.reduction < 1 or self.hidden_size % self.reduction:
+        if self.hidden_size % self.reduction:
             raise ConfigError(
                 request, f"{self.hidden_size} is not a multiple of {self.reduction}.", "Choose a divisor."
             )
-        if self.num_heads is not None and (self.num_heads < 1 or self.width % self.num_heads):
+        if self.num_heads is not None and self.width % self.num_heads:
             raise ConfigError(
                 request, f"Its width {self.width} is not a multiple of {self.num_heads} heads.", "Change num_heads."
             )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"A dropout of {self.dropout} was asked for.", "It must be in [0, 1).", "Change it.")
-        if self.num_outputs < 1 or (self.kind == "regression" and self.num_outputs != 1):
+        if self.kind == "regression" and self.num_outputs != 1:
             raise ConfigError(
                 f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs."
             )

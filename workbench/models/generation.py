@@ -9,6 +9,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, require_numbers
+from workbench.core.ranges import Share, require_ranges
 from workbench.models.configuration import is_tiny, local_folder, model_config
 from workbench.models.hub import has_weights, loaded, locate
 from workbench.models.initialization import seeded_generator
@@ -28,6 +29,10 @@ _OTHER = {
 """Settings that also change a greedy text and are refused, each with its values that change nothing."""
 
 
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TextSeed = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How a token is chosen among the likely ones.
@@ -37,18 +42,12 @@ class Sampling:
     so a text that is continued elsewhere stays the same.
     """
 
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Meta(ge=-(2**62), le=2**62)] = 0
+    temperature: Temperature = 0.0
+    top_p: Share = 1.0
+    seed: TextSeed = 0
 
     def __post_init__(self) -> None:
-        for name, is_right, allowed in (
-            ("temperature", 0 <= self.temperature <= 100, "from 0 to 100"),
-            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
-        ):
-            if not is_right:
-                request = f"Sampling with {name} = {getattr(self, name)} was asked for."
-                raise ConfigError(request, f"It must be {allowed}.", f"Change {name}.")
+        require_ranges(self, "Sampling")
 
     def choose(self, logits: Tensor, number: int) -> int:
         """Return a token for logits (1, vocabulary).  number: how many tokens of the text were chosen before."""

@@ -25,6 +25,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.heat import MOST_LEVELS, Level, require_curve
 from workbench.core.medium import Medium
 from workbench.core.methods import registered
+from workbench.core.ranges import Seconds, Share
 from workbench.core.report import Report
 from workbench.core.serial import from_json, read_text, shown
 from workbench.runs.history import one_report
@@ -38,8 +39,6 @@ Known = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,60}\Z")]
 Version = Annotated[str, Meta(pattern=r"\A[0-9][0-9A-Za-z.+]{0,30}\Z")]
 Rank = Annotated[int, Meta(ge=0, lt=1024)]
 Amount = Annotated[float, Meta(gt=0, le=1e9)]
-Share = Annotated[float, Meta(gt=0, le=1)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 
 

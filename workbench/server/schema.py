@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from workbench.core.ranges import Share
 from workbench.models.chat_template import Message
-from workbench.models.generation import Sampling
+from workbench.models.generation import Sampling, Temperature, TextSeed
 from workbench.models.text import MAX_STOP_WORDS, MAX_TOKENS, TextSettings
 from workbench.server.desk import Refusal
 
 Body = TypeVar("Body")
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOP_WORDS)] | None
+Tokens = Annotated[int, Meta(ge=1)]
 MOST_INPUTS = 64
 """Texts in one request for embeddings."""
 
@@ -47,11 +49,11 @@ class TextRequest(msgspec.Struct, kw_only=True):
     """What a request for a chat and one for a continued text share.  Unknown settings are ignored."""
 
     model: str = ""
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**62), le=2**62)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    seed: TextSeed | None = None
     stop: Stop = None
     n: Literal[1] | None = 1
     stream: bool | None = False
