@@ -42,10 +42,10 @@ def test_facts_agree_with_the_weights(family):
 
 
 def test_a_folder_that_torch_cannot_make_is_not_the_model_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_home(config: object) -> None:
+    def without_home(config: object, **settings: object) -> None:
         raise FileNotFoundError(2, "No such file or directory", "/nowhere")
 
-    monkeypatch.setattr(configuration, "_from_config", without_home)
+    monkeypatch.setattr("transformers.AutoModel.from_config", without_home)
     with pytest.raises(WriteError, match=r"'tiny-bert-2' was asked for.*'/nowhere'\. Set WORKBENCH_CACHE"):
         configuration.model_from_config(model_config("tiny-bert-2"), "tiny-bert-2")
 

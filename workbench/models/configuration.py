@@ -45,8 +45,7 @@ _TINY_LAYERS = 6
 @cache
 def import_family(name: str) -> None:
     """Import the libraries for loading the model, so that a memory budget that begins later counts only the model."""
-    with parameters_on_meta():
-        model_from_config(model_config(name), name)
+    model_on_meta(name)
 
 
 def require_known(name: str) -> None:
@@ -137,6 +136,13 @@ def config_of(settings: Mapping[str, Any], name: str) -> Any:
     return config
 
 
+def model_on_meta(name: str) -> Any:
+    """Return a model's base model without memory for its weights.  Raises as load_stack does."""
+    config = model_config(name)
+    with parameters_on_meta():
+        return model_from_config(config, name)
+
+
 def model_from_config(config: Any, name: str = "") -> Any:
     """Return the base model of a configuration, with random weights.  The caller decides whether its parameters get
     memory.
@@ -145,7 +151,9 @@ def model_from_config(config: Any, name: str = "") -> Any:
     unusable configuration, WriteError if torch cannot make its cache folder.
     """
     try:
-        return _from_config(config)
+        import transformers
+
+        return transformers.AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     except OSError as error:  # torch makes a folder for compiled code while it is imported
         request, problem = (
             f"The model '{name or config.model_type}' was asked for.",
@@ -214,12 +222,6 @@ def _tiny_settings(family: str, layers: int) -> dict[str, Any]:
         settings |= {"d_model": 32, "num_layers": encoder, "num_decoder_layers": decoder}
         settings |= {"encoder_layers": encoder, "decoder_layers": decoder}
     return settings | dict(facts.tiny)
-
-
-def _from_config(config: Any) -> Any:
-    import transformers
-
-    return transformers.AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
 
 
 UNLIMITED_LENGTH = 512

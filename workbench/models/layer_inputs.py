@@ -164,13 +164,13 @@ def decoder_contexts(
     return {FULL: context}
 
 
-def embed(family: Family, config: Any, modules: Any, input_ids: Tensor) -> Tensor:
+def embed(family: Family, config: Any, modules: Any, input_ids: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return b_0 (n, t, d).  input_ids: (n, t); in families with token types ~id is a token of the second text of a
-    pair.
+    pair.  positions: see embed_words.
     """
     if "embeddings" not in modules:
         scale = family.embedding_scale(config)
-        hidden = embed_words(modules, input_ids)
+        hidden = embed_words(modules, input_ids, positions)
         return hidden if scale == 1.0 else hidden * scale
     embeddings = modules["embeddings"]
     if family.reads_images:
@@ -183,8 +183,10 @@ def embed(family: Family, config: Any, modules: Any, input_ids: Tensor) -> Tenso
     return embeddings(torch.where(is_second, ~input_ids, input_ids), token_type_ids=types)
 
 
-def embed_words(modules: Any, ids: Tensor) -> Tensor:
+def embed_words(modules: Any, ids: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return embedded token ids (n, t, d) for ids (n, t), using the embedding modules of the family.
+
+    positions: (t,) of the tokens; None: they begin at 0.
 
     OPT-350m's word embedding is narrower than d and is projected up.  Some families add learned positions, and some
     normalise.  Those with rotary or relative positions apply them in the attention.
@@ -194,8 +196,8 @@ def embed_words(modules: Any, ids: Tensor) -> Tensor:
         hidden = modules["project_in"](hidden)
     for role, offset in (("positions", POSITION_OFFSET), ("wpe", 0)):
         if role in modules:
-            table: Any = modules[role].weight
-            hidden = hidden + table[offset : offset + ids.shape[1]]
+            rows = slice(offset, offset + ids.shape[1]) if positions is None else positions + offset
+            hidden = hidden + modules[role].weight[rows]
     return modules["norm"](hidden) if "norm" in modules else hidden
 
 

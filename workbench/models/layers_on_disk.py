@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workbench.models.configuration import model_config, model_from_config, stored_weights
+from workbench.models.configuration import model_on_meta, stored_weights
 from workbench.models.loading import load_stack
-from workbench.models.partial_loading import parameters_on_meta, read_head, read_stage, stored_under
+from workbench.models.partial_loading import read_head, read_stage, stored_under
 from workbench.models.quantization import QuantizationConfig, held_bytes, quantize
 from workbench.models.stack import LayerStack
 from workbench.models.stored_tensors import StoredTensor
@@ -36,20 +36,17 @@ def load_frozen(name: str, quantization: QuantizationConfig, *, with_head: bool 
     Raises as load_stack does.
     """
     tensors = stored_weights(name)
-    config = None if tensors is None else model_config(name)
-    stack = None if tensors is None else _read(name, config, tensors, quantization, with_head)
+    stack = None if tensors is None else _read(name, tensors, quantization, with_head)
     return stack or quantize(load_stack(name, with_head=with_head), quantization)
 
 
 def _read(
     name: str,
-    config: Any,
     tensors: dict[str, StoredTensor],
     quantization: QuantizationConfig,
     with_head: bool,
 ) -> LayerStack | None:
-    with parameters_on_meta():
-        model = model_from_config(config, name)
+    model = model_on_meta(name)
     stack = LayerStack(model)
     if stack.family.decoder is not None or stack.position_bias is not None:
         return None
@@ -67,7 +64,7 @@ def _read(
         number += 1
 
     needs_head = with_head and stack.family.is_causal
-    head = read_head(config, tensors, torch.float32) if needs_head else None
+    head = read_head(model.config, tensors, torch.float32) if needs_head else None
     if needs_head and head is None:
         return None
     if read_stage(model, tensors, 0, len(blanks), dtype=torch.float32, after_layer=keep) is None:

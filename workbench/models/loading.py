@@ -17,6 +17,7 @@ from workbench.models.configuration import (
     is_tiny,
     model_config,
     model_from_config,
+    model_on_meta,
     stored_weights,
 )
 from workbench.models.families import FAMILIES, family_of
@@ -32,7 +33,7 @@ from workbench.models.hub import (
     shape_settings,
 )
 from workbench.models.matmul import Head, head_of
-from workbench.models.partial_loading import parameters_on_meta, read_head, read_stage
+from workbench.models.partial_loading import read_head, read_stage
 from workbench.models.quiet import quiet_transformers
 from workbench.models.stack import BackboneStage, LayerStack
 from workbench.models.stored_tensors import HEADER, MISSING_WEIGHTS, require_finite
@@ -89,14 +90,12 @@ def load_stage(
     """
     tensors = stored_weights(name)
     if tensors is not None:
-        config = model_config(name)
-        with parameters_on_meta():
-            model = model_from_config(config, name)
-        head = read_head(config, tensors, dtype) if with_head else None
-        lends = None if stands_for is None else _lenders(model, config, start, stop, stands_for)
+        model = model_on_meta(name)
+        head = read_head(model.config, tensors, dtype) if with_head else None
+        lends = {} if stands_for is None else _lenders(model, start, stop, stands_for)
         stage = read_stage(model, tensors, start, stop, dtype=dtype, after_layer=after_layer, head=head)
         if stage is not None and (head is not None or not with_head):
-            for index, lender in (lends or {}).items():
+            for index, lender in lends.items():
                 stage.layers[str(index)] = _borrowing(stage.layers[str(lender)])
             return stage
     stage = load_stack(name, dtype, with_head=with_head).stage(start, stop)
@@ -119,14 +118,13 @@ def load_sample(
     safetensors; other models are small or random, and are loaded whole.
     after_layer, with_head: see load_stage.
     """
-    tensors, config = stored_weights(name), model_config(name)
+    tensors = stored_weights(name)
     if tensors is not None:
-        family = family_of(config.model_type)
-        with parameters_on_meta():
-            model = model_from_config(config, name)
+        model = model_on_meta(name)
+        family = family_of(model.config.model_type)
         num_layers = _take_places(model, family, stands_for)
         needs_head = family.decoder is not None or (with_head and family.is_causal)
-        head = read_head(config, tensors, torch.float32) if needs_head else None
+        head = read_head(model.config, tensors, torch.float32) if needs_head else None
         stage = read_stage(model, tensors, 0, num_layers, dtype=torch.float32, after_layer=after_layer)
         if stage is not None and (head is not None or not needs_head):
             return LayerStack(model, language_model_head=head)
@@ -141,17 +139,16 @@ LARGE_LAYER = 1 << 23
 """Weights of a layer that no processor's cache holds: it takes as long with another layer's weights as with its own."""
 
 
-def _lenders(model: Any, config: Any, start: int, stop: int, stands_for: Callable[[int], int]) -> dict[int, int]:
+def _lenders(model: Any, start: int, stop: int, stands_for: Callable[[int], int]) -> dict[int, int]:
     """Let the first of equal layers take the others' places in a stage; return its number for each of the others."""
-    family = family_of(config.model_type)
     first: dict[int, int] = {}
     lends = {
         index: lender for index in range(start, stop) if (lender := first.setdefault(stands_for(index), index)) != index
     }
-    layers = LayerStack(model).layers
-    if any(sum(weight.numel() for weight in layers[index].parameters()) < LARGE_LAYER for index in lends):
+    stack = LayerStack(model)
+    if any(sum(weight.numel() for weight in stack.layers[index].parameters()) < LARGE_LAYER for index in lends):
         return {}
-    _take_places(model, family, lambda index: lends.get(index, index))
+    _take_places(model, stack.family, lambda index: lends.get(index, index))
     return lends
 
 

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -231,16 +231,10 @@ class Ends:
 
         positions: (t,) of the tokens; None: they begin at 0.
         """
-        family = self.layout.family
-        modules: Any = self.embeddings[stack]
-        if positions is not None:
-            modules = {
-                role: _Rows(module, positions) if role in ("positions", "wpe") else module
-                for role, module in modules.items()
-            }
+        modules = self.embeddings[stack]
         if stack == 0:
-            return embed(family, self.layout.config, modules, ids)
-        return embed_words(modules, ids)
+            return embed(self.layout.family, self.layout.config, modules, ids, positions)
+        return embed_words(modules, ids, positions)
 
     def head(self, hidden: Tensor, output: What = "hidden") -> Tensor:
         """Return the requested output for the last stack's final hidden states (n, t, d).
@@ -291,18 +285,3 @@ class Ends:
             source.fill(tensor, name, (0, shape[0]))
             self._tensors[name] = nn.Parameter(tensor, requires_grad=False)
         return self._tensors[name]
-
-
-class _Rows:
-    """A position table for tokens at given positions, instead of those from a row on."""
-
-    def __init__(self, table: Any, positions: Tensor) -> None:
-        self._table, self._positions = table, positions
-
-    @property
-    def weight(self) -> Self:
-        """Return an object that is indexed as the table."""
-        return self
-
-    def __getitem__(self, rows: slice) -> Tensor:
-        return self._table.weight[self._positions + rows.start]

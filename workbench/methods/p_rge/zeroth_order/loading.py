@@ -25,10 +25,9 @@ from workbench.core.serial import to_json
 from workbench.methods.p_rge.zeroth_order.adapted import LoraFaLinear, LoraLinear, shapes_of
 from workbench.methods.p_rge.zeroth_order.causal_model import CausalModel
 from workbench.methods.p_rge.zeroth_order.trainables import TrainableConfig
-from workbench.models.configuration import model_config, model_facts, model_from_config
+from workbench.models.configuration import model_facts, model_on_meta
 from workbench.models.loading import load_language_model_head, load_stack, load_stage
 from workbench.models.lora import save_lora
-from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.quantization import quantize
 from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.saving import PeftTask, Published, TrainedDescription, base_of, published, require_floats
@@ -77,8 +76,7 @@ def load_causal_model(
         quantize(frozen, quantization)
     model = CausalModel(stage, None if head is None else frozen[1], config)
     if stage.start and config.technique != "full":
-        with parameters_on_meta():
-            skeleton = LayerStack(model_from_config(model_config(name)))
+        skeleton = LayerStack(model_on_meta(name))
         model.trainables.preceding = shapes_of(skeleton.stage(0, stage.start), config)
     return model
 
