@@ -39,16 +39,20 @@ class Captioned(NamedTuple):
     caption: str
     figure: go.Figure
 
+    @property
+    def title(self) -> str:
+        """Return the figure's title as plain text."""
+        return Markup(self.figure.layout.title.text or self.name).striptags()
 
-def figures(report: Report) -> list[Captioned]:
-    """Return all figures for which a report has data: first results, then the course of the run, then its devices."""
+
+def figures(report: Report) -> Iterator[Captioned]:
+    """Yield all figures for which a report has data: first results, then the course of the run, then its devices."""
     note = busy_note(report)
-    drawn = []
     if report.mode == "execute" or report.sweep:
         caption = (
             "Predicted and measured times. On the dashed line the simulator was right; in the band it was within 10 %."
         )
-        drawn.append(Captioned("predicted_against_measured", caption, predicted_against_measured(report)))
+        yield Captioned("predicted_against_measured", caption, predicted_against_measured(report))
     if report.epochs:
         caption = "The time of each epoch."
         if any(epoch.cached for epoch in report.epochs):
@@ -56,36 +60,30 @@ def figures(report: Report) -> list[Captioned]:
                 " The first one runs through the backbone and fills the activation cache; later ones train from the "
                 "cache alone."
             )
-        drawn.append(Captioned("epoch_times", caption, epoch_times(report)))
+        yield Captioned("epoch_times", caption, epoch_times(report))
     if any(step.loss is not None for step in report.steps) or any(epoch.metrics for epoch in report.epochs):
         caption = "The training loss of every step, and the metrics on the validation split after each epoch."
-        drawn.append(Captioned("curves", caption, curves(report)))
+        yield Captioned("curves", caption, curves(report))
     for name, timeline in report.timelines.items():
         caption = (
             f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are "
             "messages (green) and"
             " collectives (strong grey). The faintest grey is idle."
         )
-        drawn.append(
-            Captioned(
-                f"gantt-{_slug(name)}", caption, gantt(timeline, note=note if timeline.source != "simulated" else "")
-            )
-        )
+        about = note if timeline.source != "simulated" else ""
+        yield Captioned(f"gantt-{_slug(name)}", caption, gantt(timeline, note=about))
     if report.timelines:
         caption = (
             "What the time of each device goes to. Waiting for data is what the network costs; idle is the "
             "pipeline's bubble."
         )
         measured = any(timeline.source != "simulated" for timeline in report.timelines.values())
-        drawn.append(Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else "")))
+        yield Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else ""))
     for name, timeline in report.timelines.items():
         if any(timeline.memory):
             caption = f"{_sentence(name)}: the bytes of values that each device holds during the step."
-            drawn.append(Captioned(f"memory-{_slug(name)}", caption, memory(timeline)))
-    drawn.append(
-        Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))
-    )
-    return drawn
+            yield Captioned(f"memory-{_slug(name)}", caption, memory(timeline))
+    yield Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))
 
 
 def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | bool = "auto") -> list[Path]:
@@ -98,7 +96,7 @@ def write_figures(report: Report, folder: Path | str, png: Literal["auto"] | boo
     """
     folder = Path(folder)
     with _whole_or_none(folder) as new:
-        drawn, index = figures(report), folder / INDEX
+        drawn, index = list(figures(report)), folder / INDEX
         pages = [folder / f"{name}.html" for name, _, _ in drawn]
         new += [path for path in (*pages, folder / LIBRARY, index) if not path.exists()]
         written = [write_html(figure, path) for path, (_, _, figure) in zip(pages, drawn, strict=True)]
@@ -211,10 +209,7 @@ def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:
 
 def contents(drawn: Iterable[Captioned]) -> Markup:
     """Return a page's list of contents: a link to each figure, by its title."""
-    links = (
-        Markup("<li><a href='#{}'>{}</a></li>").format(name, Markup(figure.layout.title.text or name).striptags())
-        for name, _, figure in drawn
-    )
+    links = (Markup("<li><a href='#{}'>{}</a></li>").format(figure.name, figure.title) for figure in drawn)
     return Markup("<nav aria-label='Contents'><ul>{}</ul></nav>").format(Markup("").join(links))
 
 
@@ -228,12 +223,9 @@ def frames(drawn: Iterable[Captioned]) -> Markup:
     )
     return Markup("\n").join(
         frame.format(
-            name=name,
-            caption=caption,
-            title=Markup(figure.layout.title.text or name).striptags(),
-            height=int(figure.layout.height) + 16,
+            name=shown.name, caption=shown.caption, title=shown.title, height=int(shown.figure.layout.height) + 16
         )
-        for name, caption, figure in drawn
+        for shown in drawn
     )
 
 

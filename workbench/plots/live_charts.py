@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from workbench.core.timeline import Span, Timeline
 from workbench.core.units import size_words
 from workbench.plots import style, svg
+from workbench.plots.overlay import smoothed
 
 WIDTH, CHART_HEIGHT = 480, 178
 LEFT, RIGHT, TOP, BOTTOM = 44, 44, 22, 24
@@ -21,6 +23,40 @@ MOST_LANES = 12
 SAME_LENGTH = 0.02
 """Share by which the predictions of two steps may differ that count as equally long."""
 LABEL = 15
+
+
+class _Axes(NamedTuple):
+    """The axes of a chart: steps from 1 to `last`, values from low to high."""
+
+    last: int
+    low: float
+    high: float
+
+    def x(self, step: float) -> float:
+        """Return the place of a step."""
+        return LEFT + (step - 1) / (self.last - 1) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Return the place of a value."""
+        return TOP + (self.high - value) / (self.high - self.low) * (CHART_HEIGHT - TOP - BOTTOM)
+
+    def points(self, values: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+        """Return the places of (step, value), fewer if there are many."""
+        return [(self.x(step), self.y(value)) for step, value in values[:: -(-len(values) // MOST_POINTS) or 1]]
+
+    def drawn(self, heading: str, unit: str = "step", factor: float = 1.0) -> list[str]:
+        """Return both axes.  unit: what a step is called.  factor: of the values, as the axis shows them."""
+        parts = [svg.text(LEFT, 14, heading, colour=svg.MUTED)]
+        for tick in svg.ticks(self.low * factor, self.high * factor, 3):
+            height = self.y(tick / factor)
+            parts.append(svg.path([(LEFT, height), (WIDTH - RIGHT, height)], svg.TRACK))
+            parts.append(svg.text(LEFT - 5, height + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
+        below = CHART_HEIGHT - 8
+        for number in svg.ticks(0, self.last, 5):
+            x, is_step = self.x(number), number >= 1 and number == int(number)
+            if is_step and x < WIDTH - RIGHT - 16:
+                parts.append(svg.text(x, below, f"{number:.0f}", size=11, text_anchor="middle", colour=svg.MUTED))
+        return [*parts, svg.text(WIDTH, below, unit, size=11, text_anchor="end", colour=svg.MUTED)]
 
 
 def loss_chart(
@@ -39,110 +75,54 @@ def loss_chart(
     """
     if not losses:
         return _nothing("Loss", "No step is finished yet.")
-    smooth, last = [], losses[0][1]
-    for number, (step, loss) in enumerate(losses):
-        weight = min(SMOOTHED, number / (number + 1))
-        last = weight * last + (1 - weight) * loss
-        smooth.append((step, last))
-    values = [loss for _, loss in losses]
-    low, high = _padded(min(values), max(values))
-    most = max(num_steps, losses[-1][0], 2)
-
-    def x(step: float) -> float:
-        return LEFT + (step - 1) / (most - 1) * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
-
-    def points(of: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-        return [(x(step), y(value)) for step, value in of[:: -(-len(of) // MOST_POINTS)]]
-
-    parts = [svg.text(LEFT, 14, "training loss", colour=svg.MUTED)]
-    for tick in svg.ticks(low, high, 3):
-        parts.append(svg.path([(LEFT, y(tick)), (WIDTH - RIGHT, y(tick))], svg.TRACK))
-        parts.append(svg.text(LEFT - 5, y(tick) + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
-    parts += _steps_axis(x, most)
+    steps, values = zip(*losses, strict=True)
+    smooth = list(zip(steps, smoothed(values, SMOOTHED), strict=True))
+    axes = _Axes(max(num_steps, steps[-1], 2), *_padded(values))
+    parts = axes.drawn("training loss")
     for step, words in marks:
-        parts.append(svg.path([(x(step), TOP), (x(step), CHART_HEIGHT - BOTTOM)], svg.ALERT, stroke_dasharray="3 3"))
-        anchor = "end" if x(step) > WIDTH / 2 else "start"
-        parts.append(
-            svg.text(
-                x(step) + (4 if anchor == "start" else -4),
-                TOP + 10,
-                words,
-                size=10,
-                text_anchor=anchor,
-                class_="workbench-halo",
-            )
-        )
-    parts.append(svg.path(points(losses), style.BLUE, stroke_opacity=0.5))
-    parts.append(svg.path([*points(smooth), (x(smooth[-1][0]), y(last))], style.BLUE, stroke_width=2))
-    label = (
-        f"Training loss: {losses[0][1]:.4g} in step {losses[0][0]}, now {last:.4g} (smoothed) in step {losses[-1][0]}"
-    )
+        x = axes.x(step)
+        anchor, aside = ("end", -4) if x > WIDTH / 2 else ("start", 4)
+        parts.append(svg.path([(x, TOP), (x, CHART_HEIGHT - BOTTOM)], svg.ALERT, stroke_dasharray="3 3"))
+        parts.append(svg.text(x + aside, TOP + 10, words, size=10, text_anchor=anchor, class_="workbench-halo"))
+    parts.append(svg.path(axes.points(losses), style.BLUE, stroke_opacity=0.5))
+    parts.append(svg.path([*axes.points(smooth), *axes.points(smooth[-1:])], style.BLUE, stroke_width=2))
+    label = f"Training loss: {values[0]:.4g} in step {steps[0]}, now {smooth[-1][1]:.4g} (smoothed) in step {steps[-1]}"
     if scores:
-        parts.append(_scores(scores, metric, x))
+        parts.append(_scores(scores, metric, axes))
         score_texts = ", ".join(f"{value:.3g} after step {step}" for step, value in scores)
         label += f". {metric.capitalize()} on the validation split: {score_texts}"
     return svg.drawing("".join(parts), label=f"{label}.", height=CHART_HEIGHT, width=WIDTH)
 
 
-def _scores(scores: Sequence[tuple[int, float]], metric: str, x: Callable[[float], float]) -> str:
-    """Return the points of the validation split and their axis at the right."""
-    low, high = _padded(min(value for _, value in scores), max(value for _, value in scores))
-
-    def y(value: float) -> float:
-        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
-
+def _scores(scores: Sequence[tuple[int, float]], metric: str, left: _Axes) -> str:
+    """Return the points of the validation split and their axis at the right.  left: the axes of the losses."""
+    axes = _Axes(left.last, *_padded([value for _, value in scores]))
     parts = [svg.text(WIDTH - RIGHT, 14, f"validation {metric}", colour=svg.MUTED, text_anchor="end")]
     parts += [
-        svg.text(WIDTH - RIGHT + 5, y(tick) + 4, f"{tick:.3g}", size=11, colour=svg.MUTED)
-        for tick in svg.ticks(low, high, 3)
+        svg.text(WIDTH - RIGHT + 5, axes.y(tick) + 4, f"{tick:.3g}", size=11, colour=svg.MUTED)
+        for tick in svg.ticks(axes.low, axes.high, 3)
     ]
     for step, value in scores:
-        title = svg.tag("title", f"{value:.4g}")
-        parts.append(svg.tag("circle", title, cx=x(step), cy=y(value), r=4.5, fill=style.GREEN, stroke=svg.PAPER))
+        title, place = svg.tag("title", f"{value:.4g}"), {"cx": axes.x(step), "cy": axes.y(value), "r": 4.5}
+        parts.append(svg.tag("circle", title, fill=style.GREEN, stroke=svg.PAPER, **place))
     return "".join(parts)
 
 
 def request_chart(measured: Sequence[tuple[int, float]], predicted: Sequence[tuple[int, float]]) -> str:
     """Return the seconds of each answered request, by number from 1, as dots over the line of the predicted ones."""
     seconds = [second for _, second in (*measured, *predicted)]
-    unit, most = style.time_unit(max(seconds)), max(measured[-1][0], len(predicted), 2)
-    low, high = 0.0, 1.08 * max(seconds)
-
-    def x(number: float) -> float:
-        return LEFT + (number - 1) / (most - 1) * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return TOP + (high - value) / (high - low) * (CHART_HEIGHT - TOP - BOTTOM)
-
-    parts = [svg.text(LEFT, 14, f"{unit.name} of a request: dots measured, line predicted", colour=svg.MUTED)]
-    for tick in svg.ticks(low, high * unit.factor, 3):
-        height = y(tick / unit.factor)
-        parts.append(svg.path([(LEFT, height), (WIDTH - RIGHT, height)], svg.TRACK))
-        parts.append(svg.text(LEFT - 5, height + 4, f"{tick:.4g}", size=11, text_anchor="end", colour=svg.MUTED))
-    parts += _steps_axis(x, most, "request")
-    every = -(-len(predicted) // MOST_POINTS) or 1
-    parts.append(svg.path([(x(number), y(value)) for number, value in predicted[::every]], svg.INK, stroke_width=1.5))
+    unit = style.time_unit(max(seconds))
+    axes = _Axes(max(measured[-1][0], len(predicted), 2), 0.0, 1.08 * max(seconds))
+    parts = axes.drawn(f"{unit.name} of a request: dots measured, line predicted", "request", unit.factor)
+    parts.append(svg.path(axes.points(predicted), svg.INK, stroke_width=1.5))
     for number, value in measured[:: -(-len(measured) // MOST_POINTS)]:
         title = svg.tag("title", f"request {number}: {unit.text(value)}")
-        parts.append(svg.tag("circle", title, cx=x(number), cy=y(value), r=2.5, fill=style.BLUE))
+        parts.append(svg.tag("circle", title, cx=axes.x(number), cy=axes.y(value), r=2.5, fill=style.BLUE))
     number, last = measured[-1]
     label = f"Seconds of requests: {unit.text(last)} measured in request {number}"
     if predicted:
         label += f", {unit.text(predicted[min(number, len(predicted)) - 1][1])} predicted"
     return svg.drawing("".join(parts), label=f"{label}.", height=CHART_HEIGHT, width=WIDTH)
-
-
-def _steps_axis(x: Callable[[float], float], most: int, unit: str = "step") -> list[str]:
-    numbers = [int(tick) for tick in svg.ticks(0, most, 5) if tick >= 1 and tick == int(tick)]
-    named = [
-        svg.text(x(number), CHART_HEIGHT - 8, str(number), size=11, text_anchor="middle", colour=svg.MUTED)
-        for number in numbers
-        if x(number) < WIDTH - RIGHT - 16
-    ]
-    return [*named, svg.text(WIDTH, CHART_HEIGHT - 8, unit, size=11, text_anchor="end", colour=svg.MUTED)]
 
 
 def device_chart(
@@ -209,10 +189,8 @@ def step_chart(
     known = [timeline for timeline in (measured, predicted) if timeline is not None and timeline.spans]
     if not known:
         return _nothing(f"A {unit}", f"No {unit} was simulated or measured yet.")
-    longest_s, scale = (
-        max(timeline.makespan_s for timeline in known),
-        style.time_unit(max(timeline.makespan_s for timeline in known)),
-    )
+    longest_s = max(timeline.makespan_s for timeline in known)
+    scale = style.time_unit(longest_s)
     names = list(
         dict.fromkeys(timeline.device_names[span.rank] for timeline in reversed(known) for span in timeline.spans)
     )
@@ -300,7 +278,9 @@ def _nothing(title: str, why: str) -> str:
     return svg.drawing(words, label=f"{title}: {why}", height=70, width=WIDTH)
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _padded(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of some values, with room at both ends."""
+    low, high = min(values), max(values)
     room = (high - low) * 0.08 or max(abs(high), 1e-6) * 0.05
     return low - room, high + room
 

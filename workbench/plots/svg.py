@@ -142,11 +142,15 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Return about `count` round numbers from low to high."""
     if not high > low:
         return [low]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    step = round_step((high - low) / count)
     first = math.ceil(low / step - 1e-9)
     return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def round_step(rough: float) -> float:
+    """Return 1, 2 or 5 times a power of ten: the smallest that is not below a rough distance."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
 
 
 def _number(value: object) -> str:

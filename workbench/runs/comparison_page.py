@@ -14,6 +14,7 @@ from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
+from workbench.core.units import are_numbers
 from workbench.runs.comparison import QUANTITIES, Side, plain_number, quantity_words, table, words_of
 
 
@@ -77,13 +78,13 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     """
     from markupsafe import Markup
 
+    from workbench.plots.export import Captioned, contents
     from workbench.plots.style import CONFIG
 
     heads, rows = table(compared)
-    in_words = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)]
+    looks = ["" if are_numbers(column) else " class='words'" for column in zip(*rows, strict=True)]
 
     def line(tag: str, cells: Sequence[str]) -> Any:
-        looks = (" class='words'" if words else "" for words in in_words)
         parts = [Markup(f"<{tag}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
         return Markup("<tr>{}</tr>").format(Markup("").join(parts))
 
@@ -92,21 +93,15 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     link = Markup(
         "<p><a download='comparison.csv' href='data:text/csv;charset=utf-8,{}'>Download the table as CSV</a></p>"
     )
-    drawn = figures(compared)
-    titles = [Markup(figure.layout.title.text).striptags() for figure in drawn]
-    contents = Markup("").join(
-        Markup("<li><a href='#{}{}'>{}</a></li>").format(prefix, index, title) for index, title in enumerate(titles)
-    )
+    drawn = [Captioned(f"{prefix}{index}", "", figure) for index, figure in enumerate(figures(compared))]
     shown = Markup("").join(
-        Markup("<figure id='{}{}'>{}</figure>").format(
-            prefix, index, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
+        Markup("<figure id='{}'>{}</figure>").format(
+            name, Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))
         )
-        for index, figure in enumerate(drawn)
+        for name, _, figure in drawn
     )
-    return Markup(
-        "<nav><ul>{}</ul></nav><table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>"
-    ).format(
-        contents,
+    return Markup("{}<table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>").format(
+        contents(drawn),
         line("th", heads),
         Markup("").join(line("td", row) for row in rows),
         link.format(quote(text.getvalue())),

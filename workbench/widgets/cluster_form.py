@@ -23,6 +23,7 @@ from workbench.core.ranges import Share, require_range
 from workbench.core.serial import shown
 from workbench.core.units import three_figures
 from workbench.plots.cluster_map import Dial, share_of
+from workbench.plots.svg import round_step
 from workbench.runtime import discovery
 from workbench.widgets.cluster_map import ClusterMap, MapDevice
 from workbench.widgets.controls import Html, button
@@ -335,9 +336,7 @@ def _scales(cluster: Cluster) -> dict[str, Sequence[float]]:
 
 def _evenly(most: float, *, least: float = 0.0) -> list[float]:
     """Return multiples of a round number, at least `least`, up to `most`."""
-    rough = most / NUM_POSITIONS
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = max(least, next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999))
+    step = max(least, round_step(most / NUM_POSITIONS))
     positions = [float(f"{step * number:.6g}") for number in range(1, math.ceil(most / step - 1e-9) + 1)]
     return [round(position) for position in positions] if least else positions
 
