@@ -36,6 +36,11 @@ class Check(NamedTuple):
 STATE_COLOURS = {"ok": "green", "degraded": "yellow", "missing": "red"}
 
 
+def _check(name: str, found: str, todo: str, state: Literal["degraded", "missing"] = "degraded") -> list[Check]:
+    """Return a finding: in this state if there is something to do, else ok."""
+    return [Check(name, state, found, todo) if todo else Check(name, "ok", found)]
+
+
 def verdict(checks: Sequence[Check]) -> str:
     """Return what the findings come to, and what to do next."""
     missing, degraded = (sum(check.state == state for check in checks) for state in ("missing", "degraded"))
@@ -63,28 +68,21 @@ def examine() -> list[Check]:
 
 
 def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
+    name = probe.__name__.strip("_")
     try:
         return probe()
     except ModuleNotFoundError as error:
-        return [
-            Check(
-                probe.__name__.strip("_"),
-                "degraded",
-                f"needs the package '{error.name}', which is not installed",
-                INSTALL,
-            )
-        ]
+        return _check(name, f"needs the package '{error.name}', which is not installed", INSTALL)
     except Exception as error:  # the doctor's duty is to go on and say what failed
-        name = probe.__name__.strip("_")
-        return [Check(name, "degraded", f"the check failed: {type(error).__name__}: {error}", "Report this.")]
+        return _check(name, f"the check failed: {type(error).__name__}: {error}", "Report this.")
 
 
 def _python() -> list[Check]:
     version_text = (
         f"Python {platform.python_version()} on {platform.system()} {platform.release()}, {platform.machine()}"
     )
-    old = sys.version_info < (3, 11)
-    return [Check("python", "missing" if old else "ok", version_text, "Install Python 3.11 or newer." if old else "")]
+    todo = "Install Python 3.11 or newer." if sys.version_info < (3, 11) else ""
+    return _check("python", version_text, todo, "missing")
 
 
 def _packages() -> list[Check]:
@@ -95,8 +93,8 @@ def _packages() -> list[Check]:
         except PackageNotFoundError:
             absent.append(package)
     if absent:
-        return [Check("packages", "missing", f"not installed: {', '.join(absent)}", INSTALL)]
-    return [Check("packages", "ok", ", ".join(installed))]
+        return _check("packages", f"not installed: {', '.join(absent)}", INSTALL, "missing")
+    return _check("packages", ", ".join(installed), "")
 
 
 def crashes_on_armv8_0(torch: str, machine: str, has_atomics: bool | None) -> bool:
@@ -115,15 +113,15 @@ def _processor() -> list[Check]:
     atomics, torch = has_atomics(), version("torch")
     if crashes_on_armv8_0(torch, platform.machine(), atomics):
         todo = f"Run: {sys.executable} -m pip install torch=={TORCH_FOR_ARMV8_0}"
-        return [Check("processor", "missing", f"torch {torch} crashes on this processor (ARMv8.0, no atomics)", todo)]
+        return _check("processor", f"torch {torch} crashes on this processor (ARMv8.0, no atomics)", todo, "missing")
     kind = {True: "ARMv8.1 or later", False: "ARMv8.0, no atomics", None: "aarch64"}[atomics]
-    return [Check("processor", "ok", f"{kind}; torch {torch} is not known to crash on it")]
+    return _check("processor", f"{kind}; torch {torch} is not known to crash on it", "")
 
 
 def _privileges() -> list[Check]:
     if not hasattr(os, "geteuid"):
-        return [Check("privileges", "degraded", "no POSIX user", "Use Linux, macOS or WSL for emulated devices.")]
-    return [Check("privileges", "ok", "root" if os.geteuid() == 0 else f"unprivileged user {os.geteuid()}")]
+        return _check("privileges", "no POSIX user", "Use Linux, macOS or WSL for emulated devices.")
+    return _check("privileges", "root" if os.geteuid() == 0 else f"unprivileged user {os.geteuid()}", "")
 
 
 def _links() -> list[Check]:
@@ -137,14 +135,8 @@ def _links() -> list[Check]:
             "other users of this machine can connect to the devices at 127.0.0.1 while a run lasts, and gloo asks "
             "nobody who he is"
         )
-        checks.append(
-            Check(
-                "devices' network",
-                "degraded",
-                exposure,
-                "Run on a machine of your own, or where network namespaces are allowed.",
-            )
-        )
+        todo = "Run on a machine of your own, or where network namespaces are allowed."
+        checks += _check("devices' network", exposure, todo)
     return checks
 
 
@@ -153,51 +145,27 @@ def _memory() -> list[Check]:
 
     memory = psutil.virtual_memory()
     available = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
-    if memory.available < ENOUGH_MEMORY_BYTES:
-        return [
-            Check(
-                "memory",
-                "degraded",
-                available,
-                "Close programs: four emulated devices and the notebook need about 4 GB.",
-            )
-        ]
-    return [Check("memory", "ok", available)]
+    todo = "Close programs: four emulated devices and the notebook need about 4 GB."
+    return _check("memory", available, todo if memory.available < ENOUGH_MEMORY_BYTES else "")
 
 
 def _cores() -> list[Check]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    load_text = f"{cores} cores, load {load:.1f} over the last minute"
+    todo = ""
     if cores < 2:
-        return [
-            Check(
-                "cores",
-                "degraded",
-                load_text,
-                "Emulate slower devices (smaller host_share): together they must fit the cores.",
-            )
-        ]
-    if load > BUSY_LOAD_PER_CORE * cores:
-        return [
-            Check(
-                "cores",
-                "degraded",
-                load_text,
-                "Wait until the machine is quiet: runs on a busy host are marked invalid.",
-            )
-        ]
-    return [Check("cores", "ok", load_text)]
+        todo = "Emulate slower devices (smaller host_share): together they must fit the cores."
+    elif load > BUSY_LOAD_PER_CORE * cores:
+        todo = "Wait until the machine is quiet: runs on a busy host are marked invalid."
+    return _check("cores", f"{cores} cores, load {load:.1f} over the last minute", todo)
 
 
 def _chromium() -> list[Check]:
     from workbench.plots.export import browser_path
 
     path = browser_path()
-    if path is None:
-        todo = "Install Chromium, or run: .venv/bin/plotly_get_chrome.  Figures are written as HTML without it."
-        return [Check("chromium", "degraded", "none found, so no PNG figures", todo)]
-    return [Check("chromium", "ok", path)]
+    todo = "Install Chromium, or run: .venv/bin/plotly_get_chrome.  Figures are written as HTML without it."
+    return _check("chromium", path or "none found, so no PNG figures", "" if path else todo)
 
 
 def _assets() -> list[Check]:
@@ -213,8 +181,8 @@ def _assets() -> list[Check]:
             if not asset.terms:
                 absent.append(name)
     if absent:
-        return [Check("weights and data", "missing", f"not fetched: {', '.join(absent)}", "Run: workbench fetch")]
-    return [Check("weights and data", "ok", ", ".join(present))]
+        return _check("weights and data", f"not fetched: {', '.join(absent)}", "Run: workbench fetch", "missing")
+    return _check("weights and data", ", ".join(present), "")
 
 
 def _disk() -> list[Check]:
@@ -225,10 +193,9 @@ def _disk() -> list[Check]:
     free = shutil.disk_usage(existing).free
     free_text = f"{free / 1e9:.1f} GB free for {folder}"
     if not os.access(existing, os.W_OK):
-        return [Check("disk", "missing", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.")]
-    if free < ENOUGH_DISK_BYTES:
-        return [Check("disk", "degraded", free_text, "Free some space, or set WORKBENCH_CACHE to another disk.")]
-    return [Check("disk", "ok", free_text)]
+        return _check("disk", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.", "missing")
+    todo = "Free some space, or set WORKBENCH_CACHE to another disk."
+    return _check("disk", free_text, todo if free < ENOUGH_DISK_BYTES else "")
 
 
 def _hub() -> list[Check]:
@@ -240,9 +207,9 @@ def _hub() -> list[Check]:
     thread.start()
     thread.join(HUB_TIMEOUT_S)
     if outcome == [True]:
-        return [Check("hub", "ok", f"{hub_endpoint()} answers")]
+        return _check("hub", f"{hub_endpoint()} answers", "")
     todo = "The embedded model and data work without it; others need a local folder (--model FOLDER, --data FOLDER)."
-    return [Check("hub", "degraded", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)]
+    return _check("hub", f"{hub_endpoint()} does not answer within {HUB_TIMEOUT_S:g} s", todo)
 
 
 PROBES = (_python, _packages, _processor, _privileges, _links, _memory, _cores, _chromium, _assets, _disk, _hub)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -238,22 +239,10 @@ def distillation_fingerprint(model: str, weights: str, config: ParallelAdapterCo
     weights: identifies the backbone's weights (a file's digest, a revision).  Settings of only the task head are left
     out.
     """
-    shape = {
-        "hidden": config.hidden_size,
-        "layers": config.num_layers,
-        "reduction": config.reduction,
-        "heads": config.heads,
-    }
-    shape |= {"feed_forward": config.feed_forward_factor, "causal": int(config.is_causal), "seed": config.seed}
-    digest = hashlib.sha256(to_json({"model": model, "weights": weights, "shape": shape}).encode())
-    settings = {
-        "epochs": EPOCHS,
-        "learning_rate": LEARNING_RATE,
-        "weight_decay": WEIGHT_DECAY,
-        "warmup_fraction": WARMUP_FRACTION,
-    }
-    settings |= {"label_weight": LABEL_WEIGHT, "temperature": TEMPERATURE}
-    digest.update(to_json(settings).encode())
+    shape = replace(config, num_heads=config.heads, target_length=int(config.num_encoder_layers is not None))
+    shape = replace(shape, kind="classification", num_outputs=2, dropout=0.0, label_mean=0.0, label_std=1.0)
+    settings = (EPOCHS, LEARNING_RATE, WEIGHT_DECAY, WARMUP_FRACTION, LABEL_WEIGHT, TEMPERATURE)
+    digest = hashlib.sha256(to_json((model, weights, shape, settings)).encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode())
     return digest.hexdigest()

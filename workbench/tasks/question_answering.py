@@ -364,7 +364,7 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
 
 def _split(rows: Sequence[tuple[list[str], list[str]]], names: Sequence[str], column: str, split: str) -> Split:
     texts, spans = [], []
-    numbers = {name: number for name, number in zip(names, range(len(names)), strict=True)} | {NOT_LEARNT: IGNORED}
+    numbers = {name: number for number, name in enumerate(names)} | {NOT_LEARNT: IGNORED}
     for words, tags in rows:
         if not numbers.keys() >= set(tags):
             class_numbers([tag for _, row_tags in rows for tag in row_tags if tag != NOT_LEARNT], names, column, split)

@@ -7,7 +7,7 @@ a token's class is the token that follows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -115,16 +115,9 @@ class Batch:
 
     def rows(self, first: int, end: int) -> Batch:
         """Return samples [first, end) of the batch, with the padding of the whole batch."""
-        span = slice(first, end)
-        return replace(
-            self,
-            input_ids=self.input_ids[span],
-            attention_mask=self.attention_mask[span],
-            labels=self.labels[span],
-            sample_ids=self.sample_ids[span],
-            indices=self.indices[span],
-            decoder_ids=None if self.decoder_ids is None else self.decoder_ids[span],
-        )
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "choices"}
+        parts = {name: column[first:end] for name, column in columns.items() if column is not None}
+        return replace(self, **parts)
 
 
 @once

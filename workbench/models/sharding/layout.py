@@ -230,6 +230,15 @@ def _ranges_of(units: Sequence[int]) -> Ranges:
     return tuple(ranges)
 
 
+def whole_layers(stacks: Sequence[StackShape]) -> tuple[LayerSlices, ...]:
+    """Return the slices of a device that has all layers of a model."""
+    return tuple(
+        LayerSlices(units=((0, shape.num_units),), columns=((0, shape.columns),), own_columns=shape.columns)
+        for shape in stacks
+        for _ in range(shape.num_layers)
+    )
+
+
 def shard_spec(
     plan: InferencePlan,
     position: int,
@@ -244,14 +253,10 @@ def shard_spec(
     position without tokens has only its own columns, even under scheme 2.
     """
     if plan.paradigm in ("pipeline", "sequence"):
-        is_pipeline, every = plan.paradigm == "pipeline", [stack for stack in stacks for _ in range(stack.num_layers)]
+        is_pipeline, every = plan.paradigm == "pipeline", whole_layers(stacks)
         start = sum(plan.layers[:position])
         mine = range(start, start + plan.layers[position]) if is_pipeline else range(len(every))
-        full_layers = [
-            LayerSlices(units=((0, shape.num_units),), columns=((0, shape.columns),), own_columns=shape.columns)
-            for shape in every
-        ]
-        held_layers = tuple(layer if index in mine else LayerSlices() for index, layer in enumerate(full_layers))
+        held_layers = tuple(layer if index in mine else LayerSlices() for index, layer in enumerate(every))
         return ShardSpec(layers=held_layers, has_ends=position == 0, connects_all=not is_pipeline)
     layers: list[LayerSlices] = []
     slices_by_key: dict[object, LayerSlices] = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.models.sharding.building import WeightSource, model_layout, open_weights, weights_of
-from workbench.models.sharding.layout import LayerSlices, ShardSpec
+from workbench.models.sharding.layout import ShardSpec, whole_layers
 from workbench.models.sharding.run import KeyValueCache, Row, Run
 from workbench.models.sharding.shard import ModelShard
 
@@ -25,14 +25,9 @@ class WholeModel:
 
     def __init__(self, model: Any) -> None:
         layout = model_layout(model)
-        layers = tuple(
-            LayerSlices(units=((0, shape.num_units),), columns=((0, shape.columns),), own_columns=shape.columns)
-            for shape in layout.stacks
-            for _ in range(shape.num_layers)
-        )
         source = open_weights(model, layout=layout) if isinstance(model, str) else weights_of(model)
         self._layout = layout
-        self._shard = ModelShard(layout, ShardSpec(layers=layers, has_ends=True, connects_all=True), source)
+        self._shard = ModelShard(layout, ShardSpec(layers=whole_layers(layout.stacks), has_ends=True), source)
         source.close()
 
     @property

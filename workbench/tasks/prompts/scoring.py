@@ -231,11 +231,10 @@ def word_prior(
     """Return (classes,) float32, the log of the label words' prior probability, up to a constant; zeros without
     calibration.
 
-    unlabelled: prompts of the task; their labels are ignored.  Raises ConfigError for an unknown calibration.
+    unlabelled: prompts of the task; their labels are ignored.
     """
     import torch
 
-    check_choice("calibration", calibration, get_args(Calibration))
     if calibration == "none":
         return torch.zeros(len(encoder.prompt.words))
     if calibration == "content_free":
