@@ -357,7 +357,8 @@ class RunProgress:
         if row.is_finished and event.epoch not in self._finished:
             self._finished.add(event.epoch)
             name = f"{row.num_steps} requests" if row.answers else f"epoch {event.epoch + 1}"
-            say(f"{name} done{_told_loss(row.loss)}, {row.seconds:.1f} s")
+            loss = "" if row.loss is None else f", loss {row.loss:.4f}"
+            say(f"{name} done{loss}, {row.seconds:.1f} s")
         elif self._clock() - self._told_s >= PLAIN_INTERVAL_S:
             self._told_s = self._clock()
             busy = ", ".join(
@@ -365,7 +366,3 @@ class RunProgress:
             )
             where = "request" if row.answers else f"epoch {event.epoch + 1}, step"
             say(f"{where} {event.step + 1} of {event.num_steps}{now.facts}" + (f"; computing: {busy}" if busy else ""))
-
-
-def _told_loss(loss: float | None) -> str:
-    return "" if loss is None else f", loss {loss:.4f}"

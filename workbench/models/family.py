@@ -68,10 +68,6 @@ def _is_one(config: Any) -> float:
     return 1.0
 
 
-def _by_head_size(config: Any, head_size: int, layer: int) -> float:
-    return head_size**-0.5
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family(Part):
     """The structure of one Hugging Face architecture: its only stack or its encoder, and properties of the whole model.
@@ -114,7 +110,7 @@ class Family(Part):
     interleaves_heads: bool = False
     stores_inputs_first: bool = False
     activation: str = "activation_function"
-    score_scale: Callable[[Any, int, int], float] = _by_head_size
+    score_scale: Callable[[Any, int, int], float] = lambda config, head_size, layer: head_size**-0.5
     residual_scale: Callable[[Any], float] = _is_one
     embedding_scale: Callable[[Any], float] = _is_one
     head_scale: Callable[[Any], float] = _is_one

@@ -171,26 +171,20 @@ def import_peft() -> Any:
     return peft
 
 
-def lora_targets(stage: BackboneStage) -> dict[str, str]:
-    """Return the projections that LoRA adapts: their path in the stage -> their path in a layer.
-
-    Raises ConfigError for a family whose table names no projections.
-    """
-    layers = projections(stage, ROLES, technique="LoRA", all_of_them=False)
-    return {f"layers.{index}.{path}": path for index, paths in layers.items() for path in paths.values()}
-
-
 def inject_lora(stage: BackboneStage, *, rank: int, alpha: float, dropout: float) -> None:
     """Insert LoRA into the stage's projections, with peft's initial values.  Only its matrices are trainable
     afterwards.
+
+    Raises ConfigError for a family whose table names no projections.
     """
     peft = import_peft()
-    targets = lora_targets(stage)
+    layers = projections(stage, ROLES, technique="LoRA", all_of_them=False)
+    targets = [f"layers.{index}.{path}" for index, paths in layers.items() for path in paths.values()]
     # A quantized projection stores its outputs first in every family.
     is_quantized = any(isinstance(stage.get_submodule(path), QuantizedLinear) for path in targets)
     transposed = stage.family.stores_inputs_first and not is_quantized
     config = peft.LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(targets), fan_in_fan_out=transposed
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets, fan_in_fan_out=transposed
     )
     config._register_custom_module(
         {QuantizedLinear: peft.tuners.lora.Linear}

@@ -326,14 +326,9 @@ def _choice(
         seconds=seconds,
         joules=joules if joules is None or score is None else None if seconds is None else joules * seconds / whole_s,
         memory_bytes=max((timeline.highest_peak_bytes for timeline in timelines), default=0),
-        sent_bytes=_sent_bytes(report),
+        sent_bytes=next(iter(report.timelines.values())).all_sent_bytes,
         curve=curve,
     )
-
-
-def _sent_bytes(report: Report) -> int:
-    timeline = next(iter(report.timelines.values()))
-    return timeline.all_sent_bytes
 
 
 def seconds_of(report: Report, epochs: float) -> float:

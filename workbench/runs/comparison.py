@@ -68,7 +68,9 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
     """
     files: list[Path] = []
     for path in map(Path, paths):
-        inside = _reports_in(path) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():  # a run's folder also holds others
+            inside = [file for file in sorted(path.glob("*.json")) if file.name not in (PLAN, TAGS)]
         if not inside:
             raise ConfigError(
                 f"The reports in '{path}' were asked for.",
@@ -77,11 +79,6 @@ def report_files(paths: Iterable[Path | str]) -> list[Path]:
             )
         files += inside
     return list(dict.fromkeys(files))
-
-
-def _reports_in(folder: Path) -> list[Path]:
-    """Return a folder's .json files, without those of a run that are no reports."""
-    return [path for path in sorted(folder.glob("*.json")) if path.name not in (PLAN, TAGS)]
 
 
 def reports_frame(folder: Path | str | Sequence[Path | str]) -> pandas.DataFrame:

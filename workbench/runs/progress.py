@@ -13,7 +13,7 @@ from workbench.core.job import Job
 from workbench.core.methods import declaration_of
 from workbench.core.units import three_figures
 from workbench.methods.base import DeviceState, Event
-from workbench.runs.course import GONE, Course, CourseLog
+from workbench.runs.course import Course, CourseLog
 
 LOSS_DECAY = 0.9
 """The share of the smoothed loss that each step keeps; about the last ten steps count."""
@@ -45,11 +45,6 @@ class DeviceRow:
     def is_lost(self) -> bool:
         """Return whether the device is lost; its work and memory are then not shown."""
         return self.phase == "lost"
-
-    @property
-    def is_away(self) -> bool:
-        """Return whether the device is lost or leaves."""
-        return self.phase in GONE
 
     @property
     def doing(self) -> str:

@@ -68,16 +68,14 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
         if split not in parts:
             continue
         part = parts[split]
-        rows = _from_file(part, source) if isinstance(part, Path) else _placed(split, part)
+        rows: Iterable[Placed] = ((f"Row {number} of {split}", row) for number, row in enumerate(part))
+        if isinstance(part, Path):
+            rows = _from_file(part, source)
         samples = list(_samples(name, source, rows, first_id, keep_secret=split == "test"))
         first_id += len(samples)
         if samples:
             splits[split] = samples
     return splits
-
-
-def _placed(split: str, table: Any) -> Iterator[Placed]:
-    return ((f"Row {number} of {split}", row) for number, row in enumerate(table))
 
 
 def _from_file(path: Path, source: Source) -> Iterator[Placed]:

@@ -114,13 +114,6 @@ def load_question_answering(data: Path | str | None, columns: str = "", *, whole
     return _task("question_answering", divided(parts, data, by_second_text=True, whole=whole), name, notes)
 
 
-def read_questions(path: Path) -> list[tuple[str, str]]:
-    """Return (question, context) for each question of an official JSON file, in file order (raises as
-    load_question_answering).
-    """
-    return [(question.text, question.context) for question in official_questions(path)]
-
-
 def _files(path: Path | None) -> list[Path]:
     """Return a file, or the files of a folder except hidden ones; none if there is no such path."""
     if path is None or not path.exists():

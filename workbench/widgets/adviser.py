@@ -88,18 +88,15 @@ class Adviser(Panel):
         self._show(None)
 
     def _controls(self, computed: bool) -> dict[str, Field]:
-        def fine(value: Any) -> None:
-            """Accept every value of a list."""
-
         models, tasks = form_of(self._job.method)["model"].values, {name: name for name in TASKS}
         until = "Rank by what it takes until the validation metric reaches this; 0: the whole run"
         return {
             "model": text("Model", self._job.model, "A model by name, file or shape", require_known, models),
-            "task": choice("Task", self._job.task, "What is learnt", tasks, fine),
-            "purpose": choice("For", "train", "What the devices do", PURPOSES, fine),
-            "goal": choice("What counts", "time", "By what the combinations are ranked", GOALS, fine),
+            "task": choice("Task", self._job.task, "What is learnt", tasks),
+            "purpose": choice("For", "train", "What the devices do", PURPOSES),
+            "goal": choice("What counts", "time", "By what the combinations are ranked", GOALS),
             "score": ranged("Score to reach", 0, until, 0.0, 1.0),
-            "costs": choice("Costs", computed, "Where the seconds of the layers come from", COSTS, fine),
+            "costs": choice("Costs", computed, "Where the seconds of the layers come from", COSTS),
         }
 
     def ask(self) -> None:

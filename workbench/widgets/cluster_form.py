@@ -128,7 +128,6 @@ class ClusterForm(Form):
             given.medium,
             "Does each device have a wire of its own, or do all share a radio?",
             MEDIA,
-            _any_medium,
         )
         self.map, self.caption = ClusterMap(self._moved), Html()
         self.devices = widgets.GridBox().add_class("workbench-devices")
@@ -380,10 +379,6 @@ def _curve(text: str, owner: str) -> Levels:
     except ValueError:
         written = text
     return read_curve(written, owner)
-
-
-def _any_medium(chosen: Medium) -> None:
-    """Accept what the list offers."""
 
 
 def _check(typed: Any, *, kind: Any, device: str, what: str) -> None:

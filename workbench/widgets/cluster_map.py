@@ -47,7 +47,13 @@ class ClusterMap(anywidget.AnyWidget):
     def show(self, devices: Sequence[MapDevice], *, ticks: Sequence[float], is_shared: bool = False) -> None:
         """Show these devices.  ticks, is_shared: see plots.cluster_map.card."""
         with self.hold_sync():
-            self.dials = [[_scale(dial) for dial in device.dials] for device in devices]
+            self.dials = [
+                [
+                    {"what": dial.what, "label": dial.label, "stops": list(map(list, dial.stops))}
+                    for dial in device.dials
+                ]
+                for device in devices
+            ]
             self.cards = [
                 {
                     "name": device.name,
@@ -66,7 +72,3 @@ class ClusterMap(anywidget.AnyWidget):
         many = f"--workbench-devices:{len(self.cards)}"
         board = svg.tag("div", svg.tag("div", cards, class_="workbench-cards", style=many), class_="workbench-live")
         return Markup(f"<style>{STYLE}</style>{svg.as_images(board)}") if self.cards else Markup()
-
-
-def _scale(dial: Dial) -> dict[str, Any]:
-    return {"what": dial.what, "label": dial.label, "stops": [list(stop) for stop in dial.stops]}

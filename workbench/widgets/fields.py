@@ -119,7 +119,11 @@ def text(label: str, value: str, tooltip: str, check: Check, values: Iterable[st
     return Field(_typed(widgets.Combobox, label, tooltip, width, options=options), value, check)
 
 
-def choice(label: str, value: Any, tooltip: str, values: Mapping[str, Any], check: Check) -> Field:
+def _fine(value: Any) -> None:
+    """Accept every value of a list."""
+
+
+def choice(label: str, value: Any, tooltip: str, values: Mapping[str, Any], check: Check = _fine) -> Field:
     """Return a list of values, by the words that are shown."""
     return Field(described(widgets.Dropdown, label, tooltip, options=list(values.items()), value=value), value, check)
 

@@ -17,7 +17,7 @@ from workbench.core.timeline import Timeline
 from workbench.core.units import size_words, three_figures
 from workbench.plots import live_charts, style, svg
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
-from workbench.runs.course import Course, Energy
+from workbench.runs.course import GONE, Course, Energy
 from workbench.runs.progress import DeviceRow, EpochRow, PhaseRow, Snapshot
 
 HERE = Path(__file__)
@@ -158,7 +158,7 @@ def _node(rank: int, row: DeviceRow, course: Course, cluster: Cluster) -> Node:
         name=row.name,
         speed=speed_of(cluster.devices[rank]),
         holds=holds_of(course.plan, rank, cached=course.cached),
-        away=row.phase if row.is_away else "",
+        away=row.phase if row.phase in GONE else "",
         busy_share=row.busy_share,
         used_bytes=row.used_bytes,
         budget_bytes=row.budget_bytes,

@@ -12,7 +12,7 @@ from workbench.methods.common.model_card import Result
 from workbench.tasks import load_task
 from workbench.tasks.columns import Columns, find_columns, named_columns
 from workbench.tasks.own import class_numbers, classes, numbers, read_rows
-from workbench.tasks.question_answering import joined, read_questions, words_of
+from workbench.tasks.question_answering import joined, official_questions, words_of
 from workbench.tasks.tables import read_tables
 from workbench.tasks.task import PromptSample, Split, prompt_split
 
@@ -28,7 +28,8 @@ def read_samples(about: Result, path: str, columns: str | None = None) -> Rows:
     if kind in ("", ".txt") and len(about.texts) == 1:
         rows = [(line,) for line in text_lines(read_text(path, "the sentences")) if line.strip()]
     elif about.kind == "question_answering" and kind == ".json":
-        rows = [*read_questions(user_path(path, "The questions"))]
+        questions = official_questions(user_path(path, "The questions"))
+        rows = [(question.text, question.context) for question in questions]
     elif about.kind == "token_classification" and columns is None:
         loaded = load_task(task, data=path, columns=about.job.columns, class_names=about.class_names, whole=True)
         rows = [(text,) for text in loaded.test.texts]

@@ -53,7 +53,10 @@ def layer_blocks(
     columns = modules["down"].weight.numel() // config.hidden_size
 
     def norm_at(norm_path: str) -> NormLayout | None:
-        return _norm_layout(layer, norm_path, f"{path}{norm_path}", adds_one=family.norm_adds_one)
+        module = module_at(layer, norm_path)
+        if module is None or isinstance(module, nn.Identity):
+            return None
+        return norm_layout(module, f"{path}{norm_path}", adds_one=family.norm_adds_one)
 
     head_norms = tuple(norm for norm in map(norm_at, part.head_norms) if norm is not None)
     # A norm over all heads of a token needs all of them on one device.
@@ -124,24 +127,15 @@ def layer_blocks(
     return blocks
 
 
-def _norm_layout(parent: nn.Module, module_path: str, path: str, *, adds_one: bool) -> NormLayout | None:
-    """Return the layout of a norm.  module_path: its path in the parent.  None if there is none."""
-    module: Any = module_at(parent, module_path)
-    if module is None or isinstance(module, nn.Identity):
-        return None
-    return norm_layout(module, path, adds_one=adds_one)
-
-
 def norm_layout(module: Any, path: str, *, adds_one: bool) -> NormLayout:
     """Return the layout of a norm at a path."""
-    is_rms = not isinstance(module, nn.LayerNorm)
     weight = module.weight
     return NormLayout(
         weight=f"{path}.weight" if weight is not None else "",
         bias=f"{path}.bias" if getattr(module, "bias", None) is not None else "",
         width=module.normalized_shape[0] if weight is None else len(weight),
         eps=epsilon_of(module),
-        is_rms=is_rms,
+        is_rms=not isinstance(module, nn.LayerNorm),
         adds_one=adds_one,
     )
 
