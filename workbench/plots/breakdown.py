@@ -51,7 +51,7 @@ def stacked_bars(
         )
     figure.add_traces(marks)
     num_rows = len({*names, *(name for mark in marks for name in mark.y)})
-    figure.update_xaxes(title=x_title, zeroline=False, rangemode="tozero")
+    figure.update_xaxes(title=x_title, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix=" ")
     look: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "uniformtext": {"minsize": 9, "mode": "hide"}}
     return style.finish(figure, height=185 + 38 * num_rows, **look, **words)
@@ -157,7 +157,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
                     **place,
                 )
                 in_legend.add(name)
-        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False, **place)
+        figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], **place)
         figure.update_yaxes(
             **style.rows_for([f"{rank} {timeline.device_names[rank]}" for rank in ranks]),
             tickfont={"size": 12 if len(ranks) <= 16 else 9},

@@ -54,13 +54,12 @@ def gantt(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     for name in style.COLOURS:
         if name in bars:
             figure.add_trace(_trace(name, bars[name], end_s, lane_pixels, unit))
-    figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor], zeroline=False)
+    figure.update_xaxes(title=f"time ({unit.name}){mark}", range=[0, end_s * unit.factor])
     figure.update_yaxes(
         tickvals=[row + COMPUTE[0] for row in range(len(ranks))],
         ticktext=[f"{rank} {timeline.device_names[rank]} " for rank in ranks],
         range=[len(ranks) - 0.5, -0.5],
         showgrid=False,
-        zeroline=False,
         tickfont={"size": 12 if len(ranks) <= 32 else 10},
     )
     subtitle = (

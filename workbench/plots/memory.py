@@ -98,10 +98,8 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         budget = timeline.budget_bytes[rank] if timeline.budget_bytes else 0
         peak = timeline.peak_bytes(rank)
         over = bool(budget) and peak > budget
-        samples, panel = (
-            _thinned(timeline.memory[rank]),
-            {"mode": "lines", "showlegend": False, "row": row, "col": column},
-        )
+        samples = _thinned(timeline.memory[rank])
+        panel = {"mode": "lines", "showlegend": False, "row": row, "col": column}
         figure.add_scatter(
             x=[sample.time_s * clock.factor for sample in samples] + [end],
             y=[sample.nbytes * unit.factor for sample in samples]
@@ -114,23 +112,18 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
             f"{clock.name}<extra>{timeline.device_names[rank]}</extra>",
             **panel,
         )
-        if timeline.in_use_bytes and (in_use := timeline.in_use_bytes[rank]):
-            line = {"dash": "dot", "color": style.DARK_GREY, "width": 1.5}
-            said = f"in use at the end of the epoch %{{y:.4g}} {unit.name}<extra></extra>"
-            figure.add_scatter(
-                x=[0, end], y=[in_use * unit.factor] * 2, line=line, name="in use", hovertemplate=said, **panel
-            )
-        if 0 < budget <= top:
-            line, said = (
-                {"dash": "dash", "color": style.BLACK, "width": 1.5},
-                f"budget %{{y:.4g}} {unit.name}<extra></extra>",
-            )
-            figure.add_scatter(
-                x=[0, end], y=[budget * unit.factor] * 2, line=line, name="budget", hovertemplate=said, **panel
-            )
+        in_use = timeline.in_use_bytes[rank] if timeline.in_use_bytes else 0
+        for name, words, level, dash, colour in (
+            ("in use", "in use at the end of the epoch", in_use, "dot", style.DARK_GREY),
+            ("budget", "budget", budget, "dash", style.BLACK),
+        ):
+            if 0 < level <= top:
+                line = {"dash": dash, "color": colour, "width": 1.5}
+                said = f"{words} %{{y:.4g}} {unit.name}<extra></extra>"
+                heights = [level * unit.factor] * 2
+                figure.add_scatter(x=[0, end], y=heights, line=line, name=name, hovertemplate=said, **panel)
         figure.update_yaxes(range=[0, top * unit.factor], nticks=4, row=row, col=column)
-    figure.update_xaxes(zeroline=False, range=[0, end])
-    figure.update_yaxes(zeroline=False)
+    figure.update_xaxes(range=[0, end])
     for column in range(1, columns + 1):
         figure.update_xaxes(title=f"time ({clock.name})", row=rows, col=column)
     figure.update_yaxes(title=unit.name, col=1)
@@ -207,8 +200,8 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
         )
     for stage in plan.stages[1:]:
         figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title="layers", range=[0, plan.num_layers], zeroline=False, dtick=max(1, plan.num_layers // 12))
-    figure.update_yaxes(showgrid=False, zeroline=False, **style.rows_for(_names(cluster)))
+    figure.update_xaxes(title="layers", range=[0, plan.num_layers], dtick=max(1, plan.num_layers // 12))
+    figure.update_yaxes(showgrid=False, **style.rows_for(_names(cluster)))
     return style.finish(
         figure,
         title=plan.where().capitalize(),

@@ -71,11 +71,10 @@ def overlay(runs: Mapping[str, Sequence[Report]], *, axis: Axis = "steps", smoot
                 star = {**mark, "symbol": "star", "size": 15}
                 figure.add_scatter(mode="markers", marker=star, showlegend=False, **best, **panel)
     titles = {"steps": "optimizer step", "epochs": "epoch", "seconds": "time of the steps (s)"}
-    figure.update_xaxes(title=titles[axis], zeroline=False)
+    figure.update_xaxes(title=titles[axis])
     if axis != "seconds":
         last = max((place for course in drawn.values() for place in course.ends.values()), default=0.0)
         figure.update_xaxes(**whole_ticks(round(last)))
-    figure.update_yaxes(zeroline=False)
     figure.update_annotations(font={"size": 13})
     notes = ["circle: the lowest loss", "star: the epoch that was chosen"][: len(panels)]
     if smoothing:

@@ -49,7 +49,7 @@ def compared_bars(
             showlegend=len(series) > 1 and bool(points),
         )
     figure.update_xaxes(title=x_title, type="category", categoryorder="array", categoryarray=order, showgrid=False)
-    figure.update_yaxes(title=unit, rangemode="tozero", zeroline=False)
+    figure.update_yaxes(title=unit, rangemode="tozero")
     varies = any(spread.high > spread.low for points in series.values() for spread in points.values())
     words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), bars if varies else ""]))
     return finish(figure, height=430, barmode="group", **words)
@@ -78,8 +78,8 @@ def lines(
             marker={"size": 8, "symbol": SYMBOLS[index % len(SYMBOLS)]},
             showlegend=True,
         )
-    figure.update_xaxes(title=x_title, zeroline=False)
-    figure.update_yaxes(title=y_title, zeroline=False, rangemode="tozero")
+    figure.update_xaxes(title=x_title)
+    figure.update_yaxes(title=y_title, rangemode="tozero")
     if "x" in logarithmic:
         marked = sorted({x for points in series.values() for x, _ in points})
         figure.update_xaxes(
@@ -214,8 +214,8 @@ def predicted_against_measured(report: Report) -> go.Figure:
             ),
         )
     axis = {"type": "log", "range": [math.log10(low), math.log10(high)]} if logarithmic else {"range": [low, high]}
-    figure.update_xaxes(title=f"predicted, simulated ({unit.name})", zeroline=False, **axis)
-    figure.update_yaxes(title=f"measured, {measured_label} ({unit.name})", zeroline=False, **axis)
+    figure.update_xaxes(title=f"predicted, simulated ({unit.name})", **axis)
+    figure.update_yaxes(title=f"measured, {measured_label} ({unit.name})", **axis)
     within = sum(point.deviation <= BAND for point in steps)
     kind = "plans" if swept else "requests" if answers else "steps"
     return finish(

@@ -14,6 +14,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+from plotly.io import templates
 
 from workbench.core.catalogue import data_folder
 from workbench.core.schedule import NONE, Op
@@ -64,6 +65,7 @@ TITLE_CHARACTERS, NOTE_CHARACTERS, SUBTITLE_CHARACTERS = 52, 68, 78
 """Of a line, so that a page of 640 pixels shows it whole, which is one of 1280 at 200 %."""
 BREAK = " <br>"
 """Between the lines of a long text.  Without the tag, as where HTML breaks lines itself, a blank is left."""
+templates["workbench"] = go.layout.Template(layout={axis: {"zeroline": False} for axis in ("xaxis", "yaxis")})
 CONFIG = {"displaylogo": False, "displayModeBar": "hover", "responsive": True}
 """Plotly's settings that do not travel with a figure: whoever shows one passes them on."""
 
@@ -193,9 +195,7 @@ def panel_of_bars(
         showlegend=False,
         **place,
     )
-    figure.update_xaxes(
-        range=[0, max(values, default=0) * 1.12 or 1], nticks=5, zeroline=False, row=place["row"], col=place["col"]
-    )
+    figure.update_xaxes(range=[0, max(values, default=0) * 1.12 or 1], nticks=5, row=place["row"], col=place["col"])
 
 
 def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def finish(
     margin["t"] += more_pixels
     height += more_pixels
     figure.update_layout(
-        template="plotly_white",
+        template="plotly_white+workbench",
         title={
             "text": head,
             "x": 0.01,
@@ -310,8 +310,6 @@ def finish(
     for trace in figure.data:
         if "hovertext" in trace and trace.hovertext is not None and trace.hovertemplate is None:
             trace.hovertemplate = "%{hovertext}<extra></extra>"
-    figure.update_xaxes(automargin=True)
-    figure.update_yaxes(automargin=True)
     # Plotly reads tags in every text that it shows, and any text may contain a name from a cluster's or a report's
     # file.
     for part in (figure.layout, *figure.data):
@@ -326,7 +324,7 @@ def on_second_axis(figure: go.Figure, numbers: Iterable[int], *, title: str, **a
     for number in numbers:
         figure.data[number].yaxis = "y2"
     # Plotly would place the ticks next to those of the left axis, at numbers such as 0.247 and 0.494.
-    look = {"overlaying": "y", "side": "right", "showgrid": False, "zeroline": False, "nticks": 6, "tickmode": "auto"}
+    look = {"overlaying": "y", "side": "right", "showgrid": False, "nticks": 6, "tickmode": "auto"}
     figure.update_layout(yaxis2={"title": {"text": only_our_tags(title)}, **look, **axis}, margin_r=70)
 
 

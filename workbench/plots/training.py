@@ -94,8 +94,8 @@ def curves(report: Report) -> go.Figure:
             row=1,
             col=2,
         )
-    figure.update_xaxes(title="optimizer step", zeroline=False, row=1, col=1, **whole_ticks(len(steps)))
-    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in epochs], zeroline=False, row=1, col=2)
+    figure.update_xaxes(title="optimizer step", row=1, col=1, **whole_ticks(len(steps)))
+    figure.update_xaxes(title="epoch", tickvals=[epoch.epoch + 1 for epoch in epochs], row=1, col=2)
     if epochs:
         first, last = epochs[0].epoch + 1, epochs[-1].epoch + 1
         figure.update_xaxes(range=[first - 0.35, last + 0.35], row=1, col=2)

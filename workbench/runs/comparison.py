@@ -164,11 +164,11 @@ def words_of(settings: Mapping[str, Any]) -> str:
 
 def results_in_words(results: Mapping[str, float]) -> str:
     """Return results as one line of text: 'step 12.3 ms, accuracy 0.8'."""
-    units = {name: QUANTITIES[name][1:] if name in QUANTITIES else (1, "") for name in results}
-    return ", ".join(
-        f"{quantity_words(name)} {plain_number(results[name] * units[name][0])} {units[name][1]}".strip()
-        for name in results
-    )
+    words = []
+    for name, value in results.items():
+        _, factor, unit = quantity(name)
+        words.append(f"{quantity_words(name)} {plain_number(value * factor)} {unit}".strip())
+    return ", ".join(words)
 
 
 def sides(frame: pandas.DataFrame) -> list[Side]:
@@ -219,7 +219,8 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     results = [name for name in QUANTITIES if name in names] + [name for name in names if name not in QUANTITIES][
         :most_metrics
     ]
-    heads = [*map(quantity_words, settings), "runs", *(_head(name) for name in results)]
+    words = [f"{quantity_words(name)} {quantity(name)[2]}".strip() for name in results]
+    heads = [*map(quantity_words, settings), "runs", *words]
     rows = []
     for side in compared:
         count = max((spread.num_runs for spread in side.results.values()), default=len(side.files))
@@ -231,8 +232,9 @@ def table(compared: Sequence[Side], *, most_metrics: int | None = None) -> tuple
     return heads, rows
 
 
-def _head(name: str) -> str:
-    return f"{quantity_words(name)} {QUANTITIES[name][2] if name in QUANTITIES else ''}".strip()
+def quantity(name: str) -> tuple[str, float, str]:
+    """Return a result's meaning, and the factor and unit to show it in (see QUANTITIES)."""
+    return QUANTITIES.get(name, (name, 1, ""))
 
 
 def quantity_words(name: str) -> str:
@@ -245,7 +247,7 @@ def _cell(side: Side, name: str) -> str:
     if name not in side.results:
         return "-"
     mean, deviation, count = side.results[name]
-    factor = QUANTITIES[name][1] if name in QUANTITIES else 1
+    factor = quantity(name)[1]
     spread = f" ± {deviation * factor if deviation > 1e-9 * abs(mean) else 0:.2g}" if count > 1 else ""
     mark = f" {INVALID_MARK}" if not side.is_valid and name.endswith(("_s", " s")) else ""
     return f"{plain_number(mean * factor)}{spread}{mark}"

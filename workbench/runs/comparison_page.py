@@ -15,7 +15,7 @@ from workbench.core.serial import write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
 from workbench.core.units import are_numbers
-from workbench.runs.comparison import QUANTITIES, Side, plain_number, quantity_words, table, words_of
+from workbench.runs.comparison import Side, plain_number, quantity, quantity_words, table, words_of
 
 
 def write_page(compared: Sequence[Side], path: Path | str) -> Path:
@@ -148,7 +148,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         having = [side for side in compared if name in side.results]
         if len(having) == 1 < len(compared):
             continue
-        what, factor, unit = QUANTITIES.get(name, (name, 1, ""))
+        what, factor, unit = quantity(name)
         series_values: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
         for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             mean, deviation, _ = side.results[name]

@@ -336,9 +336,7 @@ def _bars(figure: go.Figure, column: int, sizes: Sequence[int], who: Sequence[st
         col=column,
     )
     figure.update_xaxes(title=unit.name, gridcolor=style.LIGHT_GREY, row=2, col=column)
-    figure.update_yaxes(
-        showticklabels=column == 1, showgrid=False, zeroline=False, row=2, col=column, **style.rows_for(who)
-    )
+    figure.update_yaxes(showticklabels=column == 1, showgrid=False, row=2, col=column, **style.rows_for(who))
 
 
 def colour_of(position: int) -> str:

@@ -93,13 +93,10 @@ def bowl(
     )
     here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
     figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, cliponaxis=False, hoverinfo="skip")
-    figure.update_xaxes(
-        title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], zeroline=False, showgrid=False, constrain="domain"
-    )
+    figure.update_xaxes(title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], showgrid=False, constrain="domain")
     figure.update_yaxes(
         title="θ<sub>2</sub>",
         range=[-HALF_HEIGHT, HALF_HEIGHT],
-        zeroline=False,
         showgrid=False,
         scaleanchor="x",
         constrain="domain",

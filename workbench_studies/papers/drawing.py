@@ -198,13 +198,12 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
             showlegend=bool(cells),
         )
     numbers = {"tickvals": list(range(len(columns))), "ticktext": columns, "range": [-0.5, len(columns) - 0.5]}
-    figure.update_xaxes(**numbers, title=result.label_columns[1], side="top", showgrid=False, zeroline=False)
+    figure.update_xaxes(**numbers, title=result.label_columns[1], side="top", showgrid=False)
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
         ticktext=[f"{row} " for row in rows],
         autorange="reversed",
         showgrid=False,
-        zeroline=False,
     )
     same = sum(cell.agrees is True for cell in comparisons)
     legend = "; ".join(

@@ -233,7 +233,7 @@ def figure(table: Table) -> go.Figure:
     ticks = {"tickvals": [0.05, 0.1, 0.25, 0.5, 1, 2, 4], "ticktext": ["1/20", "1/10", "¼", "½", "1", "2", "4"]}
     drawn.update_xaxes(type="log", range=[-1.65, 0.72], tickangle=0, **ticks)
     drawn.update_xaxes(title_text="times as fast as one board", row=len(models))
-    drawn.update_yaxes(tickvals=list(range(len(ways))), ticktext=ways, range=[-0.6, len(ways) - 0.4], zeroline=False)
+    drawn.update_yaxes(tickvals=list(range(len(ways))), ticktext=ways, range=[-0.6, len(ways) - 0.4])
     drawn.update_annotations(font_size=12.5)
     return finish(
         drawn,

@@ -56,7 +56,7 @@ def serving(reports: ServingReport | Mapping[str, ServingReport], *, title: str 
         _processors(figure, report, 2 + index, step_s, in_legend=index == 0)
     _events(figure, shown, row=len(heights))
     _faults(figure, first, end_s, rows=len(heights))
-    figure.update_xaxes(range=[-0.005 * end_s, end_s], zeroline=False)
+    figure.update_xaxes(range=[-0.005 * end_s, end_s])
     figure.update_xaxes(title="time (s)", row=len(heights), col=1)
     return style.finish(
         figure,
@@ -93,7 +93,7 @@ def _throughput(figure: go.Figure, name: str, report: ServingReport, index: int,
         row=1,
         col=1,
     )
-    figure.update_yaxes(rangemode="tozero", zeroline=False, row=1, col=1)
+    figure.update_yaxes(rangemode="tozero", row=1, col=1)
 
 
 def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: float, *, in_legend: bool) -> None:
@@ -117,9 +117,7 @@ def _processors(figure: go.Figure, report: ServingReport, row: int, step_s: floa
             row=row,
             col=1,
         )
-    figure.update_yaxes(
-        range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"], zeroline=False, row=row, col=1
-    )
+    figure.update_yaxes(range=[0, 105], tickvals=[0, 50, 100], ticktext=["0 %", "50 %", "100 %"], row=row, col=1)
 
 
 def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int) -> None:
@@ -157,7 +155,6 @@ def _events(figure: go.Figure, reports: Mapping[str, ServingReport], *, row: int
         ticktext=[f"{name} " for name in reports],
         range=[len(reports) - 0.3, -0.6],
         showgrid=False,
-        zeroline=False,
         row=row,
         col=1,
     )
