@@ -9,6 +9,7 @@ from workbench.core.timeline import Span, Timeline
 from workbench.core.units import size_words
 from workbench.plots import style, svg
 from workbench.plots.overlay import smoothed
+from workbench.plots.topology import Node, meter
 
 WIDTH, CHART_HEIGHT = 480, 178
 LEFT, RIGHT, TOP, BOTTOM = 44, 44, 22, 24
@@ -126,49 +127,41 @@ def request_chart(measured: Sequence[tuple[int, float]], predicted: Sequence[tup
 
 
 def device_chart(
-    names: Sequence[str],
+    nodes: Sequence[Node],
     busy: Sequence[Sequence[float]],
-    used: Sequence[int | None],
-    budget: Sequence[int],
     words: Sequence[str],
     energy: Sequence[str],
-    computing: str = "computing, share of a step",
+    *,
+    unit: str,
 ) -> str:
     """Return a row for each device: the share of its last steps in which it computed, oldest first, and its memory.
-    computing: the head above it.
 
-    used, budget: bytes; None if unknown.  words: what it does, or what its sensors say.  energy: how much it used, ''
-    if unknown.
+    words: what it does, or what its sensors say.  energy: how much it used, '' if unknown.  unit: what a step is
+    called.
     """
     parts, descriptions = [], []
     bars, percent, memory = 130, 322, 336
-    for rank, name in enumerate(names):
+    room = (percent - bars - 34) / 40
+    for rank, (node, shares, doing, used) in enumerate(zip(nodes, busy, words, energy, strict=True)):
         top = 20 + rank * ROW
-        parts.append(svg.text(6, top + 12, svg.shortened(name, bars - 14), font_weight="bold"))
-        parts.append(svg.text(6, top + 26, svg.shortened(words[rank], bars - 14, 10.5), size=10.5, colour=svg.MUTED))
-        parts.append(svg.text(6, top + 38, energy[rank], size=10, colour=svg.MUTED))
+        parts.append(svg.text(6, top + 12, svg.shortened(node.name, bars - 14), font_weight="bold"))
+        parts.append(svg.text(6, top + 26, svg.shortened(doing, bars - 14, 10.5), size=10.5, colour=svg.MUTED))
+        parts.append(svg.text(6, top + 38, used, size=10, colour=svg.MUTED))
         parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
-        room = (percent - bars - 34) / 40
-        for column, share in enumerate(busy[rank][-40:]):
+        for column, share in enumerate(shares[-40:]):
             tall = max(1.0, 28 * min(1.0, share))
             parts.append(svg.box(bars + column * room, top + 28 - tall, max(0.8, room - 0.8), tall, style.BLUE))
-        now = f"{busy[rank][-1]:.0%}" if busy[rank] else ""
+        now = f"{shares[-1]:.0%}" if shares else ""
         parts.append(svg.text(percent, top + 18, now, size=11, text_anchor="end"))
-        used_bytes = used[rank]
-        share = 0.0 if used_bytes is None or not budget[rank] else used_bytes / budget[rank]
-        parts.append(svg.box(memory, top + 4, WIDTH - memory - 6, 9, svg.TRACK))
-        colour = style.ORANGE if share <= 1 else style.VERMILLION
-        parts.append(svg.box(memory, top + 4, (WIDTH - memory - 6) * min(1.0, share), 9, colour))
-        known = "" if used_bytes is None else f"{size_words(used_bytes)} of {size_words(budget[rank])}"
-        parts.append(svg.text(memory, top + 26, known, size=10.5, colour=svg.MUTED))
-        descriptions.append(
-            f"{name} {words[rank]}".strip()
-            + f", computes {now or 'not yet'}, memory {known or 'unknown'}{', ' * bool(energy[rank])}{energy[rank]}"
-        )
-    heads = ((bars, computing), (memory, "memory of the job"))
+        known, width = node.used_share or 0.0, WIDTH - memory - 6
+        parts.append(meter(memory, top + 4, width, known, style.ORANGE, "memory", height=9))
+        parts.append(svg.text(memory, top + 26, node.memory, size=10.5, colour=svg.MUTED))
+        facts = [f"{node.name} {doing}".strip(), f"computes {now or 'not yet'}", f"memory {node.memory or 'unknown'}"]
+        descriptions.append(", ".join(filter(None, [*facts, used])))
+    heads = ((bars, f"computing, share of a {unit}"), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
     return svg.drawing(
-        "".join(parts), label=f"Devices: {'; '.join(descriptions)}.", height=20 + ROW * len(names), width=WIDTH
+        "".join(parts), label=f"Devices: {'; '.join(descriptions)}.", height=20 + ROW * len(nodes), width=WIDTH
     )
 
 

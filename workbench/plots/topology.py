@@ -56,9 +56,21 @@ class Node:
         parts = [part for part in (self.speed, self.holds or "no part in the plan", self.health) if part]
         if self.busy_share is not None:
             parts.append(f"computes {self.busy_share:.0%} of a step")
-        if self.used_bytes is not None:
-            parts.append(f"uses {size_words(self.used_bytes)} of {size_words(self.budget_bytes)}")
+        if self.memory:
+            parts.append(f"uses {self.memory}")
         return f"{self.name}: {self.away or ', '.join(parts)}"
+
+    @property
+    def memory(self) -> str:
+        """Describe its memory in words; '' if unknown."""
+        if self.used_bytes is None:
+            return ""
+        return f"{size_words(self.used_bytes)} of {size_words(self.budget_bytes)}"
+
+    @property
+    def used_share(self) -> float | None:
+        """Return the used share of its memory; None if unknown."""
+        return None if self.used_bytes is None or not self.budget_bytes else self.used_bytes / self.budget_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,14 +283,14 @@ def _node(node: Node, place: Place, size: tuple[int, int], rank: int) -> str:
     lines += svg.text(left + 8, top + 45, svg.shortened(third, room, 10), size=10, colour=svg.MUTED)
     if node.away:
         return frame + name + lines
-    busy = _meter(left + 8, top + 52, room, node.busy_share, style.COLOURS["forward"], "computes")
-    used = None if node.used_bytes is None or not node.budget_bytes else node.used_bytes / node.budget_bytes
-    return frame + name + lines + busy + _meter(left + 8, top + 59, room, used, style.ORANGE, "memory")
+    busy = meter(left + 8, top + 52, room, node.busy_share, style.COLOURS["forward"], "computes")
+    return frame + name + lines + busy + meter(left + 8, top + 59, room, node.used_share, style.ORANGE, "memory")
 
 
-def _meter(x: float, y: float, width: float, share: float | None, colour: str, what: str) -> str:
+def meter(x: float, y: float, width: float, share: float | None, colour: str, what: str, *, height: float = 4) -> str:
+    """Return a bar of which a share is full; '' if the share is unknown."""
     if share is None:
         return ""
     title = f"{what}: {share:.0%}"
-    full = svg.box(x, y, width * min(1.0, share), 4, colour if share <= 1 else style.VERMILLION, title=title)
-    return svg.box(x, y, width, 4, svg.TRACK, title=title) + full
+    full = svg.box(x, y, width * min(1.0, share), height, colour if share <= 1 else style.VERMILLION, title=title)
+    return svg.box(x, y, width, height, svg.TRACK, title=title) + full

@@ -76,11 +76,8 @@ def parts_of(now: Snapshot, course: Course, cluster: Cluster) -> dict[str, str]:
     parts = words | {"map": topology(nodes, traffic, caption=_caption(course), unit=course.unit)}
     if now.trains and any(row.busy_share is not None or row.is_lost for row in now.devices):
         health = [row.health or row.phase for row in now.devices]
-        used, budget = [row.used_bytes for row in now.devices], [row.budget_bytes for row in now.devices]
-        names = [row.name for row in now.devices]
-        what = f"computing, share of a {course.unit}"
         energy = ["" if energy_j is None else _joules(energy_j) for energy_j in course.energy]
-        parts["devices"] = live_charts.device_chart(names, course.busy, used, budget, health, energy, what)
+        parts["devices"] = live_charts.device_chart(nodes, course.busy, health, energy, unit=course.unit)
     if course.losses:
         parts["loss"] = live_charts.loss_chart(
             course.losses,
