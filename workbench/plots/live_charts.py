@@ -259,13 +259,6 @@ def _span_text(span: Span) -> str:
     return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{sent}"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table, escaped."""
-    head = "".join(svg.tag("th", svg.escape(name), scope="col") for name in columns)
-    body = "".join(svg.tag("tr", "".join(svg.tag("td", svg.escape(cell)) for cell in row)) for row in rows)
-    return svg.tag("table", svg.tag("thead", svg.tag("tr", head)) + svg.tag("tbody", body))
-
-
 def _nothing(title: str, why: str) -> str:
     words = svg.text(WIDTH / 2, 40, why, text_anchor="middle", colour=svg.MUTED)
     return svg.drawing(words, label=f"{title}: {why}", height=70, width=WIDTH)

@@ -19,6 +19,7 @@ from workbench.plots import live_charts, style, svg
 from workbench.plots.topology import Node, Traffic, holds_of, speed_of, topology, traffic_of
 from workbench.runs.course import GONE, Course, Energy
 from workbench.runs.progress import DeviceRow, EpochRow, PhaseRow, Snapshot
+from workbench.widgets.tables import Table
 
 HERE = Path(__file__)
 BOARD = ("map", "loss", "devices", "step")
@@ -168,7 +169,7 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str)
     devices = [
         (*row.cells[:2], node.holds or "no part", *row.cells[2:]) for row, node in zip(now.devices, nodes, strict=True)
     ]
-    tables = live_charts.table(("device", "doing", "holds", "computing", "memory of the job"), devices)
+    tables = Table(("device", "doing", "holds", "computing", "memory of the job"), devices)._repr_html_()
     if traffic:
         rows = [
             (
@@ -176,9 +177,10 @@ def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str)
                 nodes[flow.target].name,
                 ", ".join(flow.what),
                 size_words(flow.nbytes),
-                str(len(flow.times)),
+                len(flow.times),
             )
             for flow in traffic
         ]
-        tables += live_charts.table(("from", "to", "what", f"bytes in a {unit}", f"messages in a {unit}"), rows)
+        columns = ("from", "to", "what", f"bytes in a {unit}", f"messages in a {unit}")
+        tables += Table(columns, rows)._repr_html_()
     return f"<details><summary>As tables</summary>{tables}</details>"
