@@ -119,37 +119,33 @@ class GenerationRules:
 
         prompt_length: tokens of the text, or those that a decoder reads first.  num_tokens: number of new tokens.
         """
-        return _rules(self._config, self.ends, prompt_length, prompt_length + num_tokens)
+        from transformers.generation import logits_process as rules
+
+        config, ends = self._config, self.ends
+        processors = rules.LogitsProcessorList()  # those of `generate`, in its order (transformers' GenerationMixin)
+        if config.repetition_penalty not in (None, 1.0):
+            processors.append(rules.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+        if config.no_repeat_ngram_size:
+            processors.append(rules.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
+        if config.bad_words_ids is not None:
+            processors.append(rules.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
+        least = config.min_length if config.min_new_tokens is None else prompt_length + config.min_new_tokens
+        if least and ends:
+            processors.append(rules.MinLengthLogitsProcessor(least, ends))
+        if config.forced_bos_token_id is not None:
+            processors.append(rules.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
+        if config.forced_eos_token_id is not None:
+            last = prompt_length + num_tokens
+            processors.append(rules.ForcedEOSTokenLogitsProcessor(last, config.forced_eos_token_id))
+        if config.suppress_tokens is not None:
+            processors.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
+        if config.begin_suppress_tokens is not None:
+            is_after_forced = prompt_length == 1 and config.forced_bos_token_id is not None
+            begin = prompt_length + is_after_forced
+            processors.append(rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin))
+        return processors
 
     def until_end(self, tokens: list[int]) -> list[int]:
         """Return new tokens up to the first that ends a text; `generate` does not go beyond it."""
         ends = (number for number, token in enumerate(tokens, start=1) if token in self.ends)
         return tokens[: next(ends, len(tokens))]
-
-
-def _rules(config: Any, ends: list[int], prompt_length: int, max_length: int) -> Any:
-    """Return the logits processors of `generate`, in its order (transformers' GenerationMixin)."""
-    from transformers.generation import logits_process as rules
-
-    processors = rules.LogitsProcessorList()
-    if config.repetition_penalty not in (None, 1.0):
-        processors.append(rules.RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
-    if config.no_repeat_ngram_size:
-        processors.append(rules.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size))
-    if config.bad_words_ids is not None:
-        processors.append(rules.NoBadWordsLogitsProcessor(config.bad_words_ids, ends or None))
-    least = config.min_length if config.min_new_tokens is None else prompt_length + config.min_new_tokens
-    if least and ends:
-        processors.append(rules.MinLengthLogitsProcessor(least, ends))
-    if config.forced_bos_token_id is not None:
-        processors.append(rules.ForcedBOSTokenLogitsProcessor(config.forced_bos_token_id))
-    if config.forced_eos_token_id is not None:
-        processors.append(rules.ForcedEOSTokenLogitsProcessor(max_length, config.forced_eos_token_id))
-    if config.suppress_tokens is not None:
-        processors.append(rules.SuppressTokensLogitsProcessor(config.suppress_tokens))
-    if config.begin_suppress_tokens is not None:
-        is_after_forced = prompt_length == 1 and config.forced_bos_token_id is not None
-        processors.append(
-            rules.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length + is_after_forced)
-        )
-    return processors

@@ -208,34 +208,29 @@ def initialize(adapter: nn.Module, how: How, *, stack: LayerStack | None = None)
     reaches either end of a branch, so its projections never change.
     """
     check_choice("initialization", how, get_args(How))
+    config: Any = adapter.config
     with torch.no_grad():
         for name, parameter in adapter.named_parameters():
-            _initialize_one(
-                name, parameter, how, int(adapter.config.seed), predicts_words=adapter.config.kind in WORD_KINDS
-            )
+            role, in_layer = name.rpartition(".")[2], name.startswith("layers.")
+            if role == "mix":
+                parameter.fill_(LAMBDA)
+            elif "norm" in name:
+                parameter.fill_(1.0 if role == "weight" else 0.0)
+            elif (
+                role == "bias"
+                or (how == "zero" and in_layer and any(end in name for end in BRANCH_ENDS))
+                or (how == "all_zero" and in_layer and ".down." not in name)
+            ):
+                parameter.zero_()
+            else:
+                deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
+                if name.startswith("last.output") or (config.kind in WORD_KINDS and name.startswith("last.up")):
+                    deviation = HEAD_DEVIATION  # with words: predictions near the backbone's own
+                parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(config.seed, name)) * deviation)
     if how == "pruned":
         if stack is None:
             raise ConfigError("A pruned initialization was asked for.", "No backbone was given.", "Pass stack=.")
         copy_pruned(adapter, stack)
-
-
-def _initialize_one(name: str, parameter: Tensor, how: How, seed: int, *, predicts_words: bool) -> None:
-    role = name.rpartition(".")[2]
-    if role == "mix":
-        parameter.fill_(LAMBDA)
-    elif "norm" in name:
-        parameter.fill_(1.0 if role == "weight" else 0.0)
-    elif (
-        role == "bias"
-        or (how == "zero" and name.startswith("layers.") and any(end in name for end in BRANCH_ENDS))
-        or (how == "all_zero" and name.startswith("layers.") and ".down." not in name)
-    ):
-        parameter.zero_()
-    else:
-        deviation = 0.02 if how == "gaussian" else parameter.shape[1] ** -0.5
-        if name.startswith("last.output") or (predicts_words and name.startswith("last.up")):
-            deviation = HEAD_DEVIATION  # with words: predictions near the backbone's own
-        parameter.copy_(torch.randn(parameter.shape, generator=seeded_generator(seed, name)) * deviation)
 
 
 def seeded_generator(seed: int, name: str) -> torch.Generator:

@@ -190,7 +190,11 @@ class SingleLayers:
                 output = self._run(layer, hidden, attention_mask, contexts, own_loss)
                 return output.detach(), inputs, (hidden if hidden.requires_grad else None, output)
             state = torch.get_rng_state() if self._draws and folder is None else None
-            store = _Kept() if folder is None else self._on_disk(folder, hidden, attention_mask, contexts)
+            store: _Kept | _OnDisk = _Kept()
+            if folder is not None:
+                shared = () if contexts is None else tensors_of(contexts)
+                weights = itertools.chain(self._model.parameters(), self._model.buffers())
+                store = _OnDisk(folder, (*weights, hidden, attention_mask, *shared))
             with saved_tensors_hooks(store.leave_out, store.take):
                 output = self._run(layer, hidden, attention_mask, contexts, own_loss)
             if isinstance(store, _OnDisk):
@@ -216,11 +220,6 @@ class SingleLayers:
             except _Enough:
                 return
         assert not given.store.count, f"layer {layer} saved fewer tensors than in its first pass"
-
-    def _on_disk(self, folder: Path, source: Tensor, attention_mask: Tensor, contexts: Contexts | None) -> _OnDisk:
-        shared = () if contexts is None else tensors_of(contexts)
-        weights = itertools.chain(self._model.parameters(), self._model.buffers())
-        return _OnDisk(folder, (*weights, source, attention_mask, *shared))
 
     def _run(
         self, layer: int, source: Tensor, attention_mask: Tensor, contexts: Contexts | None, loss: Loss | None

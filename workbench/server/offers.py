@@ -69,24 +69,27 @@ def offered(
                 raise ConfigError("A draft was asked for.", f"'{place}' writes no texts.", "Leave --draft out.")
             yield _embedding(place, token, limits)
             return
-    model: TextModel
     with ExitStack() as stack:
         if cluster is None:
             say(f"Loading {place}")
             model = load_text_model(place, draft)
         else:
-            model, panel = stack.enter_context(
-                _on_devices(
-                    place,
-                    cluster,
-                    fidelity,
-                    result=result,
-                    say=say,
-                    method=method_with("serves_texts", method),
-                    options=options or {},
-                    draft=draft,
-                )
+            method = method_with("serves_texts", method)
+            declared, name = declaration_of(method), place
+            settings = read_options(method, declared.options, options or {})
+            if result is not None:
+                if draft:
+                    DraftChoice.read(draft, read_result(result).job.model)  # it is refused before anything is merged
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="workbench-"))) / "merged"
+                say(f"Merging {place}: devices read weights, not adapters")
+                name = export_merged(place, folder, "float16").path
+            end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words
+            ends = [] if end_id is None else [end_id]
+            serve_texts: ServeTexts = attribute(declared.serves_texts)
+            devices = stack.enter_context(
+                serve_texts(name, cluster, fidelity, options=settings, ends=ends, say=say, draft=draft)
             )
+            model, panel = TextModel(name, devices.writer, devices.ends, devices.passes), devices.panel
         desk = stack.enter_context(Desk(model, limits, Metrics(passes=model.passes)))
         yield Offer(
             name=place if result is None else Path(place).name,
@@ -97,37 +100,6 @@ def offered(
             token=token,
             body_bytes=limits.body_bytes,
         )
-
-
-@contextmanager
-def _on_devices(
-    place: str,
-    cluster: Cluster,
-    fidelity: Fidelity,
-    *,
-    result: Path | None,
-    say: Callable[[str], None],
-    method: str,
-    options: Mapping[str, Any],
-    draft: str,
-) -> Iterator[tuple[TextModel, Panel]]:
-    declared = declaration_of(method)
-    serve_texts: ServeTexts = attribute(declared.serves_texts)
-    settings = read_options(method, declared.options, options)
-    with ExitStack() as stack:
-        name = place
-        if result is not None:
-            if draft:
-                DraftChoice.read(draft, read_result(result).job.model)  # it is refused before anything is merged
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="workbench-"))) / "merged"
-            say(f"Merging {place}: devices read weights, not adapters")
-            name = export_merged(place, folder, "float16").path
-        end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words
-        ends = [] if end_id is None else [end_id]
-        devices = stack.enter_context(
-            serve_texts(name, cluster, fidelity, options=settings, ends=ends, say=say, draft=draft)
-        )
-        yield TextModel(name, devices.writer, devices.ends, devices.passes), devices.panel
 
 
 def _embedding(name: str, token: str, limits: Limits) -> Offer:
