@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 import os
@@ -27,7 +26,7 @@ from workbench.core.profile import Profile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, SweepPoint, dilation_note
 from workbench.core.run_files import REPORT
 from workbench.core.schedule import paused_collector
-from workbench.core.serial import to_json
+from workbench.core.serial import text_digest, to_json
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.methods import load_method
@@ -352,7 +351,7 @@ def sweep(
 
 def run_name(job: Job, cluster: Cluster) -> str:
     """Return the name of the folder that keeps the state of this job's run on this cluster."""
-    digest = hashlib.sha256((to_json(job.identity) + to_json(cluster)).encode()).hexdigest()[:12]
+    digest = text_digest(to_json(job.identity) + to_json(cluster), 12)
     return f"{job.method}-{job.task}-{digest}".replace("/", "_")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
 import re
 import stat
@@ -28,6 +29,11 @@ _CHUNK_BYTES = 1 << 20
 def to_json(value: Any, *, indent: int = 1) -> str:
     """Return a core dataclass as JSON text; NamedTuples become arrays."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
+
+
+def text_digest(text: str, length: int = 16) -> str:
+    """Return the first hexadecimal digits of a text's SHA-256, for the name of a file."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def to_builtins(value: Any) -> Any:

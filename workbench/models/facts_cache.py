@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable
 from importlib import metadata
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError
-from workbench.core.serial import read_stored, to_json, write_text
+from workbench.core.serial import read_stored, text_digest, to_json, write_text
 from workbench.models.hub import has_weights, locate, shape_settings
 
 FORMAT = 1
@@ -29,7 +28,7 @@ def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
     if source is None:
         return find()
     conditions = json.dumps([FORMAT, kind.__name__, metadata.version("transformers"), name, source], sort_keys=True)
-    path = cache_folder() / "facts" / f"{hashlib.sha256(conditions.encode()).hexdigest()[:20]}.json"
+    path = cache_folder() / "facts" / f"{text_digest(conditions, 20)}.json"
     facts = read_stored(path, kind)
     if facts is None:
         facts = find()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.files import place_folder
+from workbench.core.serial import text_digest
 from workbench.models.families import family_of
 from workbench.models.partial_loading import HEAD
 from workbench.models.quiet import quiet_transformers
@@ -25,7 +25,7 @@ def converted(path: Path) -> Path:
     """
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    folder = cache_folder() / "gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = cache_folder() / "gguf" / text_digest(key)
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ configuration.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from workbench.assets.fetch import ASSETS, asset_path, cache_folder
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.serial import read_toml, shown, user_path
+from workbench.core.serial import read_toml, shown, text_digest, user_path
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.gguf_model import converted
 from workbench.models.tokenizer import read_settings
@@ -46,7 +45,7 @@ def brought_folder(name: str, cache: Path) -> Path:
     """Return the folder in which a real device keeps the files of a model that was sent to it, even if the name is a
     hub name or a folder elsewhere.
     """
-    return cache / "brought" / hashlib.sha256(name.encode()).hexdigest()[:16]
+    return cache / "brought" / text_digest(name)
 
 
 SHAPE = "shape:"
@@ -101,8 +100,8 @@ def random_folder(name: str) -> Path:
     """
     settings = named_settings(RANDOM, name, "Choose one of them.")
     # Another configuration gets a new folder.
-    digest = hashlib.sha256(json.dumps([settings, RANDOM_SEED], sort_keys=True).encode()).hexdigest()
-    return cache_folder() / f"random-{name.removeprefix(RANDOM).lower()}-{digest[:12]}"
+    digest = text_digest(json.dumps([settings, RANDOM_SEED], sort_keys=True), 12)
+    return cache_folder() / f"random-{name.removeprefix(RANDOM).lower()}-{digest}"
 
 
 def require_weights(name: str) -> None:

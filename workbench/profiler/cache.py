@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, WriteError
-from workbench.core.serial import from_builtins, to_builtins, write_text
+from workbench.core.serial import from_builtins, text_digest, to_builtins, write_text
 
 T = TypeVar("T")
 
@@ -151,7 +150,7 @@ def forget(key: Mapping[str, Any], *, folder: Path | None = None) -> None:
 def _place(key: Mapping[str, Any], folder: Path | None) -> tuple[dict[str, Any], Path]:
     """Return everything that a measurement depends on, and its file."""
     conditions = {"host": host_fingerprint(), "key": dict(key)}
-    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:20]
+    digest = text_digest(json.dumps(conditions, sort_keys=True), 20)
     return conditions, (folder or cache_folder() / "profiles") / f"{digest}.json"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +16,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
-from workbench.core.serial import from_builtins, read_toml, shown, to_json
+from workbench.core.serial import from_builtins, read_toml, shown, text_digest, to_json
 from workbench.methods import load_method
 from workbench.methods.checked import require_possible
 from workbench.methods.devices import over_ssh, require_emulated
@@ -77,7 +76,7 @@ class Point:
         if self.notebook is not None:
             parts += [self.notebook.read_text(encoding="utf-8"), to_json(self.parameters)]
         kind = self.job.method if self.notebook is None else self.notebook.stem
-        return f"{kind}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"
+        return f"{kind}-{text_digest(chr(0).join(parts), 12)}"
 
     @property
     def words(self) -> str:

@@ -26,6 +26,7 @@ import workbench
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.methods import registered
+from workbench.core.serial import text_digest
 from workbench.runtime.frames import Greeting
 from workbench.runtime.ssh import Connection
 
@@ -87,7 +88,7 @@ def _kind_of(greeting: Greeting) -> tuple[str, str]:
 
 def environment_name(greeting: Greeting, pins: Sequence[str]) -> str:
     """Return the name of the environment with these libraries for a device's processor and Python."""
-    return f"env-{hashlib.sha256(' '.join((*_kind_of(greeting), *pins)).encode()).hexdigest()[:16]}"
+    return f"env-{text_digest(' '.join((*_kind_of(greeting), *pins)))}"
 
 
 def environment_python(connection: Connection) -> str:

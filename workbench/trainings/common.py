@@ -4,7 +4,6 @@ score, and stored results.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from workbench.core.serial import load_or_compute
+from workbench.core.serial import load_or_compute, text_digest
 from workbench.models.loading import load_tokenizer
 from workbench.models.parallel_adapter import task_loss
 from workbench.models.stack import LayerStack
@@ -42,7 +41,7 @@ class StoredTraining:
     @property
     def digest(self) -> str:
         """Return the name of its stored result, which differs for every setting."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        return text_digest(repr(self))
 
     def place(self, folder: Path, item: str, way: str, seed: int) -> Path:
         """Return the file of its result in a folder.  way: how it is trained."""

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
-from workbench.core.serial import read_stored, to_json, write_text
+from workbench.core.serial import read_stored, text_digest, to_json, write_text
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.zeroth_order import (
     FirstOrder,
@@ -98,7 +97,8 @@ class Trial:
 
     def path(self, folder: Path) -> Path:
         """Return the file of its outcome, named by all inputs: an interrupted table resumes."""
-        return folder / f"{self.task}-{self.method}-{self.technique}-{self.queries}-{self.seed}-{_digest(self)}.json"
+        digest = text_digest(to_json(self))
+        return folder / f"{self.task}-{self.method}-{self.technique}-{self.queries}-{self.seed}-{digest}.json"
 
     def steps_path(self, folder: Path) -> Path:
         """Return the file of a forward-only training's seeds and scalars, which a longer training continues."""
@@ -109,12 +109,8 @@ class Trial:
         return self._shared_path(folder, (*self.samples[:2], 0), "curve.json")
 
     def _shared_path(self, folder: Path, samples: tuple[int, int, int], ending: str) -> Path:
-        digest = _digest(replace(self, steps=0, score_every=1, samples=samples))
+        digest = text_digest(to_json(replace(self, steps=0, score_every=1, samples=samples)))
         return folder / "steps" / f"{self.task}-{self.method}-{self.queries}-{self.seed}-{digest}.{ending}"
-
-
-def _digest(trial: Trial) -> str:
-    return hashlib.sha256(to_json(trial).encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ All techniques get the same batches, schedule, selection and test.
 from __future__ import annotations
 
 import copy
-import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workbench.core.serial import to_json
+from workbench.core.serial import text_digest, to_json
 from workbench.models.optimization import learning_rate_at, make_optimizer, set_learning_rate
 from workbench.models.stack import LayerStack
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
@@ -73,8 +72,7 @@ class Training:
     @property
     def file_name(self) -> str:
         """Return the name of its outcome's file, which differs for each setting."""
-        digest = hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
-        return f"{self.task}-{self.technique}-{self.seed}-{digest}.json"
+        return f"{self.task}-{self.technique}-{self.seed}-{text_digest(to_json(self))}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

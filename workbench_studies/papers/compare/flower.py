@@ -6,7 +6,6 @@ FedAvg averages what they send (see flower_grid).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.serial import load_or_compute, to_json
+from workbench.core.serial import load_or_compute, text_digest, to_json
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.checked import prepared_job
@@ -87,7 +86,7 @@ def flower(item: Item, settings: Settings) -> Result:
 def curve(name: str, shape: Job, workdir: Path | None) -> Curve:
     """Return a training, stored in a folder or executed now."""
     job = replace(shape, options=RINGS.get(name, RINGS[OURS]))
-    digest = hashlib.sha256((name + to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:16]
+    digest = text_digest(name + to_json(job.identity) + to_json(load_cluster(CLUSTER)))
     path = None if workdir is None else workdir / "flower" / f"{job.seed}-{digest}.json"
     return load_or_compute(path, Curve, lambda: run_emulated(name, job) if name in RINGS else run_by_flower(name, job))
 

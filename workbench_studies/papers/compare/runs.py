@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job, Mode
 from workbench.core.report import Report
-from workbench.core.serial import load_or_compute, to_json
+from workbench.core.serial import load_or_compute, text_digest, to_json
 from workbench.core.summary import device_j, energy_j
 from workbench.runs.advice import COMPUTED
 
@@ -87,7 +86,7 @@ def training(name: str, seed: int, shape: Job, workdir: Path | None) -> Run:
     """Return a training, stored in a folder or executed now."""
     method, options = TRAININGS[name]
     job = replace(shape, method=method, options=options, seed=seed)
-    digest = hashlib.sha256((to_json(job.identity) + to_json(load_cluster(CLUSTER))).encode()).hexdigest()[:12]
+    digest = text_digest(to_json(job.identity) + to_json(load_cluster(CLUSTER)), 12)
     path = None if workdir is None else workdir / "methods" / f"{method}-{seed}-{digest}.json"
     return load_or_compute(path, Run, lambda: _run(name, job, "execute"))
 
