@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.cli.output import next_steps, print_text, say, summary
 from workbench.core.errors import ConfigError
+from workbench.core.files import make_folder
 from workbench.core.report import Report
 from workbench.runs.notebooks import run_notebook
 
@@ -20,7 +21,7 @@ REPORT = FOLDER / "report.json"  # the notebook writes it, and the figures next 
 def main() -> int:
     """Run the notebook; return the exit code: 0, 1 if a cell failed, 130 if interrupted."""
     began = time.time()
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    make_folder(FOLDER)
     REPORT.unlink(missing_ok=True)  # an old report must not pass for this run's
     from papermill.exceptions import PapermillExecutionError
 

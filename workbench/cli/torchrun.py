@@ -22,6 +22,7 @@ from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.files import make_folder
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
@@ -115,7 +116,7 @@ def lead(
 
 def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:
     """Check that every rank sees the folder.  Raises ConfigError naming the ranks that do not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     mark = (
         folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}.shared"
     )  # next to the folder: the run decides what lies inside it

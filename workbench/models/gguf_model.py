@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, MissingDataError
-from workbench.core.files import place_folder
+from workbench.core.files import make_folder, place_folder
 from workbench.core.serial import text_digest
 from workbench.models.families import family_of
 from workbench.models.partial_loading import HEAD
@@ -28,7 +28,7 @@ def converted(path: Path) -> Path:
     folder = cache_folder() / "gguf" / text_digest(key)
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unfinished = Path(scratch) / "model"
         unfinished.mkdir()

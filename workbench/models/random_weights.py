@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workbench.assets.fetch import asset_path
 from workbench.core.errors import MissingDataError
-from workbench.core.files import place_folder
+from workbench.core.files import make_folder, place_folder
 from workbench.models.configuration import config_of
 from workbench.models.families import family_of
 from workbench.models.hub import RANDOM, RANDOM_SEED, STAND_IN, named_settings, random_folder
@@ -54,7 +54,7 @@ def write_random(name: str, progress: Callable[[str], None]) -> Path:
     shapes = tensor_shapes(name, settings)
     num_weights = sum(math.prod(shape) for shape in shapes.values())
     nbytes = num_weights * DTYPE.itemsize
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     free = shutil.disk_usage(path.parent).free
     size = f"{num_weights:,} weights, {nbytes / 1e9:.1f} GB in bfloat16"
     if free < 1.1 * nbytes:

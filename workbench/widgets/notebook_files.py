@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from workbench.assets.fetch import cache_folder
+from workbench.core.files import make_folder
 from workbench.core.serial import write_text
 from workbench.profiler.timing import tiny
 from workbench.tasks import load_task
@@ -35,7 +36,7 @@ def passages_folder(folder: Path | str | None = None, *, count: int = 32, senten
         text = " ".join(part.replace("\t", " ").replace("\n", " ") for part in texts[first : first + sentences])
         rows.append(f"{text}\t{int(2 * sum(labels[first : first + sentences]) > sentences)}")
     folder = cache_folder() / f"passages-{count}-{sentences}" if folder is None else Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Nothing is trained, but a task must have training samples, ten for each validation sample.
     for name, lines in (("train.tsv", rows * -(-20 // len(rows))), ("dev.tsv", rows)):
         write_text(folder / name, "\n".join(["sentence\tlabel", *lines]) + "\n")
