@@ -141,13 +141,18 @@ def run(
                     event = event._replace(device=event.device._replace(health=real.health(event.rank)))
                 (progress or ignore)(event)
 
-            settings: dict[str, Any] = {
-                "resume": resume,
-                "fidelity": fidelity,
-                "chosen_plan": chosen_plan,
-                "costs": costs,
-            }
-            report = run(job, cluster, mode, progress=with_health, workdir=run_folder, engines=real, **settings)
+            report = run(
+                job,
+                cluster,
+                mode,
+                progress=with_health,
+                workdir=run_folder,
+                resume=resume,
+                fidelity=fidelity,
+                chosen_plan=chosen_plan,
+                costs=costs,
+                engines=real,
+            )
             timelines = {
                 name: replace(timeline, clock_bound_s=real.clock_bound_s) if timeline.source == "real" else timeline
                 for name, timeline in report.timelines.items()

@@ -130,12 +130,12 @@ def sweep(
     failed = [done for done in ended if done.error is not None]
     succeeded = [done for done in ended if done.error is None]
     if as_json:
-        outcome = {"table": str(written), "done": [out / f"{done.point.name}.json" for done in succeeded]}
-        outcome["failed"] = [
+        errors = [
             {"point": done.point.settings, "error": type(done.error).__name__, "message": str(done.error)}
             for done in failed
         ]
-        print_json(json.loads(json.dumps(outcome, default=str)))
+        reports = [str(out / f"{done.point.name}.json") for done in succeeded]
+        print_json({"table": str(written), "done": reports, "failed": errors})
     elif succeeded:
         _show([out / f"{done.point.name}.json" for done in succeeded])
     say(f"{len(succeeded)} of {len(points)} points done in {time.monotonic() - began:.0f} s. Table: {written}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
 from workbench.core.ranges import Count, Dropout, Width, require_ranges
 
 
-def check_labels(kind: str, mean: float, deviation: float) -> None:
-    """Raise ConfigError for an impossible mean and standard deviation of training labels."""
-    if not deviation > 0 or (kind != "regression" and (mean, deviation) != (0.0, 1.0)):
+def check_labels(config: Any) -> None:
+    """Raise ConfigError for a configuration with an impossible mean and standard deviation of training labels."""
+    mean, deviation = config.label_mean, config.label_std
+    if not deviation > 0 or (config.kind != "regression" and (mean, deviation) != (0.0, 1.0)):
         raise ConfigError(
-            f"Labels of mean {mean:g} and deviation {deviation:g} were asked for in {kind}.",
+            f"Labels of mean {mean:g} and deviation {deviation:g} were asked for in {config.kind}.",
             "The deviation must be above 0, and only a regression's labels are numbers.",
             "Leave both out.",
         )
@@ -81,7 +82,7 @@ class ParallelAdapterConfig:
             raise ConfigError(
                 f"{self.num_outputs} outputs were asked for in {self.kind}.", "Regression has 1.", "Change num_outputs."
             )
-        check_labels(self.kind, self.label_mean, self.label_std)
+        check_labels(self)
         self._check_decoder()
 
     def _check_decoder(self) -> None:

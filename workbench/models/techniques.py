@@ -71,7 +71,7 @@ class TechniqueConfig:
                 "The head is usually the word embedding, which another device trains; here it stays frozen.",
                 "Choose another one, such as technique = 'lora'.",
             )
-        check_labels(self.kind, self.label_mean, self.label_std)
+        check_labels(self)
         if self.technique == "parallel":
             ParallelAdapterConfig(hidden_size=self.hidden_size, num_layers=self.num_layers, reduction=self.reduction)
 

@@ -8,7 +8,7 @@ import json
 import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +38,11 @@ class Located(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
+@dataclass(eq=False)
 class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
+    backend: of the library tokenizers.  pad_id: the padding token.
     joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own
     format.
     has_token_types: whether the model reads which text of a pair a token belongs to; ~id stands for a token of the
@@ -49,30 +51,22 @@ class TextTokenizer:
     known.  chat_template: the model's own, None without one.  special_tokens: their texts, as templates name them.
     """
 
-    def __init__(
-        self,
-        backend: Any,
-        *,
-        pad_id: int,
-        joins_pairs: bool = False,
-        has_token_types: bool = False,
-        start_id: int | None = None,
-        end_id: int | None = None,
-        chat_template: str | None = None,
-        special_tokens: Mapping[str, str] | None = None,
-    ) -> None:
-        self.backend = backend
-        self.pad_id = pad_id
-        self.joins_pairs = joins_pairs
-        self.has_token_types = has_token_types
-        self.start_id = start_id
-        self.end_id = end_id
-        self.chat_template, self.special_tokens = chat_template, dict(special_tokens or {})
+    backend: Any
+    _: KW_ONLY
+    pad_id: int
+    joins_pairs: bool = False
+    has_token_types: bool = False
+    start_id: int | None = None
+    end_id: int | None = None
+    chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         # One object for each id, whatever the number of tokens: a new one takes four times the bytes of its place in a
         # list.
-        self._numbers = {index: index for index in backend.get_vocab(with_added_tokens=True).values()}
-        backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
-        backend.no_truncation()
+        self._numbers = {index: index for index in self.backend.get_vocab(with_added_tokens=True).values()}
+        self.backend.no_padding()  # some published tokenizers pad to 128, which would take four times as long
+        self.backend.no_truncation()
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, max_length: int) -> list[list[int]]:
         """Return the token ids of each text (or pair of texts), truncated to max_length.  A list is never empty.

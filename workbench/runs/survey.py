@@ -260,19 +260,23 @@ def survey_layers(
         costs = method.layer_costs(prepared, batch=batch, sequence_length=sequence_length)
         for index, (layer, cost) in enumerate(zip(profiled.layers[rank], costs, strict=True)):
             tokens = batch * sequence_length
-            seconds = {
+            measured = {
                 "forward_s": layer.forward_s(batch, sequence_length),
                 "backward_s": layer.backward_s(batch, sequence_length),
             }
-            flops = {
-                f"{way}_flops": getattr(cost, f"{way}_flops") + getattr(cost, f"side_{way}_flops")
-                for way in ("forward", "backward")
+            analytic = {
+                "forward_flops": cost.forward_flops + cost.side_forward_flops,
+                "backward_flops": cost.backward_flops + cost.side_backward_flops,
             }
-            measured = seconds | {name: getattr(layer, name) for name in ("frozen_bytes", "trainable_bytes")}
-            analytic = flops | {name: getattr(cost, name) for name in ("frozen_bytes", "trainable_bytes")}
-            for sizes, described in ((measured, layer), (analytic, cost)):
-                for name, what in (("activation", "output"), ("tap", "tap"), ("context", "context")):
-                    sizes[f"{name}_bytes"] = tokens * getattr(described, f"{what}_bytes_per_token")
+            both: Any = ((measured, layer), (analytic, cost))
+            for sizes, described in both:
+                sizes |= {
+                    "frozen_bytes": described.frozen_bytes,
+                    "trainable_bytes": described.trainable_bytes,
+                    "activation_bytes": tokens * described.output_bytes_per_token,
+                    "tap_bytes": tokens * described.tap_bytes_per_token,
+                    "context_bytes": tokens * described.context_bytes_per_token,
+                }
             rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
     return LayerSurvey(
         model=job.model,
