@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Cluster
@@ -21,24 +21,11 @@ from workbench.methods.base import Event
 PROJECT = "edge-llm-workbench"
 
 
-class Sink(Protocol):
-    """Where the numbers of one run go."""
-
-    shown: str
-    """What a person does to see them."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take numbers of a step by name."""
-
-    def text(self, name: str, words: str) -> None:
-        """Take a text about the run."""
-
-    def close(self) -> None:
-        """Write the rest."""
-
-
 class TensorBoardSink:
-    """Writes TensorBoard's event files to a folder of the run's own below the cache's folder 'tensorboard'."""
+    """Writes TensorBoard's event files to a folder of the run's own below the cache's folder 'tensorboard'.
+
+    shown: what a person does to see them.
+    """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -63,7 +50,7 @@ class TensorBoardSink:
 
 
 class TrackioSink:
-    """Writes to trackio's own data base on this computer, as a run of the project PROJECT."""
+    """Writes to trackio's own data base on this computer, as a run of the project PROJECT; see TensorBoardSink."""
 
     shown = f"trackio show --project {PROJECT}"
 
@@ -89,10 +76,8 @@ class TrackioSink:
             self._trackio.finish()  # the run's own method would be called again, and print, when Python ends
 
 
-SINKS: dict[Tracker, type[TensorBoardSink] | type[TrackioSink]] = {
-    "tensorboard": TensorBoardSink,
-    "trackio": TrackioSink,
-}
+Sink = TensorBoardSink | TrackioSink
+SINKS: dict[Tracker, type[Sink]] = {"tensorboard": TensorBoardSink, "trackio": TrackioSink}
 
 
 def require_tracker(tracker: Tracker) -> None:
