@@ -147,12 +147,12 @@ def test_overlap_lies_between_the_longer_part_and_the_sum(problem: SequenceProbl
 def test_the_explorer_follows_its_sliders(problem: SequenceProblem) -> None:
     explorer = InferenceExplorer(problem, planners=("Algorithm 1", "EdgeShard"))
     before = explorer.compared[0].seconds
-    explorer.form.fields_of("rpi-l-0")["speed"].value /= 4
+    explorer.form.rows["rpi-l-0"].speed.value /= 4
     explorer.wait()
     assert explorer.compared[0].seconds > 1.1 * before and "against the beginning" in explorer.headline.value
     assert "EdgeShard" in explorer.table.value
     for device in problem.cluster.devices:
-        explorer.form.fields_of(device.name)["memory"].value = 20
+        explorer.form.rows[device.name].memory.value = 20
     explorer.wait()
     assert "No plan fits" in explorer.headline.value and "role='alert'" in explorer.message.value
 

@@ -91,7 +91,7 @@ def test_moving_a_slider_plans_anew_in_place(problem: Problem) -> None:
     explorer = PlannerExplorer(problem)
     first, figure = explorer.answer, explorer.tabs.children[0].shown
     assert first is not None and first.plan == PLANNERS["Algorithm 1"](problem) and len(figure.data) > 2
-    explorer.form.fields_of("tx2-h")["speed"].value /= 4
+    explorer.form.rows["tx2-h"].speed.value /= 4
     explorer.wait()
     assert explorer.answer.samples_per_s < first.samples_per_s and "against the beginning" in explorer.headline.value
     assert explorer.tabs.children[0].shown is figure
@@ -110,7 +110,7 @@ def test_moving_a_slider_plans_anew_in_place(problem: Problem) -> None:
 def test_what_fits_nowhere_is_refused_with_device_and_bytes(problem: Problem) -> None:
     explorer = PlannerExplorer(problem)
     for device in problem.cluster.devices:
-        explorer.form.fields_of(device.name)["memory"].value = 100
+        explorer.form.rows[device.name].memory.value = 100
     explorer.wait()
     assert explorer.answer.plan is None and "No plan fits" in explorer.headline.value
     assert "100 MB" in explorer.message.value and "role='alert'" in explorer.message.value
@@ -158,7 +158,7 @@ def test_an_answer_is_kept_next_to_the_next_ones_and_reset_puts_everything_back(
     first, micro_batches = explorer.headline.value, explorer.micro_batches.value
     explorer.pin.value = True
     explorer.micro_batches.value = 1
-    explorer.form.fields_of("tx2-h")["speed"].value /= 4
+    explorer.form.rows["tx2-h"].speed.value /= 4
     explorer.wait()
     assert first in explorer.kept_headline.value and explorer.headline.value != first
     assert "A, kept" in explorer.kept_figure.heading.value and explorer.kept_figure.layout.display != "none"

@@ -95,6 +95,7 @@ class _Row(NamedTuple):
 class ClusterForm(Form):
     """Edits a cluster.  cluster: the fields' values now; before any change, the very cluster that was chosen.
 
+    rows: each device's fields, by its name; none if there are too many devices.
     choice: offer other clusters.
     """
 
@@ -106,7 +107,7 @@ class ClusterForm(Form):
         if self._own is not None and given.name not in names:
             names.insert(0, given.name)
         self._origin = given
-        self._rows: list[_Row] = []
+        self.rows: dict[str, _Row] = {}
         self._words = ("", "", "")
         self.choice = widgets.Dropdown(
             options=names,
@@ -152,7 +153,7 @@ class ClusterForm(Form):
     def cluster(self) -> Cluster:
         """Return the cluster with the fields' values.  Raises ConfigError for invalid values."""
         require_valid(self._fields())
-        devices = tuple(row.edited() for row in self._rows) or self._origin.devices
+        devices = tuple(row.edited() for row in self.rows.values()) or self._origin.devices
         medium = self.medium.value
         if devices == self._origin.devices and medium == self._origin.medium:
             return self._origin
@@ -175,27 +176,14 @@ class ClusterForm(Form):
         """Return the present picture as HTML that needs no kernel and no script."""
         return CAPTION.format(*self._words, "") + self.map.still
 
-    def fields_of(self, device: str) -> dict[str, Field]:
-        """Return a device's fields by name: speed, memory, bandwidth, latency, sustained.  Raises ConfigError for an
-        unknown device.
-        """
-        for row in self._rows:
-            if row.device.name == device:
-                return {name: getattr(row, name) for name in row._fields[1:]}
-        raise ConfigError(
-            f"The fields of device '{device}' were asked for.",
-            f"There are {[row.device.name for row in self._rows]}.",
-            "Name one of them.",
-        )
-
     def _fields(self) -> Iterable[Field]:
-        return [field for row in self._rows for field in row[1:]]
+        return [field for row in self.rows.values() for field in row[1:]]
 
     def _described(self) -> Cluster:
         return self.cluster
 
     def _remark(self) -> str:
-        if not self._rows:
+        if not self.rows:
             many = self._origin.world_size
             return f"{many} devices are too many for a map: edit a copy of the cluster's TOML file instead."
         if self._origin.is_real:
@@ -236,17 +224,17 @@ class ClusterForm(Form):
     def _load(self, cluster: Cluster) -> None:
         """Show the values of a cluster."""
         self._origin = cluster
-        self._rows = [_row(device) for device in cluster.devices] if cluster.world_size <= MAX_EDITABLE else []
+        is_editable = cluster.world_size <= MAX_EDITABLE
+        self.rows = {device.name: _row(device) for device in cluster.devices if is_editable}
         self._scales = _scales(cluster)
         self.medium.value = cluster.medium
         for field in self._fields():
             field.observe(lambda _: self._changed(), names="value")
         shares = {device.host_share is not None for device in cluster.devices}
         heads = ["", SPEEDS[shares.pop()] if len(shares) == 1 else "speed", *HEADS.values()]
-        cells: list[widgets.Widget] = [Html(head).add_class("workbench-head") for head in heads if self._rows]
-        for row in self._rows:
-            cells.append(Html(Markup("<b>{}</b>").format(row.device.name)))
-            cells += row[1:]
+        cells: list[widgets.Widget] = [Html(head).add_class("workbench-head") for head in heads if self.rows]
+        for name, row in self.rows.items():
+            cells += [Html(Markup("<b>{}</b>").format(name)), *row[1:]]
         self.devices.children = cells
         self._changed()
 
@@ -262,7 +250,7 @@ class ClusterForm(Form):
         return sorted({*self._positions(row, what), _values(row.device)[what]})
 
     def _moved(self, rank: int, what: str, stop: int) -> None:
-        row = self._rows[rank]
+        row = [*self.rows.values()][rank]
         getattr(row, what).value = self._stops(row, what)[stop]
 
     def _draw(self, cluster: Cluster) -> None:
@@ -274,8 +262,8 @@ class ClusterForm(Form):
         )
         apart = f" Links of their own: {', '.join(pairs)}." if cluster.pairs else ""
         self._words = cluster.name, about, apart
-        self.caption.value = CAPTION.format(*self._words, HINT.format(LEADS[cluster.medium]) if self._rows else "")
-        self.map.show([self._on_map(row) for row in self._rows], ticks=TICKS, is_shared=cluster.medium == "wifi")
+        self.caption.value = CAPTION.format(*self._words, HINT.format(LEADS[cluster.medium]) if self.rows else "")
+        self.map.show([*map(self._on_map, self.rows.values())], ticks=TICKS, is_shared=cluster.medium == "wifi")
         self.keep(self.still)
 
     def _on_map(self, row: _Row) -> MapDevice:

@@ -157,7 +157,7 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
         )
         pairs = zip(shards, caches, strict=True)
         handlers = [
-            InferenceHandlers(shard, made, shard.step([Row(cache, cache.length)]), output="last")
+            InferenceHandlers(shard, made, shard.positions.step([Row(cache, cache.length)]), output="last")
             for shard, cache in pairs
         ]
         logits = _output(whole_inference(made), handlers, (tokens[:, None],) * len(stacks))

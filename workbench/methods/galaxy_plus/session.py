@@ -217,7 +217,7 @@ class InferenceSession(DeviceSession):
         prepared: see Programs.token.  tokens: one for each row, on the plan's first device.
         """
         with torch.inference_mode():
-            handlers = InferenceHandlers(shard, prepared.layout, shard.step(rows), output="all")
+            handlers = InferenceHandlers(shard, prepared.layout, shard.positions.step(rows), output="all")
             return self._run(
                 prepared, handlers, [torch.tensor([tokens])] * len(self.stacks), [row.cache for row in rows]
             )

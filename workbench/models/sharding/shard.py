@@ -20,7 +20,7 @@ from workbench.models.sharding.block import Block, Connection, Norm
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.held import Ends, HeldBlock, Int4Block, What, hold_block, hold_connection, hold_norm
 from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
-from workbench.models.sharding.run import KeyValueCache, Positions, Row, Run
+from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
 
 class ModelShard:
@@ -276,10 +276,6 @@ class ModelShard:
                 "Shorten the prompt, or ask for fewer tokens.",
             )
         return KeyValueCache(capacity)
-
-    def step(self, rows: Sequence[Row]) -> Run:
-        """Return the state for the attention of further tokens, the same on every device."""
-        return self.positions.step(rows)
 
     def _counts(self, number: int) -> tuple[int, int]:
         """Return the numbers of heads, and of heads of keys and values, in the device's slice of an attention."""

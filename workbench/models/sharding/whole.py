@@ -61,7 +61,8 @@ class WholeModel:
     def step(self, states: Sequence[KeyValueCache], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits (tokens, vocabulary) after further tokens of each text (see BatchModel)."""
         pairs = list(zip(states, tokens, strict=True))
-        run = self._shard.step([Row(cache, cache.length + more) for cache, new in pairs for more in range(len(new))])
+        rows = [Row(cache, cache.length + more) for cache, new in pairs for more in range(len(new))]
+        run = self._shard.positions.step(rows)
         hidden = self._hidden(len(self._layout.parts) - 1, list(chain(*tokens)), run, None)
         for cache, new in pairs:
             cache.length += len(new)
