@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, Self
 
 from workbench.assets.fetch import cache_folder
@@ -119,9 +118,7 @@ class Tracking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if self._sink is not None:
             if kind is not None:
                 self._sink.text("outcome", "stopped" if issubclass(kind, KeyboardInterrupt) else f"failed: {error}")

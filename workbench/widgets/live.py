@@ -166,9 +166,8 @@ def _node(rank: int, row: DeviceRow, course: Course, cluster: Cluster) -> Node:
 
 def _tables(now: Snapshot, nodes: list[Node], traffic: list[Traffic], unit: str) -> str:
     """Return what the drawings show as tables, folded."""
-    devices = [
-        (*row.cells[:2], node.holds or "no part", *row.cells[2:]) for row, node in zip(now.devices, nodes, strict=True)
-    ]
+    pairs = zip(now.devices, nodes, strict=True)
+    devices = [(*row.cells[:2], node.holds or "no part", *row.cells[2:]) for row, node in pairs]
     tables = Table(("device", "doing", "holds", "computing", "memory of the job"), devices)._repr_html_()
     if traffic:
         rows = [

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ipywidgets as widgets
@@ -79,9 +78,7 @@ class LiveProgress:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.state.finish(kind)
         self._over.set()
         self._thread.join()
@@ -117,7 +114,7 @@ class LiveProgress:
         else:
             self.view.head = head_of(now)  # time goes on
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": str(self.state.snapshot()), "text/html": self.view.still}
 
 
