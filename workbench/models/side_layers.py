@@ -9,6 +9,7 @@ Packing: a batch's tokens without padding, with matching indices for the rows of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -157,7 +158,25 @@ class SideLayer(nn.Module):
         return hidden + self.contract(F.gelu(self.expand(self.feed_forward_norm(hidden))))
 
 
-class SideHead(nn.Module):
+class DropoutHead(nn.Module):
+    """A head in front of which features are dropped while it is trained.
+
+    kind: of its task.  label_mean, label_std: see ParallelAdapterConfig.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
+        self.label_mean, self.label_std = config.label_mean, config.label_std
+
+    def dropped(self, features: Tensor, sample_ids: Tensor, epoch: int) -> Tensor:
+        """Return features (n, ...), of which some are dropped in training (see stateless_dropout)."""
+        if not self.training:
+            return features
+        return stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+
+
+class SideHead(DropoutHead):
     """W_up, the sum with the backbone's last activation, mean pooling and the task's head; for spans and tags without
     pooling.
 
@@ -168,12 +187,10 @@ class SideHead(nn.Module):
     inverse_std: Tensor
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
-        super().__init__()
-        self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
+        super().__init__(config)
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.num_outputs)
-        self.label_mean, self.label_std = config.label_mean, config.label_std
         self.register_buffer("mean", torch.zeros(config.hidden_size))
         self.register_buffer("inverse_std", torch.ones(config.hidden_size))
 
@@ -196,21 +213,18 @@ class SideHead(nn.Module):
         """Return (n, num_outputs) for pooled inputs: normed a_L (n, d / r), standardised b_L (n, d); or (n, t, ...)
         without pooling.
         """
-        features = self.up(pooled) + last
-        if self.training:
-            features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
+        features = self.dropped(self.up(pooled) + last, sample_ids, epoch)
         return self.output(features) * self.label_std + self.label_mean
 
 
-class SequenceHead(nn.Module):
+class SequenceHead(DropoutHead):
     """W_up and the sum with the backbone's last activation, as input for the backbone's language model head.
 
     b_L is not standardised here, because the language model head was trained on it as it is.
     """
 
     def __init__(self, config: ParallelAdapterConfig) -> None:
-        super().__init__()
-        self.rate, self.seed = config.dropout, config.seed
+        super().__init__(config)
         self.norm = nn.LayerNorm(config.width)
         self.up = nn.Linear(config.width, config.hidden_size)
 
@@ -218,10 +232,7 @@ class SequenceHead(nn.Module):
         """Return the head's input, (n, s, d), for a_L (n, s, d / r), b_L (n, s, d) and sample ids (n,) int64 for the
         dropout.
         """
-        hidden = self.up(self.norm(side)) + last_hidden.to(side.dtype)
-        if self.training:
-            hidden = stateless_dropout(hidden, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        return hidden
+        return self.dropped(self.up(self.norm(side)) + last_hidden.to(side.dtype), sample_ids, epoch)
 
 
 def token_logits(logits: Tensor, attention_mask: Tensor, kind: str) -> Tensor:

@@ -23,7 +23,7 @@ from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
 from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
 from workbench.models.matmul import Head
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
-from workbench.models.side_layers import TOKEN_KINDS, pooling_matrix, stateless_dropout, token_logits
+from workbench.models.side_layers import TOKEN_KINDS, DropoutHead, pooling_matrix, token_logits
 from workbench.models.stack import BackboneStage
 
 
@@ -112,7 +112,7 @@ class _TrainedEmbedding(nn.Embedding):
         return _LookUp.apply(self.weight, ids, self.padding_idx) if torch.is_grad_enabled() else super().forward(ids)
 
 
-class TaskHead(nn.Module):
+class TaskHead(DropoutHead):
     """Mean over the tokens (every token separately for spans and tags), dropout, one matrix; a regression uses its
     labels' units.
 
@@ -120,9 +120,7 @@ class TaskHead(nn.Module):
     """
 
     def __init__(self, config: TechniqueConfig, words: Head | None = None) -> None:
-        super().__init__()
-        self.rate, self.seed, self.kind = config.dropout, config.seed, config.kind
-        self.label_mean, self.label_std = config.label_mean, config.label_std
+        super().__init__(config)
         self.output: nn.Module = (
             nn.Linear(config.hidden_size, config.num_outputs) if words is None else words.requires_grad_(False)
         )
@@ -139,9 +137,7 @@ class TaskHead(nn.Module):
             return self.output(hidden if rows is None else hidden[rows])
         per_token = self.kind in TOKEN_KINDS
         features = hidden if per_token else torch.bmm(pooling_matrix(attention_mask, hidden.dtype), hidden).squeeze(1)
-        if self.training:
-            features = stateless_dropout(features, sample_ids, rate=self.rate, seed=self.seed, epoch=epoch)
-        logits = self.output(features) * self.label_std + self.label_mean
+        logits = self.output(self.dropped(features, sample_ids, epoch)) * self.label_std + self.label_mean
         return token_logits(logits, attention_mask, self.kind) if per_token else logits
 
 

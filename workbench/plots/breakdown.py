@@ -115,7 +115,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
     labels = sorted({timeline.label for timeline in drawn.values()})
     columns = min(2, len(drawn))
     rows = -(-len(drawn) // columns)
-    most = max(len(style.shown_ranks(timeline.world_size)) for timeline in drawn.values())
+    most = max(len(style.evenly_spaced(timeline.world_size)) for timeline in drawn.values())
     figure = make_subplots(
         rows=rows,
         cols=columns,
@@ -130,7 +130,7 @@ def breakdown(timelines: Mapping[str, Timeline], *, note: str = "") -> go.Figure
         longest_s[step_name(name)] = max(longest_s[step_name(name)], timeline.makespan_s)
     for index, (panel, timeline) in enumerate(drawn.items()):
         place = {"row": index // columns + 1, "col": index % columns + 1}
-        ranks, end_s = style.shown_ranks(timeline.world_size), longest_s[step_name(panel)]
+        ranks, end_s = style.evenly_spaced(timeline.world_size), longest_s[step_name(panel)]
         unit, mark = style.time_unit(end_s), style.mark_of(note) if timeline.source != "simulated" else ""
         seconds = time_by_class(timeline)
         for name, colour in style.COLOURS.items():

@@ -20,7 +20,7 @@ from workbench.plots.breakdown import stacked_bars
 
 def cluster(cluster: Cluster) -> go.Figure:
     """Return bars of speed, memory budget and link rate for each device of a cluster."""
-    ranks = style.shown_ranks(cluster.world_size)
+    ranks = style.evenly_spaced(cluster.world_size)
     devices = [cluster.devices[rank] for rank in ranks]
     memory = style.byte_unit(max(device.memory_bytes for device in devices))
     panels = [
@@ -75,7 +75,7 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
     title = f"Memory: {timeline.title}" if timeline.title else "Memory"
     if not any(timeline.memory):
         return style.empty(title=title, label=timeline.label, why="No memory was recorded in this timeline.", note=note)
-    ranks = style.shown_ranks(timeline.world_size)
+    ranks = style.evenly_spaced(timeline.world_size)
     columns = 1 if len(ranks) <= 3 else 2 if len(ranks) <= 8 else 4
     rows = -(-len(ranks) // columns)
     highest = max(*map(timeline.peak_bytes, range(timeline.world_size)), *timeline.in_use_bytes, 1)

@@ -150,8 +150,8 @@ def time_words(seconds: float) -> str:
     return time_unit(seconds).text(seconds)
 
 
-def evenly_spaced(world_size: int, limit: int) -> tuple[int, ...]:
-    """Return all ranks, or `limit` of them, evenly spaced with both ends."""
+def evenly_spaced(world_size: int, limit: int = MAX_DEVICES) -> tuple[int, ...]:
+    """Return the ranks that a figure draws: all, or `limit` of them, evenly spaced with both ends."""
     if world_size <= limit:
         return tuple(range(world_size))
     return tuple(round(index * (world_size - 1) / (limit - 1)) for index in range(limit))
@@ -202,11 +202,6 @@ def error_bars(spreads: Sequence[Spread], **more: Any) -> dict[str, Any]:
     """Return the error bars of a trace, around the medians of its spreads.  more: plotly's further settings."""
     high, low = [spread.high - spread.median for spread in spreads], [spread.median - spread.low for spread in spreads]
     return {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.5, "width": 4, **more}
-
-
-def shown_ranks(world_size: int) -> tuple[int, ...]:
-    """Return the ranks that a figure draws: all, or MAX_DEVICES of them."""
-    return evenly_spaced(world_size, MAX_DEVICES)
 
 
 def more_devices(world_size: int, shown: int) -> str:
