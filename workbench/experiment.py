@@ -123,9 +123,10 @@ def run(
     Raises WorkbenchError for every error that a user can cause.  An interrupted run leaves its workdir for `resume`.
     """
     if not isinstance(job, Job) or not isinstance(cluster, Cluster):
-        problem = f"They are {type(job).__name__} and {type(cluster).__name__}."
         raise ConfigError(
-            "A run of a job on a cluster was asked for.", problem, "Give Job(...) and load_cluster('laptop')."
+            "A run of a job on a cluster was asked for.",
+            f"They are {type(job).__name__} and {type(cluster).__name__}.",
+            "Give Job(...) and load_cluster('laptop').",
         )
     if mode not in ("simulate", "execute"):
         raise ConfigError(f"The mode '{mode}' was asked for.", "There are simulate and execute.", "Choose one.")

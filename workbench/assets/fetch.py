@@ -107,8 +107,11 @@ def fetch(
         if path.is_dir():
             say(f"{name}: present in {path}")
         elif (terms := ASSETS[name].terms) and not accept_terms:
-            todo = f"Read them. If you agree, run: workbench fetch {name} --accept-terms"
-            raise ConfigError(f"'{name}' was to be fetched.", f"It has terms of its own. {terms}", todo)
+            raise ConfigError(
+                f"'{name}' was to be fetched.",
+                f"It has terms of its own. {terms}",
+                f"Read them. If you agree, run: workbench fetch {name} --accept-terms",
+            )
         else:
             say(f"{name}: fetching {ASSETS[name].requirement}")
             _fetch_one(name, ASSETS[name], path)

@@ -127,8 +127,11 @@ _OF_MERGED = {"out", "model", "merge", "dtype", "as_json"}
 def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *, as_json: bool) -> None:
     given = (name for name in context.params if name not in _OF_MERGED)
     if idle := next((name for name in given if is_given(context, name)), None):
-        request = f"--{idle.replace('_', '-')} was given with --merge."
-        raise ConfigError(request, "It is a setting of a program that trains itself.", "Leave it out.")
+        raise ConfigError(
+            f"--{idle.replace('_', '-')} was given with --merge.",
+            "It is a setting of a program that trains itself.",
+            "Leave it out.",
+        )
     from workbench.methods.common.merged import GGUF, export_merged
 
     if out.suffix != GGUF and is_given(context, "dtype"):

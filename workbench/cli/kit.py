@@ -141,11 +141,11 @@ def _found(user: str) -> list[tuple[str, int]]:
 
     addresses = [(f"{user}@{device.address}", device.port) for device in discover()]
     if not addresses:
-        request, todo = (
+        raise ConfigError(
             "The devices in this network were asked for.",
+            "None announces its SSH.",
             "Install avahi-daemon on them, or give their addresses.",
         )
-        raise ConfigError(request, "None announces its SSH.", todo)
     return addresses
 
 

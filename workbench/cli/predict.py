@@ -33,10 +33,9 @@ def predict(
 ) -> None:
     """Answer sentences with a run's trained model: the class and its probability, or the number."""
     if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
-        problem = f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'."
         raise ConfigError(
             "A prediction was asked for.",
-            problem,
+            f"Given are: sentences {len(texts or ())}, second texts {len(pair or ())}, file '{file or ''}'.",
             "Give sentences, each with its --pair if there are pairs, or --file FILE.",
         )
     from workbench.methods.common.result import load_result
@@ -108,8 +107,11 @@ def evaluate(
         )
     else:
         if task is not None or max_length is not None:
-            request = f"An evaluation of '{model}' with another task or max_length was asked for."
-            raise ConfigError(request, "It has those of its training.", "Leave --task and --max-length out.")
+            raise ConfigError(
+                f"An evaluation of '{model}' with another task or max_length was asked for.",
+                "It has those of its training.",
+                "Leave --task and --max-length out.",
+            )
         evaluation = load_result(model).evaluate(
             data, columns or None, split=split, samples=samples, calibration=calibration
         )

@@ -99,8 +99,9 @@ def _remove(chosen: list[PastRun], *, asks: bool) -> list[str]:
 
     if asks:
         if not sys.stdin.isatty():
-            todo = "Repeat with --yes."
-            raise ConfigError("Runs were to be removed.", "Nobody can be asked: this is no terminal.", todo)
+            raise ConfigError(
+                "Runs were to be removed.", "Nobody can be asked: this is no terminal.", "Repeat with --yes."
+            )
         for run in chosen:
             say(f"{run.name}: {run.words}")
         if not typer.confirm(f"Remove {len(chosen)} run{'s' * (len(chosen) > 1)} for good?", err=True):

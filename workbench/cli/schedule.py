@@ -126,9 +126,10 @@ def _program(
     if what in published_schedules() or not user_path(what, "The schedule").exists():
         return _priced(build_published(what, sizes), costs, nbytes, mbits)
     if sizes:
-        problem = f"'{what}' is a file: its schedule has its sizes."
         raise ConfigError(
-            f"Sizes {', '.join(sizes)} were given.", problem, "Leave them out, or name a published schedule."
+            f"Sizes {', '.join(sizes)} were given.",
+            f"'{what}' is a file: its schedule has its sizes.",
+            "Leave them out, or name a published schedule.",
         )
     from workbench.schedules.torch_csv import read_torch_csv
 
@@ -138,8 +139,11 @@ def _program(
     )
     if word == "device":
         if costs or nbytes or mbits is not None:
-            problem = f"The program in '{what}' has its costs in it."
-            raise ConfigError("Costs were given.", problem, "Leave out --cost, --size and --mbits, or change the file.")
+            raise ConfigError(
+                "Costs were given.",
+                f"The program in '{what}' has its costs in it.",
+                "Leave out --cost, --size and --mbits, or change the file.",
+            )
         return Program.from_text(text)
     return _priced(Schedule.from_text(text) if word == "rank" else read_torch_csv(text), costs, nbytes, mbits)
 
@@ -158,11 +162,11 @@ def _priced(
     for option, given, known in (("--cost", costs, kinds), ("--size", nbytes, written)):
         for name in given:
             if name not in known:
-                request, problem = (
+                raise ConfigError(
                     f"{option} {name}={given[name]:g} was given.",
                     f"The schedule has {', '.join(sorted(known))}.",
+                    "Choose one of them.",
                 )
-                raise ConfigError(request, problem, "Choose one of them.")
 
     def transfer_s(rank: int, op: Op) -> float:
         rate = 0.0 if mbits is None else sizes.get(op.reads[0].name, 0) / (mbits * 125e3)
@@ -184,9 +188,10 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
         except ValueError:
             numbers[name] = -1.0
         if not name or not 0 <= numbers[name] <= 1e15:
-            todo = f"Write, for example, {option} {'F=0.5' if option == '--cost' else 'act=1e6'}."
             raise ConfigError(
-                f"'{option} {word}' was given.", "It is not NAME=NUMBER with a number from 0 to 1e15.", todo
+                f"'{option} {word}' was given.",
+                "It is not NAME=NUMBER with a number from 0 to 1e15.",
+                f"Write, for example, {option} {'F=0.5' if option == '--cost' else 'act=1e6'}.",
             )
     return numbers
 

@@ -104,8 +104,11 @@ def serve(
     if http:
         idle = (name for name in context.params if name not in OF_HTTP and is_given(context, name))
         if wrong := next(idle, None):
-            request = f"--{wrong.replace('_', '-')} was given with --http."
-            raise ConfigError(request, "It is a setting of a stream of requests made here.", "Leave it out.")
+            raise ConfigError(
+                f"--{wrong.replace('_', '-')} was given with --http.",
+                "It is a setting of a stream of requests made here.",
+                "Leave it out.",
+            )
         serve_http(
             model if is_given(context, "model") else "SmolLM2-135M",
             cluster if is_given(context, "cluster") else None,

@@ -102,10 +102,9 @@ def sweep(
             values, by_method, mode="simulate" if simulate else "execute", fidelity=fidelity, repeats=times
         )
     elif simulate or by_method or cluster_profile is not None:
-        problem = "A notebook runs on this machine and simulates or executes as its cells say."
         raise ConfigError(
             f"A sweep of '{notebook}' was asked for.",
-            problem,
+            "A notebook runs on this machine and simulates or executes as its cells say.",
             "Leave out --simulate, --cluster-profile and tables of methods.",
         )
     else:
@@ -201,8 +200,11 @@ def _listed(named: Mapping[str, Any]) -> dict[str, list[Any]]:
         else:
             grid[name] = ["; ".join(value)] if name == "faults" else [value] if name in WHOLE else _values(value)
             if "" in grid[name] and name not in WHOLE:
-                request = f"The values '{value}' of {name} were given."
-                raise ConfigError(request, "One of them is empty.", "Write values with a comma between two.")
+                raise ConfigError(
+                    f"The values '{value}' of {name} were given.",
+                    "One of them is empty.",
+                    "Write values with a comma between two.",
+                )
     return grid
 
 

@@ -124,8 +124,9 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
         mark.touch()
         seen = engines.run(sees_file, [mark] * engines.world_size)
     except OSError as error:
-        request = f"The shared folder '{folder}' was asked for."
-        raise ConfigError(request, f"{error.strerror}.", "Choose another with --workdir.") from error
+        raise ConfigError(
+            f"The shared folder '{folder}' was asked for.", f"{error.strerror}.", "Choose another with --workdir."
+        ) from error
     finally:
         mark.unlink(missing_ok=True)
     blind = [device.name for device, sees in zip(cluster.devices, seen, strict=True) if not sees]

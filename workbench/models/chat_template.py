@@ -54,8 +54,11 @@ def render(template: str, messages: Sequence[Message], special_tokens: Mapping[s
         raise ConfigError(request, "There is nothing to answer.", "Give at least one message.")
     for message in messages:
         if message.get("role") not in get_args(Role) or not isinstance(message.get("content"), str):
-            problem = f"A message has the role {message.get('role')!r} and a {type(message.get('content')).__name__}."
-            raise ConfigError(request, problem, f"Give texts, and the roles {', '.join(get_args(Role))}.")
+            raise ConfigError(
+                request,
+                f"A message has the role {message.get('role')!r} and a {type(message.get('content')).__name__}.",
+                f"Give texts, and the roles {', '.join(get_args(Role))}.",
+            )
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 

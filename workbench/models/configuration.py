@@ -155,11 +155,11 @@ def model_from_config(config: Any, name: str = "") -> Any:
 
         return transformers.AutoModel.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     except OSError as error:  # torch makes a folder for compiled code while it is imported
-        request, problem = (
+        raise WriteError(
             f"The model '{name or config.model_type}' was asked for.",
             f"A folder cannot be used: {error}.",
-        )
-        raise WriteError(request, problem, "Set WORKBENCH_CACHE to a folder that you may write to.") from error
+            "Set WORKBENCH_CACHE to a folder that you may write to.",
+        ) from error
     except Exception as error:  # libraries raise many kinds of errors for a user's configuration
         name = name or getattr(config, "_name_or_path", "") or config.model_type
         raise refused(

@@ -226,8 +226,11 @@ def load_distilled(adapter: nn.Module, state: Mapping[str, Tensor]) -> None:
     wrong = next((name for name in names if name not in state or state[name].shape != own_state[name].shape), None)
     if wrong is not None:
         actual = list(state[wrong].shape) if wrong in state else "missing"
-        problem = f"'{wrong}' is {actual}, not {list(own_state[wrong].shape)}."
-        raise ConfigError("Distilled initial weights were to be used.", problem, "Distill for this adapter's shape.")
+        raise ConfigError(
+            "Distilled initial weights were to be used.",
+            f"'{wrong}' is {actual}, not {list(own_state[wrong].shape)}.",
+            "Distill for this adapter's shape.",
+        )
     with torch.no_grad():
         for name in names:
             own_state[name].copy_(state[name])

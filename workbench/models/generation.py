@@ -88,10 +88,11 @@ class GenerationRules:
         request = f"A text of '{name}' was asked for."
         for setting, harmless in _OTHER.items():
             if getattr(config, setting, None) not in harmless:
-                problem = (
-                    f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported."
+                raise ConfigError(
+                    request,
+                    f"Its generation settings have {setting} = {getattr(config, setting)!r}, which is not supported.",
+                    "Remove it from the model's generation_config.json.",
                 )
-                raise ConfigError(request, problem, "Remove it from the model's generation_config.json.")
         ends = config.eos_token_id
         self.ends = [ends] if isinstance(ends, int) else list(ends or ())
         forced = (
@@ -105,8 +106,11 @@ class GenerationRules:
             token for entry in forced if entry is not None for token in (entry if isinstance(entry, list) else [entry])
         ):
             if not 0 <= token < vocabulary:
-                problem = f"Its generation settings name the token {token}; it has {vocabulary}."
-                raise ConfigError(request, problem, "Correct its generation_config.json.")
+                raise ConfigError(
+                    request,
+                    f"Its generation settings name the token {token}; it has {vocabulary}.",
+                    "Correct its generation_config.json.",
+                )
 
     @property
     def start_id(self) -> int | None:

@@ -41,9 +41,11 @@ def converted(path: Path) -> Path:
             raise
         except Exception as error:  # libraries raise many kinds of errors for a user's file
             line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            problem = f"Transformers does not read it: {line}."
-            todo = "Check the file, or give a Hugging Face folder."
-            raise MissingDataError(f"The model '{path}' was asked for.", problem, todo) from error
+            raise MissingDataError(
+                f"The model '{path}' was asked for.",
+                f"Transformers does not read it: {line}.",
+                "Check the file, or give a Hugging Face folder.",
+            ) from error
         place_folder(unfinished, folder)
     return folder
 

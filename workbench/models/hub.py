@@ -107,9 +107,11 @@ def random_folder(name: str) -> Path:
 def require_weights(name: str) -> None:
     """Raise ConfigError for a shape without weights."""
     if not has_weights(name):
-        problem = "It is a shape, a configuration without weights: it is planned and simulated, and computes nothing."
-        todo = "Choose a model with weights, or plan, simulate or advise."
-        raise ConfigError(f"The weights of '{name}' were asked for.", problem, todo)
+        raise ConfigError(
+            f"The weights of '{name}' were asked for.",
+            "It is a shape, a configuration without weights: it is planned and simulated, and computes nothing.",
+            "Choose a model with weights, or plan, simulate or advise.",
+        )
 
 
 def locate(name: str) -> Path | str:
@@ -126,8 +128,9 @@ def locate(name: str) -> Path | str:
         return converted(fetched / ASSETS[name].joined) if ASSETS[name].joined else fetched
     if name.startswith(RANDOM):
         if not (folder := random_folder(name)).is_dir():
-            todo = f"Run: workbench fetch {name}"
-            raise MissingDataError(f"The model '{name}' was asked for.", f"It is not in '{folder.parent}'.", todo)
+            raise MissingDataError(
+                f"The model '{name}' was asked for.", f"It is not in '{folder.parent}'.", f"Run: workbench fetch {name}"
+            )
         return folder
     folder = user_path(name, "The model")
     if folder.suffix == ".gguf" and folder.is_file():
@@ -203,13 +206,18 @@ def require_settings(name: str, settings: Mapping[str, Any], common_names: Mappi
         for setting in {common, common_names.get(common, common)}:
             value = settings.get(setting)
             if value is not None and not (type(value) is int and 1 <= value <= most):
-                problem = f"Its configuration has {setting} = {shown(repr(value))}, which must be 1 to {most}."
-                raise refused(name, problem, "Fix its config.json.")
+                raise refused(
+                    name,
+                    f"Its configuration has {setting} = {shown(repr(value))}, which must be 1 to {most}.",
+                    "Fix its config.json.",
+                )
     if quantization := settings.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        problem = f"Its weights are already quantized, by {shown(method)}."
-        todo = "Give the model with its full weights. Methods with the option backbone_dtype quantize them."
-        raise refused(name, problem, todo)
+        raise refused(
+            name,
+            f"Its weights are already quantized, by {shown(method)}.",
+            "Give the model with its full weights. Methods with the option backbone_dtype quantize them.",
+        )
 
 
 def require_layers(name: str, config: Any, tensors: Mapping[str, object]) -> None:

@@ -58,8 +58,11 @@ def require_own_backbone(config: Any, stack: LayerStack, purpose: str = "An adap
     """Raise ConfigError unless an adapter's configuration has its backbone's shape."""
     for name in SHAPE:
         if (value := getattr(config, name)) != (other := getattr(stack, name)):
-            todo = "Use its own backbone, or make the configuration by adapter_config(model)."
-            raise ConfigError(f"{purpose} was asked for.", f"Its {name} is {value}, the backbone's is {other}.", todo)
+            raise ConfigError(
+                f"{purpose} was asked for.",
+                f"Its {name} is {value}, the backbone's is {other}.",
+                "Use its own backbone, or make the configuration by adapter_config(model).",
+            )
 
 
 @torch.no_grad()
@@ -251,18 +254,18 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
     if not family_of(family).prunes_by_trace:
         pruned = " and ".join(name for name, known in FAMILIES.items() if known.prunes_by_trace)
         # It finds no dependencies through rotary positions, RMSNorm, or heads that share keys and values.
-        problem = f"Its trace does not take '{family}' apart; it does {pruned}."
         raise ConfigError(
             f"{purpose} for a backbone of the family '{family}' was asked for.",
-            problem,
+            f"Its trace does not take '{family}' apart; it does {pruned}.",
             "Choose the initialization 'pruned'.",
         )
     if find_spec("torch_pruning") is None:
-        todo = (
+        raise ConfigError(
+            f"{purpose} was asked for.",
+            "The package torch-pruning is not installed.",
             "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization "
-            "'pruned'."
+            "'pruned'.",
         )
-        raise ConfigError(f"{purpose} was asked for.", "The package torch-pruning is not installed.", todo)
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 
 
@@ -274,9 +277,10 @@ def _kept_heads(width: int, heads: int, hidden_size: int, num_heads: int) -> int
     """
     kept_heads = heads if heads <= num_heads and width // heads <= hidden_size // num_heads else num_heads
     if width % kept_heads:
-        problem = f"Its {num_heads} heads do not share {width} channels evenly."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.", problem, "Choose the initialization 'pruned'."
+            "An initialization by Torch-Pruning was asked for.",
+            f"Its {num_heads} heads do not share {width} channels evenly.",
+            "Choose the initialization 'pruned'.",
         )
     return kept_heads
 
@@ -359,9 +363,10 @@ def _copy_narrow(side: Any, layer: nn.Module, stack: LayerStack, index: int) -> 
     weights = {role: layer.get_submodule(path).weight.detach().float() for role, path in stack.family.weights.items()}
     width = side.query_key_value.in_features
     if weights["query"].shape != (width, width):
-        problem = f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}."
         raise ConfigError(
-            "An initialization by Torch-Pruning was asked for.", problem, "Choose the initialization 'pruned'."
+            "An initialization by Torch-Pruning was asked for.",
+            f"Of layer {index} it left {list(weights['query'].shape)} query weights, not {[width, width]}.",
+            "Choose the initialization 'pruned'.",
         )
     size = scale(stack.hidden_size, width)
     side.query_key_value.weight.copy_(torch.cat([weights[role] for role in ("query", "key", "value")]) * size)

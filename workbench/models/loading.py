@@ -281,12 +281,12 @@ def _pretrained(name: str, config: Any, dtype: torch.dtype, *, with_head: bool =
 
     place = locate(name)
     if isinstance(place, Path) and any(place.glob("pytorch_model*.bin")) and stored_weights(name) is None:
-        problem = "Its weights are only in pytorch_model.bin, a pickle, whose code would run when it is read."
-        todo = (
+        raise refused(
+            name,
+            "Its weights are only in pytorch_model.bin, a pickle, whose code would run when it is read.",
             "Convert a copy that you trust: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes "
-            "model.safetensors."
+            "model.safetensors.",
         )
-        raise refused(name, problem, todo)
     headers = place.glob(f"*{HEADER}") if isinstance(place, Path) else ()
     if not MISSING_WEIGHTS.has(*(path.with_name(path.name.removesuffix(HEADER)) for path in headers)):
         return maker.from_config(config, dtype=dtype, attn_implementation="sdpa", **options).eval()

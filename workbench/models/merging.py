@@ -103,5 +103,8 @@ def save_whole(folder: Path, name: str, model: Any, tokenizer: TextTokenizer, en
             write_text(folder / TEMPLATE_FILE, tokenizer.whole_template)
     except (OSError, SafetensorError, WriteError) as error:  # safetensors wraps the system's errors
         shutil.rmtree(folder, ignore_errors=True)  # a part of a model is of no use, and in the way of the next try
-        request, problem = f"The model in '{folder}' was asked for.", f"It could not be written: {error}."
-        raise WriteError(request, problem, "Free some space, or choose another place.") from error
+        raise WriteError(
+            f"The model in '{folder}' was asked for.",
+            f"It could not be written: {error}.",
+            "Free some space, or choose another place.",
+        ) from error

@@ -58,9 +58,11 @@ def write_random(name: str, progress: Callable[[str], None]) -> Path:
     free = shutil.disk_usage(path.parent).free
     size = f"{num_weights:,} weights, {nbytes / 1e9:.1f} GB in bfloat16"
     if free < 1.1 * nbytes:
-        todo = "Make room, or set WORKBENCH_CACHE to a folder that has it."
-        problem = f"The disk of '{path.parent}' has {free / 1e9:.1f} GB free, and a tenth must remain."
-        raise MissingDataError(f"'{name}' was to be written: {size}.", problem, todo)
+        raise MissingDataError(
+            f"'{name}' was to be written: {size}.",
+            f"The disk of '{path.parent}' has {free / 1e9:.1f} GB free, and a tenth must remain.",
+            "Make room, or set WORKBENCH_CACHE to a folder that has it.",
+        )
     tokenizer = None if family_of(settings["model_type"]).reads_images else asset_path(STAND_IN)
     progress(f"{name}: drawing {size}; {free / 1e9:.0f} GB are free")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}-", suffix=".part") as scratch:

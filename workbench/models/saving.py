@@ -110,11 +110,12 @@ def require_floats(state: dict[str, Tensor], request: str) -> dict[str, Tensor]:
     """
     for name, tensor in state.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-            problem = (
+            raise ConfigError(
+                request,
                 f"Its weight '{shown(name)}' holds "
-                f"{'values that are not numbers' if tensor.is_floating_point() else 'integers'}."
+                f"{'values that are not numbers' if tensor.is_floating_point() else 'integers'}.",
+                "Train it again, or take a copy.",
             )
-            raise ConfigError(request, problem, "Train it again, or take a copy.")
     return state
 
 

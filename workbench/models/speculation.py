@@ -64,8 +64,11 @@ class DraftChoice:
         if text.startswith(_LAYERS):
             number = text.removeprefix(_LAYERS)
             if not number.isdecimal() or not 0 < int(number) < 10**6:
-                request = f"The draft '{shown(text)}' was asked for."
-                raise ConfigError(request, "That is no number of layers.", "Give such as layers:8.")
+                raise ConfigError(
+                    f"The draft '{shown(text)}' was asked for.",
+                    "That is no number of layers.",
+                    "Give such as layers:8.",
+                )
             choice = cls(layers=int(number))
             choice.layout(model)
             return choice

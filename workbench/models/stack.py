@@ -237,8 +237,11 @@ class BackboneStage(nn.Module):
             return hidden
         # Batches are padded to a multiple of 8 tokens, which may be more than a learned table has positions.
         if bool(attention_mask[:, most:].any()):
-            request = f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model."
-            raise ConfigError(request, f"It has {most} positions.", "Lower max_length.")
+            raise ConfigError(
+                f"A text of {int(attention_mask.sum(dim=1).max())} tokens was given to the model.",
+                f"It has {most} positions.",
+                "Lower max_length.",
+            )
         return functional.pad(hidden, (0, 0, 0, length - most))
 
     @property

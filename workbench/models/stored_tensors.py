@@ -144,8 +144,11 @@ def require_finite(tensor: Tensor, owner: str) -> Tensor:
     # A sum in the tensor's own dtype needs no memory of its size; NaN and infinity survive in it, and it may overflow.
     parts = torch.atleast_1d(tensor).split(_CHECKED_ROWS)
     if not bool(tensor.sum().isfinite()) and not all(bool(part.isfinite().all()) for part in parts):
-        problem = "A tensor holds values that are not numbers."
-        raise MissingDataError(f"{owner} were asked for.", problem, "Take the model's files from their source again.")
+        raise MissingDataError(
+            f"{owner} were asked for.",
+            "A tensor holds values that are not numbers.",
+            "Take the model's files from their source again.",
+        )
     return tensor
 
 
@@ -256,5 +259,6 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: dict
             )
         except SafetensorError as error:  # it wraps operating system errors
             number = re.search(r"os error (\d+)", str(error))
-            todo = advice(int(number[1]) if number else None)
-            raise WriteError(f"Writing '{path}' was asked for.", f"{error}.", todo) from error
+            raise WriteError(
+                f"Writing '{path}' was asked for.", f"{error}.", advice(int(number[1]) if number else None)
+            ) from error

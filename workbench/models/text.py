@@ -38,8 +38,11 @@ class TextSettings:
         if self.max_tokens < 1:
             raise ConfigError(f"A text of {self.max_tokens} tokens was asked for.", "That is none.", "Ask for some.")
         if not all(self.stop) or len(self.stop) > MAX_STOP_WORDS:
-            problem = f"There may be {MAX_STOP_WORDS}, none of them empty."
-            raise ConfigError(f"{len(self.stop)} stop words were given.", problem, "Change them.")
+            raise ConfigError(
+                f"{len(self.stop)} stop words were given.",
+                f"There may be {MAX_STOP_WORDS}, none of them empty.",
+                "Change them.",
+            )
 
 
 class Writer(Protocol):

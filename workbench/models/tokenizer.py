@@ -74,8 +74,11 @@ class TextTokenizer:
         In a pair ~id stands for a token of the second text if the model has token types.
         """
         if max_length < LEAST_TOKENS:
-            problem = f"Special tokens take up to {LEAST_TOKENS - 1}."
-            raise ConfigError(f"max_length = {max_length} was asked for.", problem, "Raise max_length.")
+            raise ConfigError(
+                f"max_length = {max_length} was asked for.",
+                f"Special tokens take up to {LEAST_TOKENS - 1}.",
+                "Raise max_length.",
+            )
         inputs: list[Any]
         texts = self._beginnings(texts, max_length)
         if pairs is None:

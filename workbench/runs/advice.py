@@ -207,11 +207,17 @@ def advise(
 def _require_writing(model: str, draft: str, *, serves: bool, writes: bool) -> None:
     request = f"The draft '{shown(draft, 200)}' was to be compared."
     if not serves:
-        problem = "Drafts are for requests to a model that writes texts; this is advice on a training."
-        raise ConfigError(request, problem, "Ask for --serve, or leave --draft out.")
+        raise ConfigError(
+            request,
+            "Drafts are for requests to a model that writes texts; this is advice on a training.",
+            "Ask for --serve, or leave --draft out.",
+        )
     if not writes:
-        problem = f"Drafts are for a model that writes texts; '{shown(model, 200)}' writes none."
-        raise ConfigError(request, problem, "Choose a model that does, such as SmolLM2-135M, or leave --draft out.")
+        raise ConfigError(
+            request,
+            f"Drafts are for a model that writes texts; '{shown(model, 200)}' writes none.",
+            "Choose a model that does, such as SmolLM2-135M, or leave --draft out.",
+        )
     DraftChoice.read(draft, model)
 
 

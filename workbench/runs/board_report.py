@@ -106,8 +106,11 @@ class SharedRun:
             ("task", self.task, TASKS),
         ):
             if name != OWN and name not in known:
-                request, problem = "A board report was read.", f"The workbench has no {kind} '{shown(name)}'."
-                raise ConfigError(request, problem, f"Write '{OWN}' for one of your own.")
+                raise ConfigError(
+                    "A board report was read.",
+                    f"The workbench has no {kind} '{shown(name)}'.",
+                    f"Write '{OWN}' for one of your own.",
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +132,11 @@ class BoardReport:
         for (source, destination), times in pairs.items():
             if times > 1 or source == destination or max(source, destination) >= len(self.boards):
                 counted = f"{times} times and has" if times > 1 else "and has"
-                problem = (
-                    f"It names a link from board {source} to board {destination} {counted} {len(self.boards)} boards."
+                raise ConfigError(
+                    "A board report was read.",
+                    f"It names a link from board {source} to board {destination} {counted} {len(self.boards)} boards.",
+                    "Name two boards of the file, each pair once.",
                 )
-                raise ConfigError("A board report was read.", problem, "Name two boards of the file, each pair once.")
 
 
 def read_board_report(path: Path) -> BoardReport:

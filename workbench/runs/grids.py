@@ -114,10 +114,9 @@ def make_points(
     methods = [_value("method", value) for value in grid.get("method", [Job().method])]
     for name in by_method or {}:
         if name not in methods:
-            problem = f"The methods of the sweep are {', '.join(methods)}."
             raise ConfigError(
                 f"Settings of '{shown(name)}' were given.",
-                problem,
+                f"The methods of the sweep are {', '.join(methods)}.",
                 did_you_mean(name, methods, "Add it, or leave them out."),
             )
     if repeats > 1 and mode == "simulate":
@@ -142,9 +141,10 @@ def make_points(
         )
         point = replace(_point(chosen), mode=mode, fidelity=fidelity, repeat=repeat, settings=settings)
         if mode == "execute" and point.cluster.is_real and "bandwidth" in chosen:
-            problem = "They are real: their links are as fast as they are."
             raise ConfigError(
-                f"Another bandwidth of '{point.cluster.name}' was asked for.", problem, "Leave it out, or simulate."
+                f"Another bandwidth of '{point.cluster.name}' was asked for.",
+                "They are real: their links are as fast as they are.",
+                "Leave it out, or simulate.",
             )
         points.setdefault(point.name, point)
     for point in points.values():

@@ -160,8 +160,11 @@ def reports_of(names: Iterable[str]) -> list[Path]:
         every = find_runs() if every is None else every
         for run in named_runs([name], every):
             if run.state != "finished":
-                request = f"The report of the run '{run.name}' was asked for."
-                raise ConfigError(request, f"It is {run.state}. {run.why}".strip(), "Name finished runs.")
+                raise ConfigError(
+                    f"The report of the run '{run.name}' was asked for.",
+                    f"It is {run.state}. {run.why}".strip(),
+                    "Name finished runs.",
+                )
             paths.append(run.report)
     return paths
 
@@ -174,8 +177,11 @@ def one_report(name: str) -> Path:
     if _is_run(reports[0]):
         return reports[0] / REPORT
     if reports[0].is_dir():
-        request, problem = f"The report of '{name}' was asked for.", f"It is a folder without {REPORT}, so no run."
-        raise ConfigError(request, problem, "Name a run (`workbench runs` lists them) or a report.")
+        raise ConfigError(
+            f"The report of '{name}' was asked for.",
+            f"It is a folder without {REPORT}, so no run.",
+            "Name a run (`workbench runs` lists them) or a report.",
+        )
     return reports[0]
 
 
@@ -225,8 +231,11 @@ def remove(run: PastRun) -> list[str]:
     request = f"The run in '{folder}' was to be removed."
     is_ours = _has_identity(folder) or folder.resolve().parent == runs_folder().resolve()
     if folder.is_symlink() or not is_ours:
-        problem = "It is not a folder in which a run has trained: other files may have the names of a run's."
-        raise ConfigError(request, problem, "Remove it yourself if you do not need it.")
+        raise ConfigError(
+            request,
+            "It is not a folder in which a run has trained: other files may have the names of a run's.",
+            "Remove it yourself if you do not need it.",
+        )
     if run.state == "running":
         raise ConfigError(request, "It is in progress.", "Stop it first, or wait for its end.")
     with own_folder(folder):

@@ -37,9 +37,10 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
     known = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     for name in names:
         if name not in known:
-            problem = f"Its parameters are {', '.join(known) or 'none'}."
             raise ConfigError(
-                f"The parameter '{name}' of '{notebook}' was asked for.", problem, did_you_mean(name, known)
+                f"The parameter '{name}' of '{notebook}' was asked for.",
+                f"Its parameters are {', '.join(known) or 'none'}.",
+                did_you_mean(name, known),
             )
 
 

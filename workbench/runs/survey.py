@@ -238,12 +238,18 @@ def survey_layers(
     if device is not None:
         check_choice(f"device of cluster '{cluster.name}'", device, names)
     if not batch_sizes or min(batch_sizes) < 1 or sequence_length < 1:
-        request = f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for."
-        raise ConfigError(request, "All must be at least 1.", "Raise them.")
+        raise ConfigError(
+            f"Layers for batches of {list(batch_sizes)} and {sequence_length} tokens were asked for.",
+            "All must be at least 1.",
+            "Raise them.",
+        )
     longest = model_facts(job.model).max_length
     if sequence_length > longest:
-        request = f"Layers for {sequence_length} tokens were asked for."
-        raise ConfigError(request, f"'{job.model}' knows {longest} positions.", "Ask for fewer.")
+        raise ConfigError(
+            f"Layers for {sequence_length} tokens were asked for.",
+            f"'{job.model}' knows {longest} positions.",
+            "Ask for fewer.",
+        )
     notes: list[str] = []
 
     def note(event: Event) -> None:

@@ -59,11 +59,11 @@ def run_points(
     Raises ConfigError, before anything runs, for executed points at once and for a profile that is not there.
     """
     if at_once > 1 and cluster_profile is None and any(point.mode == "execute" for point in points):
-        request, problem = (
+        raise ConfigError(
             f"{at_once} executed points at a time were asked for.",
             "They would share this machine's cores and spoil each other's times.",
+            "Leave out --at-once, add --simulate, or name a --cluster-profile.",
         )
-        raise ConfigError(request, problem, "Leave out --at-once, add --simulate, or name a --cluster-profile.")
     profile = None if cluster_profile is None else _profile_folder(cluster_profile)
     return _run_points(points, folder, at_once, profile, progress)
 
@@ -198,10 +198,11 @@ def _profile_folder(name: str) -> Path:
     known = sorted(list_profiles_in(get_ipython_dir()))
     if name not in known:
         problem = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
-        todo = did_you_mean(
-            name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it."
+        raise ConfigError(
+            f"Engines of the profile '{shown(name)}' were asked for.",
+            problem,
+            did_you_mean(name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it."),
         )
-        raise ConfigError(f"Engines of the profile '{shown(name)}' were asked for.", problem, todo)
     return Path(get_ipython_dir()) / f"profile_{name}"
 
 

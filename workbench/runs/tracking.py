@@ -85,8 +85,11 @@ def require_tracker(tracker: Tracker) -> None:
     if tracker != "none" and tracker not in SINKS:
         raise ConfigError(request, "It is unknown.", f"There are none, {', '.join(SINKS)}.")
     if tracker != "none" and find_spec(tracker) is None:
-        todo = "Install it: pip install 'edge-llm-workbench[trackers]'."
-        raise ConfigError(request, f"The package '{tracker}' is not installed.", todo)
+        raise ConfigError(
+            request,
+            f"The package '{tracker}' is not installed.",
+            "Install it: pip install 'edge-llm-workbench[trackers]'.",
+        )
 
 
 class Tracking:

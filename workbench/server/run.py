@@ -26,8 +26,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             opened.bind((host, port))
             opened.listen(128)
         except OSError as error:
-            request = f"A server at {host}, port {port}, was asked for."
-            raise ConfigError(request, f"{error.strerror or error}.", "Choose another --port or --host.") from error
+            raise ConfigError(
+                f"A server at {host}, port {port}, was asked for.",
+                f"{error.strerror or error}.",
+                "Choose another --port or --host.",
+            ) from error
         yield opened
 
 

@@ -134,9 +134,8 @@ def split_samples(
     elif kind == "device":
         for index, source in enumerate(_sources(split, rule)):
             if source not in names:
-                request = f"A split over the devices {', '.join(names)} by 'device' was asked for."
                 raise ConfigError(
-                    request,
+                    f"A split over the devices {', '.join(names)} by 'device' was asked for.",
                     f"A sample belongs to '{source}'.",
                     "Name one of these devices in each row, or each file after one.",
                 )
@@ -177,10 +176,9 @@ def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
         ) from None
     num_numbers = {"dirichlet": 1, "sizes": num_devices}.get(kind, 0)
     if len(numbers) != num_numbers:
-        problem = f"'{kind}' takes {num_numbers} numbers here, not {len(numbers)}."
         raise ConfigError(
             request,
-            problem,
+            f"'{kind}' takes {num_numbers} numbers here, not {len(numbers)}.",
             "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.",
         )
     if not all(math.isfinite(number) and number > 0 for number in numbers):

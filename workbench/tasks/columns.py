@@ -71,8 +71,11 @@ def named_columns(
     )
     request = f"The columns '{shown(columns, 200)}' were asked for."
     if wrong:
-        problem = f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}."
-        raise ConfigError(request, problem, f"Name them, such as --columns {example}.")
+        raise ConfigError(
+            request,
+            f"'{shown(wrong)}' names no role or no column. The data have the columns {listed(table.names)}.",
+            f"Name them, such as --columns {example}.",
+        )
     if len(column_of) < len(named):
         raise ConfigError(request, "A role is named twice.", "Name each once.")
     for name in column_of.values():
@@ -161,8 +164,11 @@ def find_columns(named: Mapping[str, str], table: Table, *, needs_label: bool, t
         usual = ", ".join(_TEXTS if missing == "text" else _LABELS)
         problem = f"The data have the columns {listed(table.names)}. Wanted is one of {usual}."
         other = _other_task(table, task) if task else ""
-        todo = f"{other}Name them, such as --columns {EXAMPLE}."
-        raise ConfigError(f"Data with a column of each {missing} were asked for.", problem, todo)
+        raise ConfigError(
+            f"Data with a column of each {missing} were asked for.",
+            problem,
+            f"{other}Name them, such as --columns {EXAMPLE}.",
+        )
     assert text is not None
     return Columns(text, pair, label, named.get("source") or (FILE if FILE in table.columns else None))
 

@@ -96,10 +96,9 @@ def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
         texts = tuple(html.unescape(row[2]) for row in rows)
     except (OSError, ValueError, IndexError) as error:
         if folder is not None:
-            problem = f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}."
             raise MissingDataError(
                 f"The ratings in '{folder}' were asked for.",
-                problem,
+                f"'{path.name}' in it does not read: {getattr(error, 'strerror', None) or error}.",
                 f"Name a folder with {path.name}, or leave --data out.",
             ) from error
         raise MissingDataError(

@@ -118,9 +118,10 @@ def read_rows(table: Table, columns: Columns, split: str) -> Rows:
         texts_of(table, name, split) if name is not None and name in table.columns else None for name in named
     )
     if texts is None or (pairs is None and columns.pair is not None):
-        todo = "Give it the columns of the training rows."
         raise ConfigError(
-            f"The columns {listed(filter(None, named[:2]))} were to be read.", f"The {split} split lacks one.", todo
+            f"The columns {listed(filter(None, named[:2]))} were to be read.",
+            f"The {split} split lacks one.",
+            "Give it the columns of the training rows.",
         )
     labels = None if columns.label is None or columns.label not in table.columns else table.values(columns.label)
     missing = next((row for row, value in enumerate(labels or (), 1) if is_missing(value)), None)
@@ -161,11 +162,12 @@ def numbers(labels: Sequence[Any], column: str, split: str) -> tuple[float, ...]
     for row, value in enumerate(labels, 1):
         number = as_number(value)
         if number is None:
-            problem = (
+            raise _bad_label(
+                column,
                 f"Row {row} of {split} has {shown(str(value))!r}, which is not a number from -{LARGEST_NUMBER:g} to "
-                f"{LARGEST_NUMBER:g}."
+                f"{LARGEST_NUMBER:g}.",
+                "Fix or remove that row, or choose --task classification.",
             )
-            raise _bad_label(column, problem, "Fix or remove that row, or choose --task classification.")
         values.append(number)
     return tuple(values)
 
@@ -195,9 +197,10 @@ def class_order(labels: Sequence[str], column: str) -> tuple[str, ...]:
     if len(names) < 2:
         raise _bad_label(column, f"All {len(labels)} rows have the same label: {shown(names[0])}.", "Give two classes.")
     if len(names) > max(2, len(labels) / 2):
-        problem = f"It has {len(names)} different values in {len(labels)} rows: these are not classes."
         raise _bad_label(
-            column, problem, "Name the label's column by --columns label=NAME, or choose --task regression."
+            column,
+            f"It has {len(names)} different values in {len(labels)} rows: these are not classes.",
+            "Name the label's column by --columns label=NAME, or choose --task regression.",
         )
     return names
 
@@ -258,8 +261,9 @@ def divided(
             count = max(1, round(share * len(distinct)))
             parts[name], order = part(order[:count]), order[count:]
     if not order:
-        problem = (
-            f"{len(distinct)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on."
+        raise ConfigError(
+            f"The data '{data}' were asked for.",
+            f"{len(distinct)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on.",
+            "Give more rows.",
         )
-        raise ConfigError(f"The data '{data}' were asked for.", problem, "Give more rows.")
     return parts | {"train": part(order)}

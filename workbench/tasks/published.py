@@ -61,8 +61,9 @@ def saved_dataset(folder: Path) -> dict[str, Any]:
     try:
         saved: Any = load_from_disk(str(folder))
     except Exception as error:  # a damaged folder raises many kinds
-        problem = f"It does not load: {shown(str(error), 200)}."
-        raise MissingDataError(f"The dataset '{folder}' was asked for.", problem, "Save it again.") from error
+        raise MissingDataError(
+            f"The dataset '{folder}' was asked for.", f"It does not load: {shown(str(error), 200)}.", "Save it again."
+        ) from error
     return dict(saved) if isinstance(saved, dict) else {"train": saved}
 
 

@@ -147,8 +147,9 @@ def official_questions(path: Path) -> Iterator[Question]:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        problem = f"It does not read: {shown(repr(error), 200)}."
-        raise MissingDataError(f"'{path}' was to be read as SQuAD.", problem, "Check it.") from error
+        raise MissingDataError(
+            f"'{path}' was to be read as SQuAD.", f"It does not read: {shown(repr(error), 200)}.", "Check it."
+        ) from error
 
 
 def _from_table(table: Table, columns: str, data: str, split: str) -> Iterator[Question]:
@@ -162,12 +163,12 @@ def _from_table(table: Table, columns: str, data: str, split: str) -> Iterator[Q
         try:
             spans = _spans(row_answers, passage)
         except (ValueError, LookupError, TypeError, SyntaxError, MemoryError, RecursionError):
-            problem = (
+            raise ConfigError(
+                f"The answers of '{shown(data, 200)}' were asked for.",
                 f"Row {row} of {split} has {shown(row_answers)}, no list of texts with the places where they begin in "
-                "the context."
-            )
-            todo = "Write such as {'text': ['Rouen'], 'answer_start': [10]}; empty lists: no answer."
-            raise ConfigError(f"The answers of '{shown(data, 200)}' were asked for.", problem, todo) from None
+                "the context.",
+                "Write such as {'text': ['Rouen'], 'answer_start': [10]}; empty lists: no answer.",
+            ) from None
         yield _question(text, passage, spans, title, data)
 
 
@@ -204,10 +205,11 @@ def _question(text: str, context: str, spans: Iterable[tuple[int, str]], topic: 
         None,
     )
     if wrong is not None:
-        problem = (
-            f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}."
+        raise ConfigError(
+            f"Questions of '{place}' were asked for.",
+            f"The context of '{shown(text, 100)}' does not have '{shown(wrong.text, 60)}' at character {wrong.start}.",
+            "Fix that answer_start.",
         )
-        raise ConfigError(f"Questions of '{place}' were asked for.", problem, "Fix that answer_start.")
     return Question(text.strip(), context, answers, topic)
 
 
@@ -309,8 +311,11 @@ def _sentences(path: Path) -> Iterator[list[list[str]]]:
     for number, line in enumerate([*text_lines(read_text(path, "the tagged words")), ""], start=1):
         columns = words_of(line)
         if len(columns) == 1:
-            problem = f"Line {number} is '{shown(line, 60)}': a word without a tag."
-            raise ConfigError(f"'{path}' was to be read as CoNLL-2003.", problem, "Write a word and its tag on a line.")
+            raise ConfigError(
+                f"'{path}' was to be read as CoNLL-2003.",
+                f"Line {number} is '{shown(line, 60)}': a word without a tag.",
+                "Write a word and its tag on a line.",
+            )
         if columns and columns[0] != "-DOCSTART-":
             words.append(columns)
         elif words:
@@ -337,20 +342,22 @@ def _tagged(table: Table, tokens: str, tags: str, split: str) -> Iterator[tuple[
                 if isinstance(words, list) and isinstance(classes, list)
                 else "no lists"
             )
-            problem = f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'."
-            raise ConfigError(request, problem, "Fix or remove that row.")
+            raise ConfigError(
+                request,
+                f"Row {row} of {split} has {sizes} in the columns '{tokens}' and '{tags}'.",
+                "Fix or remove that row.",
+            )
         texts, names = list(map(as_text, words)), list(map(as_class, classes))
         wrong = next(
             (index for index, (text, name) in enumerate(zip(texts, names, strict=True)) if text is None or not name),
             None,
         )
         if wrong is not None:
-            problem = (
-                f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag "
-                f"'{shown(classes[wrong])}'."
-            )
             raise ConfigError(
-                request, problem, f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt."
+                request,
+                f"Word {wrong + 1} of row {row} of {split} is '{shown(words[wrong])}' and its tag "
+                f"'{shown(classes[wrong])}'.",
+                f"Give every word a tag; {NOT_LEARNT} is that of a word that is not learnt.",
             )
         yield [text or "" for text in texts], [name or "" for name in names]
 

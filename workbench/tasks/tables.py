@@ -68,8 +68,11 @@ class Table:
         try:
             values = column if isinstance(column, list) else column.to_pylist()
         except ValueError as error:  # bytes that are no UTF-8
-            problem = f"It does not read as text: {shown(str(error), 200)}."
-            raise ConfigError(f"The column '{shown(name)}' was to be read.", problem, "Save it as UTF-8.") from error
+            raise ConfigError(
+                f"The column '{shown(name)}' was to be read.",
+                f"It does not read as text: {shown(str(error), 200)}.",
+                "Save it as UTF-8.",
+            ) from error
         if (classes := self.classes.get(name)) is None:
             return values
         named = dict(enumerate(classes))
@@ -100,8 +103,11 @@ def split_of(name: str) -> str | None:
 def read_tables(task: str, data: Path | str | None) -> dict[str, Table]:
     """Return the tables of own data by split, or only 'train' if they are not divided."""
     if data is None:
-        todo = "Name a file, a folder or a hub name by --data."
-        raise ConfigError(f"The task '{task}' was asked for.", "It reads data of your own.", todo)
+        raise ConfigError(
+            f"The task '{task}' was asked for.",
+            "It reads data of your own.",
+            "Name a file, a folder or a hub name by --data.",
+        )
     path = user_path(data, "The data")
     is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
     if path.exists() and not is_saved:
@@ -159,8 +165,11 @@ def _from_folder(folder: Path) -> dict[str, Table]:
     )
     kinds = {READERS[file.suffix.lower()] for file in files}
     if len(kinds) != 1:
-        problem = f"It holds {'several kinds' if kinds else 'no such file'}. Read are {FORMS}."
-        raise ConfigError(f"The data '{folder}' were asked for.", problem, "Check --data.")
+        raise ConfigError(
+            f"The data '{folder}' were asked for.",
+            f"It holds {'several kinds' if kinds else 'no such file'}. Read are {FORMS}.",
+            "Check --data.",
+        )
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
         by_split.setdefault(split_of(file.stem), []).append(file)
@@ -189,8 +198,11 @@ def _joined(tables: Sequence[Table], files: Sequence[Path]) -> Table:
     for table, path in zip(tables, files, strict=True):
         missing = [name for name in names if name not in table.columns]
         if missing and READERS[path.suffix.lower()] != "json":
-            problem = f"'{path.name}' has no column {listed(missing)}, unlike other files there."
-            raise ConfigError(f"The data '{path.parent}' were asked for.", problem, "Give all files the same columns.")
+            raise ConfigError(
+                f"The data '{path.parent}' were asked for.",
+                f"'{path.name}' has no column {listed(missing)}, unlike other files there.",
+                "Give all files the same columns.",
+            )
         for name, values in columns.items():
             values += [None] * len(table) if name in missing else table.values(name)
     return Table(
@@ -377,11 +389,11 @@ def _from_parquet(path: Path) -> Table:
     try:
         return _from_dataset(datasets.Dataset(pyarrow.parquet.ParquetFile(path).read()))
     except Exception as error:  # the reader raises many kinds of errors for a damaged file
-        request, problem = (
+        raise ConfigError(
             f"The data '{path}' were asked for.",
             f"It does not read as parquet: {shown(str(error).rstrip('.'), 200)}.",
-        )
-        raise ConfigError(request, problem, "Fix the file.") from error
+            "Fix the file.",
+        ) from error
 
 
 def _from_dataset(dataset: Any) -> Table:

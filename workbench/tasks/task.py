@@ -318,7 +318,10 @@ def with_label_words(task: Task, words: Sequence[str]) -> Task:
         raise ConfigError(request, f"It is {task.kind.replace('_', ' ')}, without classes.", "Leave them out.")
     bare = [word.strip() for word in words]
     if len(bare) != len(prompt.words) or not all(bare) or len(set(bare)) < len(bare):
-        problem = f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}."
-        raise ConfigError(request, problem, "Give a different word for each.")
+        raise ConfigError(
+            request,
+            f"It has {len(prompt.words)} classes: {'/'.join(prompt.label_words)}.",
+            "Give a different word for each.",
+        )
     space = " " if prompt.words[0].startswith(" ") else ""
     return replace(task, prompt=replace(prompt, words=tuple(f"{space}{word}" for word in bare)))

@@ -176,8 +176,11 @@ def _tokenize_spans(split: Split, encoder: Encoder, max_length: int) -> Tokenize
 def _tokenize_answers(split: Split, encoder: Any, max_length: int) -> TokenizedSplit:
     assert split.answers is not None
     if encoder.end_id is None:
-        request, problem = "Answers that end were asked for.", "The model's tokenizer names no token that ends a text."
-        raise ConfigError(request, problem, "Give it an eos_token in tokenizer_config.json.")
+        raise ConfigError(
+            "Answers that end were asked for.",
+            "The model's tokenizer names no token that ends a text.",
+            "Give it an eos_token in tokenizer_config.json.",
+        )
     ids, windows, longest = [], [], []
     prompts = map(encoder.instruct, split.texts, split.pairs or ("",) * len(split.texts))
     for sample, (prompt, answer) in enumerate(zip(prompts, encoder.locate(split.answers), strict=True)):

@@ -160,8 +160,11 @@ class ModelLayout:
         """
         *before, part = self.parts
         if not 0 < count < part.shape.num_layers:
-            problem = f"It has {part.shape.num_layers}."
-            raise ConfigError(f"The first {count} layers of '{self.name}' were asked for.", problem, "Ask for fewer.")
+            raise ConfigError(
+                f"The first {count} layers of '{self.name}' were asked for.",
+                f"It has {part.shape.num_layers}.",
+                "Ask for fewer.",
+            )
         last = self.num_layers - part.shape.num_layers + count - 1
         blocks = [block for block in self.blocks if block.layer <= last]
         blocks[-1] = replace(blocks[-1], is_last=True)

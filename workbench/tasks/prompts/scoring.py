@@ -340,11 +340,11 @@ def evaluate(
         chosen = choices(logits_at, encoder, samples, calibration=calibration)
     else:
         if calibration != "none":
-            request, problem = (
+            raise ConfigError(
                 f"The calibration '{calibration}' was asked for.",
                 "The answers to questions are free text, without a prior.",
+                "Leave calibration out.",
             )
-            raise ConfigError(request, problem, "Leave calibration out.")
         texts = generate_answers(logits_at, encoder, samples)
         best = (
             max((answer_f1(text, answer) for answer in sample.answers), default=0.0)
