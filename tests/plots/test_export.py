@@ -111,7 +111,7 @@ def test_a_browser_that_dies_is_no_error(tmp_path, monkeypatch) -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(browser_path() is None, reason="no Chromium on this machine")
 def test_png_files_are_pictures(tmp_path) -> None:
-    figure = export.figures(report())[0].figure
+    figure = next(export.figures(report())).figure
     files, why_none = export.write_pngs([export.Captioned("cluster", "", figure)], tmp_path, "auto")
     assert why_none == ""
     assert files[0].read_bytes().startswith(b"\x89PNG")

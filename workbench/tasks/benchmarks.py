@@ -68,9 +68,11 @@ def read_source(name: str, source: Source, data: Path | str | None) -> dict[str,
         if split not in parts:
             continue
         part = parts[split]
-        rows: Iterable[Placed] = ((f"Row {number} of {split}", row) for number, row in enumerate(part))
+        rows: Iterable[Placed]
         if isinstance(part, Path):
             rows = _from_file(part, source)
+        else:
+            rows = ((f"Row {number} of {split}", row) for number, row in enumerate(part))
         samples = list(_samples(name, source, rows, first_id, keep_secret=split == "test"))
         first_id += len(samples)
         if samples:
