@@ -153,8 +153,9 @@ def device_chart(
             parts.append(svg.box(bars + column * room, top + 28 - tall, max(0.8, room - 0.8), tall, style.BLUE))
         now = f"{shares[-1]:.0%}" if shares else ""
         parts.append(svg.text(percent, top + 18, now, size=11, text_anchor="end"))
-        known, width = node.used_share or 0.0, WIDTH - memory - 6
-        parts.append(meter(memory, top + 4, width, known, style.ORANGE, "memory", height=9))
+        width = WIDTH - memory - 6
+        parts.append(svg.box(memory, top + 4, width, 9, svg.TRACK))
+        parts.append(meter(memory, top + 4, width, node.used_share, style.ORANGE, "memory", height=9))
         parts.append(svg.text(memory, top + 26, node.memory, size=10.5, colour=svg.MUTED))
         facts = [f"{node.name} {doing}".strip(), f"computes {now or 'not yet'}", f"memory {node.memory or 'unknown'}"]
         descriptions.append(", ".join(filter(None, [*facts, used])))
