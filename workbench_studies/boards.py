@@ -18,7 +18,7 @@ from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster, Device
 from workbench.core.serial import from_builtins, read_toml
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.planners.terms import ends_s, layer_s
+from workbench.methods.galaxy_plus.planners.terms import LayerTimes, ends_s
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 
@@ -203,5 +203,7 @@ def _token_s(device: Device, model: str, weight_bytes: float) -> float:
     rates = {} if rate is None else {"weight_bytes_per_s": rate * FP32_BYTES / weight_bytes}
     cluster = Cluster(name="one", devices=(device,))
     profile = analytic_inference(model, cluster, vocabulary=describe(model).vocab, **rates)
-    layers = sum(shape.num_layers * layer_s(profile, 0, stack, (1,)) for stack, shape in enumerate(profile.stacks))
+    layers = sum(
+        shape.num_layers * LayerTimes(profile, 0, stack, (1,)).whole_s() for stack, shape in enumerate(profile.stacks)
+    )
     return layers + ends_s(profile, 0, (1,))

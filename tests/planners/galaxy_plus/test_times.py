@@ -8,12 +8,9 @@ from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.planners import (
+    LayerTimes,
     all_gather_s,
     capacity,
-    con_s,
-    mha_s,
-    mlp_sequence_s,
-    mlp_tensor_s,
     price_plan,
     stack_lengths,
     terms,
@@ -49,10 +46,11 @@ def test_equations_5_to_7_and_10_by_hand():
     profile = by_hand()
     _, cluster = instance([1.0, 1.0], (STACK,), mbit_per_s=8e-3, latency_s=0.0)  # 1000 bytes/s: a token takes 0.1 s
     lengths = stack_lengths(profile, 10)
-    assert mha_s(profile, 0, 0, 3, lengths) == pytest.approx(2 * 10 * 3 + 0.1 * 100 * 3)
-    assert mlp_tensor_s(profile, 1, 0, 6, lengths) == pytest.approx(2 * 2 * 10 * 6)
-    assert mlp_sequence_s(profile, 1, 0, 4) == pytest.approx(2 * 2 * 4 * 16)
-    assert con_s(profile, 0, 0, 6) == pytest.approx(2 * 3 * 6)
+    fast, slow = (LayerTimes(profile, rank, 0, lengths) for rank in (0, 1))
+    assert sum(fast.attention_s(3)) == pytest.approx(2 * 10 * 3 + 0.1 * 100 * 3)
+    assert slow.mlp_s(columns=6) == pytest.approx(2 * 2 * 10 * 6)
+    assert slow.mlp_s(tokens=4) == pytest.approx(2 * 2 * 4 * 16)
+    assert fast.con_s(6) == pytest.approx(2 * 3 * 6)
     assert 1 / capacity(profile, 1, lengths) == pytest.approx(2 * (80 + 40 + 320 + 60))
     found = price_plan(hybrid((2, 1, 1)), profile, cluster)
     mha, tensor, sequence, con, ring = 90.0, 240.0, 256.0, 48.0, 2 * 0.6
@@ -64,9 +62,8 @@ def test_equations_5_to_7_and_10_by_hand():
 
 def test_nothing_takes_no_time():
     profile = by_hand()
-    assert (
-        mha_s(profile, 0, 0, 0, (10,)) == mlp_tensor_s(profile, 0, 0, 0, (10,)) == mlp_sequence_s(profile, 0, 0, 0) == 0
-    )
+    times = LayerTimes(profile, 0, 0, (10,))
+    assert sum(times.attention_s(0)) == times.mlp_s(columns=0) == times.mlp_s(tokens=0) == 0
     with pytest.raises(ConfigError, match="at least one token"):
         stack_lengths(profile, 0)
 
@@ -110,7 +107,8 @@ def test_a_decoder_has_two_attention_blocks_and_three_rings():
     short = all_gather_s(cluster, (0, 1), (2, 2), 1024)
     # A gather and a scatter for each block that is not of scheme 2's network.
     assert with_links_s - without_s == pytest.approx(2 * (2 * 2 * ring + 2 * 2 * short))
-    assert mha_s(profile, 0, 1, 2, (8, 4)) > mha_s(profile, 0, 0, 2, (4, 4))
+    decoder, encoder = LayerTimes(profile, 0, 1, (8, 4)), LayerTimes(profile, 0, 0, (4, 4))
+    assert sum(decoder.attention_s(2)) > sum(encoder.attention_s(2))
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])

@@ -19,7 +19,7 @@ from workbench.methods.common.scaling import cached_measurement
 from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
-from workbench.methods.galaxy_plus.planners.terms import layer_s
+from workbench.methods.galaxy_plus.planners.terms import LayerTimes
 from workbench.methods.galaxy_plus.prepare import PreparedJob, shape_of_picture
 from workbench.methods.galaxy_plus.timing import SHARES, TOKENS, Makers, measure_inference
 from workbench.models.configuration import model_facts
@@ -223,7 +223,7 @@ def as_profile(inference: InferenceProfile) -> Profile:
 def _layers(inference: InferenceProfile, rank: int) -> Layers:
     layers: list[LayerProfile] = []
     for stack, shape in enumerate(inference.stacks):
-        seconds = [layer_s(inference, rank, stack, stack_lengths(inference, length)) for length in LENGTHS]
+        seconds = [LayerTimes(inference, rank, stack, stack_lengths(inference, length)).whole_s() for length in LENGTHS]
         grid = Grid(
             batch_sizes=(1, 2),
             sequence_lengths=LENGTHS,

@@ -59,9 +59,9 @@ def printed_s(
             attention += ring("CQ", units) + slowest("CKV", memory, units)
             attention += slowest("CATT", own_tokens * memory, units) + ring("COUT", units, scatters=True)
         split = ring("UP", columns) + ring("DOWN", columns, scatters=True)
-        places = list(zip(plan.ranks, tokens, strict=True))
-        sequence_s = max(galaxy_plus.mlp_sequence_s(profile, rank, stack, count) for rank, count in places)
-        connections = max(galaxy_plus.con_s(profile, rank, stack, count) for rank, count in places)
+        layers = [galaxy_plus.LayerTimes(profile, rank, stack, lengths) for rank in plan.ranks]
+        sequence_s = max(times.mlp_s(tokens=count) for times, count in zip(layers, tokens, strict=True))
+        connections = max(times.con_s(count) for times, count in zip(layers, tokens, strict=True))
         total += (
             shape.num_layers * (attention + connections) + (shape.num_layers - second) * split + second * sequence_s
         )

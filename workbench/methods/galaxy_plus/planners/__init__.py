@@ -16,13 +16,10 @@ from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan, pl
 from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.programme import oracle
 from workbench.methods.galaxy_plus.planners.terms import (
+    LayerTimes,
     all_gather_s,
     capacity,
-    con_s,
     hop_lines,
     lengths_of,
-    mha_s,
-    mlp_sequence_s,
-    mlp_tensor_s,
     stack_lengths,
 )

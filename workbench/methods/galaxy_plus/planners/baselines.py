@@ -23,7 +23,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile, proportion
 from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, kept_unit_bytes, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
 from workbench.methods.galaxy_plus.planners.pricing import price_plan
-from workbench.methods.galaxy_plus.planners.terms import boundary_bytes, ends_s, layer_s, lengths_of
+from workbench.methods.galaxy_plus.planners.terms import LayerTimes, boundary_bytes, ends_s, lengths_of
 from workbench.planners.problem import Problem
 
 InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
@@ -152,7 +152,9 @@ class _Paths:
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = bytes_before[None, :] - bytes_before[:, None]
         for rank in ranks:
-            done = np.concatenate([[0.0], np.cumsum([layer_s(profile, rank, stack, lengths) for stack in stacks])])
+            done = np.concatenate(
+                [[0.0], np.cumsum([LayerTimes(profile, rank, stack, lengths).whole_s() for stack in stacks])]
+            )
             seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
             rooms = {first: budget - first * profile.ends_bytes for first in (True, False)}
             self.cost.append(

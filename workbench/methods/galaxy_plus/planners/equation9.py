@@ -12,10 +12,10 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planners.terms import (
+    LayerTimes,
     Line,
     air_slopes,
     all_gather_s,
-    block_lines,
     hop_lines,
     num_blocks,
     ring_s,
@@ -50,7 +50,7 @@ class Equation9:
 
     def __init__(self, profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int]) -> None:
         self.profile, self.cluster, self.lengths = profile, cluster, tuple(lengths)
-        self.lines = cache(lambda rank, stack: block_lines(profile, rank, stack, self.lengths))
+        self.lines = cache(lambda rank, stack: LayerTimes(profile, rank, stack, self.lengths).lines())
         self._ring_lines = cache(self._of_ring)
         self._mha_s, self._tensor_s, self._tokens_s = (
             cache(self._of_units),

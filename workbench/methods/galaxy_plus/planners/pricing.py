@@ -13,14 +13,10 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.schedule import ALLREDUCE
 from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.terms import (
+    LayerTimes,
     all_gather_s,
-    attention_s,
     boundary_bytes,
-    con_s,
     ends_s,
-    layer_s,
-    mlp_sequence_s,
-    mlp_tensor_s,
     num_blocks,
     stack_lengths,
     star_s,
@@ -77,14 +73,11 @@ def _tensor(
     for stack, shape in enumerate(profile.stacks):
         units, columns = plan.cut(shape)
         n, nbytes = lengths[stack], lengths[stack] * shape.hidden_bytes
-        each = [
-            attention_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, units, strict=True)
-        ]
-        layer = sum(max(block) for block in zip(*each, strict=True))
-        layer += max(
-            mlp_tensor_s(profile, rank, stack, count, lengths) for rank, count in zip(plan.ranks, columns, strict=True)
-        )
-        layer += max(con_s(profile, rank, stack, n) for rank in plan.ranks)
+        each = [LayerTimes(profile, rank, stack, lengths) for rank in plan.ranks]
+        attention = [times.attention_s(count) for times, count in zip(each, units, strict=True)]
+        layer = sum(max(block) for block in zip(*attention, strict=True))
+        layer += max(times.mlp_s(columns=count) for times, count in zip(each, columns, strict=True))
+        layer += max(times.con_s(n) for times in each)
         layers += shape.num_layers * (layer + num_blocks(shape) * collective_s(cluster, ALLREDUCE, plan.ranks, nbytes))
         ways += max((cluster.link(plan.ranks[0], rank).transfer_s(nbytes) for rank in plan.ranks[1:]), default=0.0)
     return layers, ways
@@ -99,10 +92,12 @@ def _sequence(
     layers = ways = 0.0
     for stack, shape in enumerate(profile.stacks):
         tokens, units = plan.tokens(lengths[stack]), shape.num_units
-        both = list(zip(plan.ranks, tokens, strict=True))
-        attention = max(sum(attention_s(profile, rank, stack, units, lengths, num_tokens)) for rank, num_tokens in both)
-        mlp = max(mlp_sequence_s(profile, rank, stack, num_tokens) for rank, num_tokens in both)
-        con = max(con_s(profile, rank, stack, num_tokens) for rank, num_tokens in both)
+        both = [
+            (LayerTimes(profile, rank, stack, lengths), count) for rank, count in zip(plan.ranks, tokens, strict=True)
+        ]
+        attention = max(sum(times.attention_s(units, count)) for times, count in both)
+        mlp = max(times.mlp_s(tokens=count) for times, count in both)
+        con = max(times.con_s(count) for times, count in both)
         # One message contains a token's keys and values.
         width = units * shape.kv_unit_bytes if shape.kv_unit_bytes else 2 * shape.hidden_bytes
         layers += shape.num_layers * (attention + mlp + con + all_gather_s(cluster, plan.ranks, tokens, width))
@@ -121,7 +116,8 @@ def _pipeline(
     seconds, layer = 0.0, 0
     for rank, following, count in zip(plan.ranks, (*plan.ranks[1:], plan.ranks[0]), plan.layers, strict=True):
         seconds += sum(
-            layer_s(profile, rank, profile.stack_of(number), lengths) for number in range(layer, layer + count)
+            LayerTimes(profile, rank, profile.stack_of(number), lengths).whole_s()
+            for number in range(layer, layer + count)
         )
         layer += count
         if following != rank:

@@ -22,9 +22,9 @@ from workbench.methods.galaxy_plus.planners.equation9 import Cut
 from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.terms import (
+    LayerTimes,
     Line,
     air_slopes,
-    block_lines,
     hop_lines,
     lengths_of,
     num_blocks,
@@ -65,7 +65,7 @@ class PlanLP:
         self.rows: list[tuple[Row, float]] = []  # coefficients @ x <= limit
         self.times: list[dict[str, int]] = []  # for each stack: variables
         for stack, (shape, length) in enumerate(zip(profile.stacks, lengths, strict=True)):
-            lines = [block_lines(profile, rank, stack, lengths) for rank in ranks]
+            lines = [LayerTimes(profile, rank, stack, lengths).lines() for rank in ranks]
             scales = [
                 size / total for size, total in zip((shape.num_units, shape.columns, length), self.totals, strict=True)
             ]

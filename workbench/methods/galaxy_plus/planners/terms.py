@@ -45,84 +45,68 @@ def num_blocks(shape: StackShape) -> int:
     return 3 if shape.has_cross_attention else 2
 
 
-def attention_s(
-    profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int], tokens: int | None = None
-) -> tuple[float, ...]:
-    """Return T(MHA, A_d, d) of Eq. 5, one number for each attention block of a layer of the stack (two in a T5
-    decoder).
+class LayerTimes:
+    """Seconds of one layer's blocks on one device (Eq. 5).
 
-    Every query is paired with every key, also under a causal mask, whose upper half is computed and masked.  The
-    cross-attention reads the first stack's output, lengths[0] tokens.  tokens: with sequence parallelism the device's
-    own tokens; None: all.
+    stack: the layer's stack.  lengths: tokens of each stack.  Every query is paired with every key, also under a causal
+    mask, whose upper half is computed and masked.
     """
-    costs, memory = profile.costs[rank][stack], lengths[0]
-    n = lengths[stack] if tokens is None else tokens
-    self_s = (
-        costs.seconds("QKV", n, units)
-        + costs.seconds("ATT", n * lengths[stack], units)
-        + costs.seconds("OUT", n, units)
-    )
-    if not n or not profile.stacks[stack].has_cross_attention:
-        return (self_s,)
-    cross = costs.seconds("CQ", n, units) + costs.seconds("CKV", memory, units)
-    return self_s, cross + costs.seconds("CATT", n * memory, units) + costs.seconds("COUT", n, units)
 
+    def __init__(self, profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> None:
+        self._shape, self._costs = profile.stacks[stack], profile.costs[rank][stack]
+        self._length, self._memory_length = lengths[stack], lengths[0]
 
-def mha_s(profile: InferenceProfile, rank: int, stack: int, units: int, lengths: Sequence[int]) -> float:
-    """Return T(MHA, A_d, d) of Eq. 5: all attention blocks of one layer."""
-    return sum(attention_s(profile, rank, stack, units, lengths))
+    def attention_s(self, units: int, tokens: int | None = None) -> tuple[float, ...]:
+        """Return T(MHA, A_d, d), one number for each attention block (two in a T5 decoder, whose cross-attention reads
+        the first stack's output).
 
+        tokens: with sequence parallelism the device's own tokens; None: all.
+        """
+        n, seconds = self._length if tokens is None else tokens, self._costs.seconds
+        self_s = seconds("QKV", n, units) + seconds("ATT", n * self._length, units) + seconds("OUT", n, units)
+        if not n or not self._shape.has_cross_attention:
+            return (self_s,)
+        cross = seconds("CQ", n, units) + seconds("CKV", self._memory_length, units)
+        return self_s, cross + seconds("CATT", n * self._memory_length, units) + seconds("COUT", n, units)
 
-def mlp_tensor_s(profile: InferenceProfile, rank: int, stack: int, columns: int, lengths: Sequence[int]) -> float:
-    """Return T(MLP, B_d, d) of Eq. 5, tensor parallel: some columns, every token."""
-    costs, n = profile.costs[rank][stack], lengths[stack]
-    return costs.seconds("UP", n, columns) + costs.seconds("DOWN", n, columns)
+    def mlp_s(self, *, columns: int | None = None, tokens: int | None = None) -> float:
+        """Return T(MLP): of some columns of every token (B_d, tensor parallel), or of every column of some tokens (S_d,
+        sequence parallel).
+        """
+        tokens = self._length if tokens is None else tokens
+        columns = self._shape.columns if columns is None else columns
+        return self._costs.seconds("UP", tokens, columns) + self._costs.seconds("DOWN", tokens, columns)
 
+    def con_s(self, tokens: int) -> float:
+        """Return T(CON, S_d, d): all connections of the layer, one after each block (Eq. 6 has one term for them)."""
+        return num_blocks(self._shape) * self._costs.seconds("CONN", tokens)
 
-def mlp_sequence_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
-    """Return T(MLP, S_d, d) of Eq. 5, sequence parallel: every column, some tokens."""
-    costs, columns = profile.costs[rank][stack], profile.stacks[stack].columns
-    return costs.seconds("UP", tokens, columns) + costs.seconds("DOWN", tokens, columns)
+    def whole_s(self) -> float:
+        """Return the seconds of the whole layer on this device."""
+        return sum(self.attention_s(self._shape.num_units)) + self.mlp_s() + self.con_s(self._length)
 
+    def lines(self) -> dict[str, Line]:
+        """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the
+        others).
 
-def con_s(profile: InferenceProfile, rank: int, stack: int, tokens: int) -> float:
-    """Return T(CON, S_d, d) of Eq. 5: all connections of a layer, one after each block (Eq. 6 has one term
-    for them).
-    """
-    return num_blocks(profile.stacks[stack]) * profile.costs[rank][stack].seconds("CONN", tokens)
-
-
-def block_lines(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> dict[str, Line]:
-    """Return fixed seconds and seconds for each unit ('own' and 'cross' attention), column ('tensor') or token (the
-    others) of a layer.
-
-    Every time is affine from 1 on, and 0 for no items.
-    """
-    shape = profile.stacks[stack]
-    times: dict[str, tuple[Callable[[int], float], int]] = {
-        "own": (lambda count: attention_s(profile, rank, stack, count, lengths)[0], shape.num_units),
-        "tensor": (lambda count: mlp_tensor_s(profile, rank, stack, count, lengths), shape.columns),
-        "sequence": (lambda count: mlp_sequence_s(profile, rank, stack, count), lengths[stack]),
-        "con": (lambda count: con_s(profile, rank, stack, count), lengths[stack]),
-        "add": (lambda count: profile.costs[rank][stack].seconds("ADD", count), lengths[stack]),
-    }
-    if shape.has_cross_attention:
-        times["cross"] = (lambda count: attention_s(profile, rank, stack, count, lengths)[1], shape.num_units)
-    lines = {}
-    for part, (seconds, most) in times.items():
-        low, high = seconds(1), seconds(most)
-        slope = (high - low) / (most - 1) if most > 1 else 0.0
-        lines[part] = low - slope, slope
-    return lines
-
-
-def layer_s(profile: InferenceProfile, rank: int, stack: int, lengths: Sequence[int]) -> float:
-    """Return the seconds of one whole layer on one device."""
-    shape, n = profile.stacks[stack], lengths[stack]
-    layer_s_in_all = mha_s(profile, rank, stack, shape.num_units, lengths) + mlp_tensor_s(
-        profile, rank, stack, shape.columns, lengths
-    )
-    return layer_s_in_all + con_s(profile, rank, stack, n)
+        Every time is affine from 1 on, and 0 for no items.
+        """
+        shape = self._shape
+        times: dict[str, tuple[Callable[[int], float], int]] = {
+            "own": (lambda count: self.attention_s(count)[0], shape.num_units),
+            "tensor": (lambda count: self.mlp_s(columns=count), shape.columns),
+            "sequence": (lambda count: self.mlp_s(tokens=count), self._length),
+            "con": (self.con_s, self._length),
+            "add": (lambda count: self._costs.seconds("ADD", count), self._length),
+        }
+        if shape.has_cross_attention:
+            times["cross"] = (lambda count: self.attention_s(count)[1], shape.num_units)
+        lines = {}
+        for part, (seconds, most) in times.items():
+            low, high = seconds(1), seconds(most)
+            slope = (high - low) / (most - 1) if most > 1 else 0.0
+            lines[part] = low - slope, slope
+        return lines
 
 
 def ends_s(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> float:
@@ -136,7 +120,8 @@ def capacity(profile: InferenceProfile, rank: int, lengths: Sequence[int]) -> fl
     time.
     """
     seconds = sum(
-        shape.num_layers * layer_s(profile, rank, stack, lengths) for stack, shape in enumerate(profile.stacks)
+        shape.num_layers * LayerTimes(profile, rank, stack, lengths).whole_s()
+        for stack, shape in enumerate(profile.stacks)
     )
     return 1.0 / max(seconds / profile.num_layers, 1e-12)
 
