@@ -8,7 +8,7 @@ from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, recomputi
 
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Schedule
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule, whole_inference
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule
 from workbench.schedules import (
     asynchronous_1f1b,
     backpropagation,
@@ -82,7 +82,7 @@ SCHEDULES = {
     ),
     "galaxy_plus_hybrid_waiting": lambda: inference_schedule(inference_layout("hybrid", overlap=False)),
     "galaxy_plus_hybrid_encoder_decoder": lambda: inference_schedule(inference_layout("hybrid", encoder_decoder=True)),
-    "galaxy_plus_decoding": lambda: whole_inference(inference_layout("hybrid", is_decoding=True)),
+    "galaxy_plus_decoding": lambda: inference_schedule(inference_layout("hybrid", is_decoding=True)),
     "megatron_lm": lambda: inference_schedule(inference_layout("tensor")),
     "sequence_parallel": lambda: inference_schedule(inference_layout("sequence")),
     "edgeshard": lambda: inference_schedule(inference_layout("pipeline")),

@@ -13,7 +13,7 @@ from schedule_plans import timed
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import SEND, Op, Schedule
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule, whole_inference
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule
 from workbench.schedules import check
 
 ENCODER_DECODER = (shape(2, 6, 12), shape(1, 3, 7, has_cross_attention=True))
@@ -73,7 +73,7 @@ def test_decoding_continues_from_the_cache(paradigm: str) -> None:
             caches: dict[str, dict] = {"split": {"memory": memory}, "one": {"memory": memory}}
             for past, token in enumerate(ids):
                 layout = InferenceLayout.decode(plan, stacks, past=past, memory_length=3)
-                step = check(whole_inference(layout))
+                step = check(inference_schedule(layout))
                 local = replace(
                     plan,
                     paradigm="pipeline",
@@ -86,7 +86,7 @@ def test_decoding_continues_from_the_cache(paradigm: str) -> None:
                 alone = InferenceLayout.decode(local, stacks, past=past, memory_length=3)
                 tokens = ((),) * (len(stacks) - 1) + ((token,),)
                 assert run(step, layout, tokens, caches["split"]) == run(
-                    whole_inference(alone), alone, tokens, caches["one"]
+                    inference_schedule(alone), alone, tokens, caches["one"]
                 )
 
 

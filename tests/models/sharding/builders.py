@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.methods.one_process import run_schedule
 from workbench.core.inference import InferencePlan
-from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule, whole_inference
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule
 from workbench.methods.galaxy_plus.session import InferenceHandlers
 from workbench.models.configuration import model_config
 from workbench.models.families import FAMILIES
@@ -160,7 +160,7 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
             InferenceHandlers(shard, made, shard.positions.step([Row(cache, cache.length)]), output="last")
             for shard, cache in pairs
         ]
-        logits = _output(whole_inference(made), handlers, (tokens[:, None],) * len(stacks))
+        logits = _output(inference_schedule(made), handlers, (tokens[:, None],) * len(stacks))
     for cache in caches:
         cache.length += 1
     return logits

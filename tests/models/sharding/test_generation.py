@@ -148,11 +148,7 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
         whole, without = (simulate(programs.sequence(plan, lengths, room=counted).program) for counted in (room, 0))
         more = [whole.peak_bytes(rank) - without.peak_bytes(rank) for rank in (0, 1)]
         assert more == [cache.nbytes for cache in caches]
-        memory_length = 13 if len(stacks) > 1 else 0
-        token, bare = (
-            programs.token(plan, past=lengths[-1], memory_length=memory_length, room=tokens).program.costs
-            for tokens in (room, 1)
-        )
+        token, bare = (programs.token(plan, lengths, room=tokens).program.costs for tokens in (room, 1))
         per_token = [(token.resident_bytes(rank) - bare.resident_bytes(rank)) / (room - 1) for rank in (0, 1)]
         crossed = [cache.nbytes - room * each for cache, each in zip(caches, per_token, strict=True)]
         assert (max(crossed) > 0) == (len(stacks) > 1) and min(crossed) == 0

@@ -218,10 +218,8 @@ class Requests:
         return self._programs.sequence(self._plan, lengths, room=self._room(lengths)).program
 
     def _token(self, lengths: tuple[int, ...], place: int) -> Program:
-        memory_length = lengths[0] if len(lengths) > 1 else 0
-        return self._programs.token(
-            self._plan, past=lengths[-1] + place, memory_length=memory_length, room=self._room(lengths)
-        ).program
+        before = (*lengths[:-1], lengths[-1] + place)
+        return self._programs.token(self._plan, before, room=self._room(lengths)).program
 
     def _room(self, lengths: tuple[int, ...]) -> int:
         return lengths[-1] + self._prepared.options.generate if self._prepared.options.generate else 0

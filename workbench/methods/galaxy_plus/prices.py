@@ -25,12 +25,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
 from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search
-from workbench.methods.galaxy_plus.schedules import (
-    InferenceLayout,
-    inference_costs,
-    inference_schedule,
-    whole_inference,
-)
+from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.planners.problem import Problem
 from workbench.simulator import simulate
 
@@ -64,37 +59,27 @@ class Programs:
             stacks=stacks,
             costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size,
         )
-        self._program = lru_cache(maxsize=KEPT_PROGRAMS)(self._build_program)
+        self._prepared = lru_cache(maxsize=KEPT_PROGRAMS)(self._prepare)
 
     def sequence(self, plan: InferencePlan, lengths: tuple[int, ...], *, room: int = 0) -> Prepared:
         """Return the program of one sequence (one length for each stack).  room: number of tokens for whose keys and
         values a device reserves memory, if a text goes on.
         """
-        return self._program(plan, lengths, room=room)
+        return self._prepared(InferenceLayout.build(plan, self.stacks, lengths, room))
 
-    def token(self, plan: InferencePlan, *, past: int, memory_length: int, rows: int = 1, room: int = 0) -> Prepared:
-        """Return the program of one more token in each of `rows` texts, after `past` tokens in the mean.  room: see
-        sequence; without it, as many as there are.
+    def token(self, plan: InferencePlan, lengths: tuple[int, ...], *, rows: int = 1, room: int = 0) -> Prepared:
+        """Return the program of one more token in each of `rows` texts, after so many tokens of each stack in the mean.
+        room: see sequence; without it, as many as there are.
         """
-        return self._program(plan, None, past, memory_length, rows, room)
-
-    def _build_program(
-        self,
-        plan: InferencePlan,
-        lengths: tuple[int, ...] | None,
-        past: int = 0,
-        memory_length: int = 0,
-        rows: int = 1,
-        room: int = 0,
-    ) -> Prepared:
-        if lengths is None:
-            layout = InferenceLayout.decode(
-                plan, self.stacks, past=past, memory_length=memory_length, rows=rows, room=room
+        memory_length = lengths[0] if len(lengths) > 1 else 0
+        return self._prepared(
+            InferenceLayout.decode(
+                plan, self.stacks, past=lengths[-1], memory_length=memory_length, rows=rows, room=room
             )
-            schedule = whole_inference(layout, self.cluster.world_size)
-        else:
-            layout = InferenceLayout.build(plan, self.stacks, lengths, room)
-            schedule = inference_schedule(layout, self.cluster.world_size)
+        )
+
+    def _prepare(self, layout: InferenceLayout) -> Prepared:
+        schedule = inference_schedule(layout, self.cluster.world_size)
         costs = inference_costs(self._profile, self.cluster, layout, message_s=self._message_s)
         return Prepared(layout, Program.on(self.cluster, schedule, costs))
 
@@ -287,31 +272,24 @@ def tune(
 
 def replan(
     old: InferencePlan,
-    profile: InferenceProfile,
-    cluster: Cluster,
+    problem: Problem[InferenceProfile],
     *,
-    length: int | None = None,
-    decoder_length: int | None = None,
-    kept_tokens: int = 0,
     excluded: Collection[int] = (),
     price: SequencePrice | None = None,
 ) -> InferencePlan:
-    """Return a plan of the same method on all devices of the cluster except the excluded ones.
+    """Return a plan of the same method on all devices of the problem except the excluded ones; it keeps their ranks.
 
-    profile, cluster: those of all devices; the plan keeps their rank numbers.
-    length: default the old plan's.  'galaxy_plus' plans with less effort than at first, and keeps the first device of
-    the ring if it is still present; any other method uses its own planner.  Raises PlanError if no device is left or
-    nothing fits.
+    'galaxy_plus' plans with less effort than at first, and keeps the first device of the ring if it is still present;
+    any other method uses its own planner.  Raises PlanError if no device is left or nothing fits.
     """
-    remaining = [rank for rank in range(cluster.world_size) if rank not in excluded]
+    remaining = [rank for rank in problem.members if rank not in excluded]
     if not remaining:
         raise PlanError(
-            f"A plan of '{profile.model}' without {sorted(excluded)} was asked for.",
-            f"Cluster '{cluster.name}' has no other device.",
+            f"A plan of '{problem.profile.model}' without {sorted(excluded)} was asked for.",
+            f"Cluster '{problem.cluster.name}' has no other device.",
             "Wait until a device is back.",
         )
-    sizes: Any = {"decoder_length": decoder_length, "kept_tokens": kept_tokens}
-    problem = Problem(profile, cluster, sequence_length=length or old.length or 1, **sizes, ranks=remaining)
+    problem = replace(problem, ranks=remaining)
     planner = INFERENCE_SYSTEMS.get(old.method)
     if old.method == "galaxy_plus" or planner is None:
         portal = old.ranks[0] if old.ranks[0] in remaining else None

@@ -204,10 +204,8 @@ class InferenceSession(DeviceSession):
                 tokens.append(int(rules(ids, logits).argmax(-1)))
             if len(answers) == num_tokens:
                 return self.text_rules.until_end(tokens), answers
-            memory_length = request.length if request.decoder_length else 0
-            prepared = self.programs.token(
-                holding.plan, past=cache.length, memory_length=memory_length, room=cache.capacity
-            )
+            before = (*request.lengths[:-1], cache.length)
+            prepared = self.programs.token(holding.plan, before, room=cache.capacity)
             answers.append(self.rows(prepared, shard, [Row(cache, cache.length)], tokens[-1:]))
             cache.length += 1
 

@@ -222,7 +222,7 @@ def _inference_profile(model: str, count: int) -> InferenceProfile:
 
 def _answer(profile: InferenceProfile, plan: InferencePlan, is_token: bool, cluster: Cluster) -> tuple[float, Timeline]:
     programs = Programs(cluster, profile.stacks, profile)
-    prepared = programs.token(plan, past=TOKENS, memory_length=0) if is_token else programs.sequence(plan, (TOKENS,))
+    prepared = programs.token(plan, (TOKENS,)) if is_token else programs.sequence(plan, (TOKENS,))
     timeline = simulate(prepared.program, memory=False)
     return timeline.makespan_s, timeline
 

@@ -40,6 +40,14 @@ def lengths_of(problem: Problem[InferenceProfile]) -> tuple[int, ...]:
     return stack_lengths(problem.profile, problem.sequence_length, problem.decoder_length)
 
 
+def problem_for(
+    profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int], *, kept_tokens: int = 0
+) -> Problem[InferenceProfile]:
+    """Return the problem of planning sequences with so many tokens in each stack.  kept_tokens: see Problem."""
+    decoder_length = lengths[1] if len(lengths) > 1 else None
+    return Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length, kept_tokens=kept_tokens)
+
+
 def num_blocks(shape: StackShape) -> int:
     """Return how many blocks of a layer end in a synchronisation under scheme 1: 2, or 3 with cross-attention."""
     return 3 if shape.has_cross_attention else 2

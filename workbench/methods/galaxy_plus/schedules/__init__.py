@@ -18,6 +18,6 @@ Operations (stage: block number; part: first tile; microbatch: step of the ring)
   'pipeline': between two positions emb is the residual stream, which CONN writes and ENTER normalises.
 """
 
-from workbench.methods.galaxy_plus.schedules.baselines import inference_schedule, whole_inference
+from workbench.methods.galaxy_plus.schedules.baselines import inference_schedule
 from workbench.methods.galaxy_plus.schedules.costs import inference_costs
 from workbench.methods.galaxy_plus.schedules.layout import InferenceLayout

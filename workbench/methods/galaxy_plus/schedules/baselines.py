@@ -10,17 +10,14 @@ from workbench.methods.galaxy_plus.schedules.hybrid import tiled_inference
 from workbench.methods.galaxy_plus.schedules.layout import Block, InferenceLayout, after
 
 
-def whole_inference(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of positions that have the whole sequence: Megatron-LM's, or a pipeline.
+class _Whole(Builder):
+    """The schedule of positions that have the whole sequence: Megatron-LM's, or a pipeline.
 
     Megatron-LM: all positions sum the products after each block, by a ring all-reduce; for a single token each position
     sends its product to all others.  Pipeline: one position after the other has whole layers; between two of them the
     residual stream travels.
     """
-    return _Whole(layout).build(world_size)
 
-
-class _Whole(Builder):
     def build(self, world_size: int | None) -> Schedule:
         """Return the schedule.  Decoding runs only the last stack."""
         layout = self.layout
@@ -105,8 +102,10 @@ class _Whole(Builder):
 
 
 def inference_schedule(layout: InferenceLayout, world_size: int | None = None) -> Schedule:
-    """Return the schedule of one sequence by the plan's paradigm, complete with its transfers.
+    """Return the schedule of one sequence by the plan's paradigm, or of one more token, complete with its transfers.
 
     world_size: number of the cluster's devices; ranks that the plan does not use have no operations.
     """
-    return (tiled_inference if layout.plan.paradigm in ("hybrid", "sequence") else whole_inference)(layout, world_size)
+    if layout.plan.paradigm in ("hybrid", "sequence") and not layout.is_decoding:
+        return tiled_inference(layout, world_size)
+    return _Whole(layout).build(world_size)

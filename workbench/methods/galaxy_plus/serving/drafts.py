@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.planners.memory import InferenceNeed, needs
+from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS
 from workbench.models.quantization import QuantizationConfig
 from workbench.models.speculation import NUM_GUESSES, DraftChoice
 from workbench.planners.memory import Demand, require_room
-from workbench.planners.problem import Problem
 from workbench.simulator import makespan_s
 
 MESSAGE_BYTES = 8 * MESSAGE_NUMBERS
@@ -122,16 +122,8 @@ class DraftPrices:
     ) -> None:
         self._programs, self._cluster, self._lengths = programs, programs.cluster, tuple(lengths)
         self._drafting = Programs(programs.cluster, draft.stacks, draft)
-        decoder_length = lengths[1] if len(lengths) > 1 else None
         self._model, self._draft = (
-            Problem(
-                costs,
-                programs.cluster,
-                sequence_length=lengths[0],
-                decoder_length=decoder_length,
-                kept_tokens=kept_tokens,
-            )
-            for costs in (profile, draft)
+            problem_for(costs, programs.cluster, lengths, kept_tokens=kept_tokens) for costs in (profile, draft)
         )
 
     def round(self, plan: InferencePlan, rank: int) -> Round:
@@ -178,9 +170,7 @@ class DraftPrices:
 
 def token_s(programs: Programs, plan: InferencePlan, lengths: Sequence[int], rows: int = 1) -> float:
     """Return the simulated seconds of one more token of a text of given lengths, or of `rows` that come together."""
-    memory_length = lengths[0] if len(lengths) > 1 else 0
-    program = programs.token(plan, past=lengths[-1], memory_length=memory_length, rows=rows).program
-    return makespan_s(program)
+    return makespan_s(programs.token(plan, tuple(lengths), rows=rows).program)
 
 
 def draft_plan(rank: int, stacks: Sequence[StackShape]) -> InferencePlan:

@@ -176,7 +176,8 @@ class _DeviceModel:
         """See BatchModel."""
         pairs = list(zip(states, tokens, strict=True))
         rows = [Row(cache, cache.length + more) for cache, new in pairs for more in range(len(new))]
-        prepared = self._programs.token(self._plan, past=planned_past(rows), memory_length=0, rows=len(rows))
+        lengths = (0, planned_past(rows))[-len(self._programs.stacks) :]
+        prepared = self._programs.token(self._plan, lengths, rows=len(rows))
         answer = self._session.rows(prepared, self._shard, rows, [token for new in tokens for token in new])
         for cache, new in pairs:
             cache.length += len(new)

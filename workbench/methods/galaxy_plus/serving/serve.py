@@ -21,6 +21,7 @@ from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.planners import plan, plans
+from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
@@ -37,7 +38,6 @@ from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planne
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, model_layout
-from workbench.planners.problem import Problem
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices
 from workbench.runtime.engines import EngineCluster, default_pool
@@ -65,9 +65,7 @@ def planner_of(
     kept_tokens: see Problem.
     """
     everybody = frozenset(range(cluster.world_size))
-    decoder_length = lengths[1] if len(lengths) > 1 else None
-    sizes: Any = {"decoder_length": decoder_length, "kept_tokens": kept_tokens}
-    problem = Problem(profile, cluster, sequence_length=lengths[0], **sizes)
+    problem = problem_for(profile, cluster, lengths, kept_tokens=kept_tokens)
     price = SequencePrice(problem) if is_priced else None
     chosen = first
     if chosen is None:
@@ -81,7 +79,7 @@ def planner_of(
         excluded = everybody.difference(ranks).union(left_out)
         if not excluded:
             return chosen
-        return replan(chosen, profile, cluster, length=lengths[0], **sizes, excluded=excluded, price=price)
+        return replan(chosen, problem, excluded=excluded, price=price)
 
     return planner
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
+from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner
 from workbench.methods.galaxy_plus.serving.serve import planner_of
 from workbench.models.sharding import LayoutFacts, ModelLayout
 from workbench.models.speculation import MOST_ROWS
 from workbench.models.text import MAX_TOKENS
-from workbench.planners.problem import Problem
 
 PLANNED_TOKENS = 64
 """Tokens of the text for which devices are planned, and after which the shown token comes."""
@@ -39,7 +37,5 @@ def text_planner(
     fits on no devices.
     """
     if first is None and system != "galaxy_plus":
-        decoder_length = lengths[1] if len(lengths) > 1 else None
-        sizes: Any = {"decoder_length": decoder_length, "kept_tokens": KEPT_TOKENS}
-        first = INFERENCE_SYSTEMS[system](Problem(profile, cluster, sequence_length=lengths[0], **sizes))
+        first = INFERENCE_SYSTEMS[system](problem_for(profile, cluster, lengths, kept_tokens=KEPT_TOKENS))
     return planner_of(profile, cluster, lengths, first=first, kept_tokens=KEPT_TOKENS)

@@ -62,9 +62,8 @@ class TextService:
 
     def token_timeline(self, plan: InferencePlan) -> Timeline:
         """Return the simulation of one more token under a plan."""
-        memory = PLANNED_TOKENS if len(self.programs.stacks) > 1 else 0
-        program = self.programs.token(plan, past=PLANNED_TOKENS, memory_length=memory).program
-        return simulate(program, memory=False)
+        lengths = (PLANNED_TOKENS,) * len(self.programs.stacks)
+        return simulate(self.programs.token(plan, lengths).program, memory=False)
 
 
 @contextmanager

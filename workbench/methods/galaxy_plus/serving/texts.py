@@ -262,9 +262,8 @@ class _Batch:
         members = list(self._members.items())
         memory_length = sum(member.memory_length for _, member in members) // len(members)
         rows = [Row(self._members[number].cache, past) for number, past in numbered]
-        prepared = self._session.programs.token(
-            self._holding.plan, past=planned_past(rows), memory_length=memory_length, rows=len(rows)
-        )
+        lengths = (memory_length, planned_past(rows))[-len(self._session.stacks) :]
+        prepared = self._session.programs.token(self._holding.plan, lengths, rows=len(rows))
         tokens = [
             [member.growing.tokens[-1], *guessed] for (_, member), guessed in zip(members, guesses, strict=self._leads)
         ]
