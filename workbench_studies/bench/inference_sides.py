@@ -168,7 +168,7 @@ def _blocks(session: InferenceSession, plan: InferencePlan, ids: Tensor) -> dict
 
 def _compute(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
     """Run this rank's compute operations alone."""
-    layout, program = session.prepare(holding.plan, request)
+    layout, program = session.programs.sequence(holding.plan, request.lengths)
     shard, rank = holding.shard, session.rank
     if shard is None:
         return ()
@@ -191,7 +191,7 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
 
 def _communicate(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
     """Run the transfers alone."""
-    _, program = session.prepare(holding.plan, request)
+    _, program = session.programs.sequence(holding.plan, request.lengths)
     schedule, rank = program.schedule, session.rank
     sent_values = {value for op in schedule.ops[rank] if op.kind in COMMUNICATION for value in op.reads}
     dummies = {value: empty(program.costs.spec(value)).zero_() for value in sent_values}

@@ -173,7 +173,7 @@ class DeviceSession:
         self.context, self.group, self.rank = context, group, context.rank
         self.devices = tuple(range(context.world_size)) if devices is None else tuple(devices)
         self._peers = {device: number for number, device in enumerate(self.devices)}
-        self._timeout_s = timeout_s * context.dilation
+        self.timeout_s = timeout_s * context.dilation
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Parts of unequal size take unequal time to load: the others must not time out meanwhile.
         self._meeting = Meeting(
@@ -188,7 +188,7 @@ class DeviceSession:
             self.rank,
             subgroup=self._subgroup,
             links=links,
-            timeout_s=self._timeout_s,
+            timeout_s=self.timeout_s,
             peers=self._peers,
         )
         self.executor = Executor(self.rank, transport, self.pacer)
@@ -225,7 +225,7 @@ class DeviceSession:
         # overlap.
         members = tuple(sorted(ranks))
         if members not in self._subgroups:
-            numbers, timeout = [self._peers[rank] for rank in members], timedelta(seconds=self._timeout_s)
+            numbers, timeout = [self._peers[rank] for rank in members], timedelta(seconds=self.timeout_s)
             self._subgroups[members] = dist.new_group(
                 numbers, backend="gloo", timeout=timeout, use_local_synchronization=not by_all
             )

@@ -78,7 +78,7 @@ class InferenceOptions:
 
 
 _SERVING = "workbench.methods.galaxy_plus.serving.worker"
-_TEXTS = "workbench.methods.galaxy_plus.serving.texts"
+_MESSAGES = "workbench.methods.galaxy_plus.serving.messages"
 DECLARATION = Declaration(
     options=InferenceOptions,
     title="Galaxy+",
@@ -90,10 +90,10 @@ DECLARATION = Declaration(
             ended="workbench.methods.common.rank_results:RankResult",
             done=f"{_SERVING}:Served",
             probe="builtins:int",
-            order=f"{_TEXTS}:TextOrder",
+            order=f"{_MESSAGES}:TextOrder",
             events=(
                 *(f"{_SERVING}:{name}" for name in ("Loaded", "ServiceBegun", "UnderWay", "BlockReport", "Failed")),
-                f"{_TEXTS}:TextToken",
+                f"{_MESSAGES}:TextToken",
             ),
         ),
     },

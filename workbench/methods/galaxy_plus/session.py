@@ -7,7 +7,7 @@ Its handlers are the runtime's dispatch table for the operations of an inference
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -136,7 +136,7 @@ class InferenceSession(DeviceSession):
         self.setup, self.layout = setup, layout or model_layout(setup.model)
         self.stacks = self.layout.stacks
         self._slices = Slices(setup.model, self.layout)
-        self.control = ControlChannel(group, self.rank, self._peers)
+        self.control = ControlChannel(group=group, rank=self.rank, peers=self._peers, timeout_s=self.timeout_s)
         self.programs = programs or Programs(setup.cluster, self.stacks, setup.paced_by(context) or setup.costs)
 
     @cached_property
@@ -153,13 +153,6 @@ class InferenceSession(DeviceSession):
         position = plan.position_of(self.rank)
         shard = None if position is None else self._slices.read(shard_spec(plan, position, self.stacks), None)[0]
         return Holding(plan=plan, shard=shard)
-
-    def prepare(self, plan: InferencePlan, request: Request, room: int = 0) -> Prepared:
-        """Return the prepared program of a plan for the request's length, which is built once for each length.
-
-        room: see Programs.sequence.
-        """
-        return self.programs.sequence(plan, request.lengths, room=room)
 
     def answer(self, holding: Holding, request: Request, *, cache: KeyValueCache | None = None) -> Answer:
         """Run a plan on one sequence, together with the plan's other devices.  A device outside the plan returns at
@@ -252,32 +245,34 @@ _TAG = 1 << 30
 """Above the numbers of a Transport's messages."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlChannel:
     """One rank's end of the channel.  Messages between two ranks arrive in the order in which they were sent.
 
-    peers: the group's number of each device.  Both methods raise DeviceLostError if the other device is gone.
+    peers: the group's number of each device.  A device that is silent for timeout_s counts as lost.  Both methods raise
+    DeviceLostError if the other device is gone.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, peers: dict[int, int]) -> None:
-        self._group, self._rank, self._peers = group, rank, peers
+    group: dist.ProcessGroup
+    rank: int
+    peers: Mapping[int, int]
+    timeout_s: float
 
     def tell(self, ranks: Sequence[int], numbers: Sequence[int]) -> None:
         """Send MESSAGE_NUMBERS numbers or fewer to some devices, and return when they have been sent."""
         message = torch.zeros(MESSAGE_NUMBERS, dtype=torch.int64)
         message[: len(numbers)] = torch.tensor(numbers)
         try:
-            for work in [self._group.send([message], self._peers[rank], _TAG) for rank in ranks if rank != self._rank]:
+            for work in [self.group.send([message], self.peers[rank], _TAG) for rank in ranks if rank != self.rank]:
                 work.wait()
         except RuntimeError as error:
             raise _lost(error) from error
 
-    def listen(self, rank: int, timeout_s: float) -> list[int]:
-        """Return the next message of a device, filled up with zeros; a device that is silent for timeout_s counts as
-        lost.
-        """
+    def listen(self, rank: int) -> list[int]:
+        """Return the next message of a device, filled up with zeros."""
         message = torch.empty(MESSAGE_NUMBERS, dtype=torch.int64)
         try:
-            self._group.recv([message], self._peers[rank], _TAG).wait(timedelta(seconds=timeout_s))
+            self.group.recv([message], self.peers[rank], _TAG).wait(timedelta(seconds=self.timeout_s))
         except RuntimeError as error:
             raise _lost(error) from error
         return message.tolist()

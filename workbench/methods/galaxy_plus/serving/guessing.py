@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,8 +42,8 @@ def read_message(numbers: Sequence[int]) -> tuple[int, list[Pair]]:
     return word, [(rest[2 * index], rest[2 * index + 1]) for index in range(count)]
 
 
-class Guesses(Protocol):
-    """What the plan's first device knows of a draft."""
+class Guesses:
+    """What the plan's first device knows of a draft: nothing, if there is none."""
 
     def join(self, number: int, growing: GrowingText, prompt: Request) -> None:
         """Read a text, before its first token is chosen."""
@@ -54,12 +53,13 @@ class Guesses(Protocol):
 
     def guess(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the next tokens of all texts that are being written; others have ended."""
+        return [[] for _ in numbers]
 
     def tell(self, word: int) -> None:
         """Pass on a code."""
 
 
-class OwnGuesses:
+class OwnGuesses(Guesses):
     """The texts of a draft on this device.  holding: its weights; its plan has this device only."""
 
     def __init__(self, session: InferenceSession, holding: Holding) -> None:
@@ -78,23 +78,17 @@ class OwnGuesses:
         ids, decoder_ids = (() if part is None else part[0].tolist() for part in (prompt.ids, prompt.decoder_ids))
         self._drafted[number] = self._draft.join(growing, ids, decoder_ids)
 
-    def took(self, number: int, token: int) -> None:
-        """See Guesses.  The text is that of the device."""
-
     def guess(self, numbers: Sequence[int]) -> list[list[int]]:
         """See Guesses."""
         self._drafted = {number: self._drafted[number] for number in numbers}
         return self._draft.guess([*self._drafted.values()])
 
-    def tell(self, word: int) -> None:
-        """See Guesses."""
 
-
-class FarGuesses:
+class FarGuesses(Guesses):
     """The guesses of a draft on another device."""
 
-    def __init__(self, session: InferenceSession, rank: int, timeout_s: float) -> None:
-        self._control, self._rank, self._timeout_s = session.control, rank, timeout_s
+    def __init__(self, session: InferenceSession, rank: int) -> None:
+        self._control, self._rank = session.control, rank
         self._fresh = list[Pair]()  # chosen, but not sent
 
     def join(self, number: int, growing: GrowingText, prompt: Request) -> None:
@@ -114,7 +108,7 @@ class FarGuesses:
             self.tell(READS)
             return [[] for _ in numbers]
         self.tell(STEPS)
-        _, pairs = read_message(self._control.listen(self._rank, self._timeout_s))
+        _, pairs = read_message(self._control.listen(self._rank))
         guesses = {number: [token for _, token in group] for number, group in groupby(pairs, lambda pair: pair[0])}
         return [guesses.get(number, []) for number in numbers]
 
@@ -130,7 +124,6 @@ def guess_for(
     first: int,
     *,
     text_of: Callable[[int], tuple[GrowingText, Request]],
-    timeout_s: float,
 ) -> int:
     """Guess for the plan's first device until it sends a code, and return this code.
 
@@ -138,7 +131,7 @@ def guess_for(
     """
     guesser, texts = OwnGuesses(session, holding), dict[int, GrowingText]()
     while True:
-        word, pairs = read_message(session.control.listen(first, timeout_s))
+        word, pairs = read_message(session.control.listen(first))
         if word in (PAUSES, GIVES_UP):
             return word
         for number, token in pairs:

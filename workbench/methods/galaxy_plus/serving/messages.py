@@ -4,17 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.serving.texts import TextOrder
+from workbench.models.generation import Sampling
 from workbench.models.sharding import ShardSpec
 from workbench.runtime.commands import ShownSpans
+
+TokenId = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+class TextOrder(NamedTuple):
+    """A text to write, or the rest of it.
+
+    ids: the prompt's ids, with the tokens that were written before (for a decoder: decoder_ids with them).  prompt: how
+    many of them were given.  num_tokens: how many the whole text has at most; 0: the text is no longer wanted.
+    """
+
+    number: int
+    ids: tuple[int, ...]
+    decoder_ids: tuple[int, ...]
+    prompt: int
+    num_tokens: int
+    ends: tuple[int, ...]
+    sampling: Sampling
+
+
+class TextToken(NamedTuple):
+    """A token of a text.  place: how many came before it.  is_first: whether it is the first of its pass.  is_right:
+    whether it had been guessed, None if none was.
+    """
+
+    number: Annotated[int, Meta(ge=0, le=10**9)]
+    place: Annotated[int, Meta(ge=0, le=10**9)]
+    token: TokenId
+    is_first: bool = True
+    is_right: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

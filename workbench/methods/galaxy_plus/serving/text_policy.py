@@ -17,8 +17,8 @@ from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
 from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.serving.drafts import Round
+from workbench.methods.galaxy_plus.serving.messages import TextOrder, TextToken
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
-from workbench.methods.galaxy_plus.serving.texts import TextOrder, TextToken
 from workbench.models.generation import GenerationRules, Sampling
 from workbench.models.sharding import ModelLayout
 from workbench.models.text import require_room

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
 
 import torch
-from msgspec import Meta
 
 from workbench.core.errors import DeviceLostError, require_numbers
 from workbench.methods.galaxy_plus.prepare import Answer, Request
@@ -34,46 +32,16 @@ from workbench.methods.galaxy_plus.serving.guessing import (
     planned_past,
     read_message,
 )
+from workbench.methods.galaxy_plus.serving.messages import WHOLE, BlockReport, ServiceJob, TextOrder, TextToken
 from workbench.methods.galaxy_plus.session import Holding, InferenceSession
-from workbench.models.generation import Sampling
 from workbench.models.sharding import KeyValueCache, Row
 from workbench.models.speculation import MOST_ROWS
 from workbench.models.text_batch import GrowingText, checked
-from workbench.runtime.commands import End
+from workbench.runtime.commands import End, StepDone
 from workbench.runtime.device_server import Controls
 
 WORD_EVERY_S = 1.0
 _POLL_S = 0.02
-
-TokenId = Annotated[int, Meta(ge=0, le=10**9)]
-
-
-class TextOrder(NamedTuple):
-    """A text to write, or the rest of it.
-
-    ids: the prompt's ids, with the tokens that were written before (for a decoder: decoder_ids with them).  prompt: how
-    many of them were given.  num_tokens: how many the whole text has at most; 0: the text is no longer wanted.
-    """
-
-    number: int
-    ids: tuple[int, ...]
-    decoder_ids: tuple[int, ...]
-    prompt: int
-    num_tokens: int
-    ends: tuple[int, ...]
-    sampling: Sampling
-
-
-class TextToken(NamedTuple):
-    """A token of a text.  place: how many came before it.  is_first: whether it is the first of its pass.  is_right:
-    whether it had been guessed, None if none was.
-    """
-
-    number: Annotated[int, Meta(ge=0, le=10**9)]
-    place: Annotated[int, Meta(ge=0, le=10**9)]
-    token: TokenId
-    is_first: bool = True
-    is_right: bool | None = None
 
 
 @dataclass(slots=True)
@@ -88,36 +56,28 @@ class _Member:
 def write_texts(
     session: InferenceSession,
     holding: Holding,
+    job: ServiceJob,
     controls: Controls,
-    first: Sequence[TextOrder],
-    *,
-    tell: Callable[[Any], None],
-    done: Callable[[int], None],
-    report: Callable[[float], None],
-    timeout_s: float,
     draft: Holding | int | None = None,
 ) -> End:
     """Write texts as they are ordered, until the devices pause or one is lost.
 
     draft: on the device that guesses: its draft; on the plan's first device otherwise: the rank of that device.
-    first: texts that were ordered before.  tell: publishes the tokens, and done a text's end, on the plan's first
-    device.  report: publishes how long the steps of a period took, in seconds per expected second.  timeout_s: how long
-    to wait for a message from another device.
     """
-    orders, leader = _Orders(controls, first), holding.plan.ranks[0]
+    orders, leader = _Orders(controls, job.texts, session.timeout_s), holding.plan.ranks[0]
     if holding.shard is None:
         assert isinstance(draft, Holding), "a device outside the plan guesses"
 
         def text_of(number: int) -> tuple[GrowingText, Request]:
-            order = orders.numbered(number, timeout_s)
+            order = orders.numbered(number)
             return _growing(order, session), _request(order)
 
-        word = guess_for(session, draft, leader, text_of=text_of, timeout_s=timeout_s)
+        word = guess_for(session, draft, leader, text_of=text_of)
         return "paused" if word == PAUSES else "lost"
-    guesses: Guesses | None = None
+    guesses = Guesses()
     if session.rank == leader and draft is not None:
-        guesses = FarGuesses(session, draft, timeout_s) if isinstance(draft, int) else OwnGuesses(session, draft)
-    batch = _Batch(session, holding, orders, tell, done, report, timeout_s, guesses)
+        guesses = FarGuesses(session, draft) if isinstance(draft, int) else OwnGuesses(session, draft)
+    batch = _Batch(session, holding, job, orders, guesses)
     try:
         word = batch.lead(controls) if session.rank == leader else batch.follow()
     except (DeviceLostError, RuntimeError):
@@ -130,10 +90,10 @@ def write_texts(
 
 
 class _Orders:
-    """The orders of a job, in the order in which they came."""
+    """The orders of a job, in the order in which they came.  timeout_s: how long to wait for one."""
 
-    def __init__(self, controls: Controls, first: Sequence[TextOrder]) -> None:
-        self._controls = controls
+    def __init__(self, controls: Controls, first: Sequence[TextOrder], timeout_s: float) -> None:
+        self._controls, self._timeout_s = controls, timeout_s
         self.waiting = {order.number: order for order in first}
         self.unwanted = set[int]()
 
@@ -141,7 +101,7 @@ class _Orders:
         """Take what has arrived; wait for a first one."""
         try:
             while True:
-                order: TextOrder = self._controls.orders.get(timeout=timeout_s) if timeout_s else self._arrived()
+                order: TextOrder = self._controls.orders.get(timeout_s > 0, timeout_s)
                 timeout_s = 0.0
                 if order.num_tokens:
                     self.waiting[order.number] = order
@@ -150,9 +110,9 @@ class _Orders:
         except queue.Empty:
             return
 
-    def numbered(self, number: int, timeout_s: float) -> TextOrder:
+    def numbered(self, number: int) -> TextOrder:
         """Return the text with a number, which may still be on its way to this device; none before it follows."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + self._timeout_s
         while number not in self.waiting:
             if time.monotonic() > deadline_s:
                 raise DeviceLostError(f"Text {number} was to be written.", "Its order has not come.", "Repeat it.")
@@ -161,26 +121,16 @@ class _Orders:
         self.waiting = {later: other for later, other in self.waiting.items() if later > number}
         return order
 
-    def _arrived(self) -> TextOrder:
-        order: TextOrder = self._controls.orders.get_nowait()
-        return order
-
 
 class _Batch:
+    """The texts that are written together.  guesses: on the plan's first device, what it knows of a draft."""
+
     def __init__(
-        self,
-        session: InferenceSession,
-        holding: Holding,
-        orders: _Orders,
-        tell: Callable[[Any], None],
-        done: Callable[[int], None],
-        report: Callable[[float], None],
-        timeout_s: float,
-        guesses: Guesses | None,
+        self, session: InferenceSession, holding: Holding, job: ServiceJob, orders: _Orders, guesses: Guesses
     ) -> None:
         assert holding.shard is not None, "a device of the plan"
         self._session, self._holding, self._shard, self._orders = session, holding, holding.shard, orders
-        self._tell, self._done, self._report, self._timeout_s = tell, done, report, timeout_s
+        self._publish, self._index = session.context.publish, job.index
         self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
         self._expected: dict[tuple[int, int, int], float] = {}
         self._members: dict[int, _Member] = {}
@@ -207,9 +157,7 @@ class _Batch:
                 word = min(orders.waiting)
             elif members:
                 word = STEPS
-            guesses: list[list[int]] = [[] for _ in members]
-            if word == STEPS and self._guesses is not None:
-                guesses = self._guesses.guess([*members])
+            guesses = self._guesses.guess([*members]) if word == STEPS else [[] for _ in members]
             rows = [
                 (number, len(member.growing.tokens) - 1 + more)
                 for (number, member), guessed in zip(members.items(), guesses, strict=True)
@@ -217,7 +165,7 @@ class _Batch:
             ]
             if word != WAITS or time.monotonic() - told_s > WORD_EVERY_S:
                 self._session.control.tell(self._holding.plan.ranks, message(word, rows))
-                if self._guesses is not None and word < 0 and word != STEPS:
+                if word < 0 and word != STEPS:
                     self._guesses.tell(word)
                 told_s = time.monotonic()
             if word in (PAUSES, GIVES_UP):
@@ -229,7 +177,7 @@ class _Batch:
         """Compute what the first device announces, until it sends a code, and return this code."""
         control, first = self._session.control, self._holding.plan.ranks[0]
         while True:
-            word, rows = read_message(control.listen(first, self._timeout_s))
+            word, rows = read_message(control.listen(first))
             for number in self._members.keys() - {number for number, _ in rows}:
                 del self._members[number]
             if word in (PAUSES, GIVES_UP):
@@ -243,15 +191,14 @@ class _Batch:
         if word == STEPS:
             self._step(rows, guesses)
         else:
-            self._join(self._orders.numbered(word, self._timeout_s))
+            self._join(self._orders.numbered(word))
 
     def _join(self, order: TextOrder) -> None:
         """Read a text, with what was written of it before, and choose its next token."""
         request, growing = _request(order), _growing(order, self._session if self._leads else None)
         cache = self._shard.new_cache(order.prompt + order.num_tokens)
         self._members[order.number] = _Member(growing, cache, len(order.ids) if order.decoder_ids else 0)
-        if self._guesses is not None:
-            self._guesses.join(order.number, growing, request)
+        self._guesses.join(order.number, growing, request)
         answer = self._session.answer(self._holding, request, cache=cache)
         if self._leads:
             assert answer.output is not None
@@ -287,7 +234,8 @@ class _Batch:
         self._expected_s += self._expected[key]
         every_s = self._session.setup.report_every_s * self._session.context.dilation
         if self._expected_s > 0 and time.monotonic() - self._reported_s > every_s:
-            self._report(self._measured_s / self._expected_s)
+            # Its seconds are those per expected second: of texts, the lengths and numbers change.
+            self._publish(BlockReport(self._index, {WHOLE: self._measured_s / self._expected_s}))
             self._reported_s, self._measured_s, self._expected_s = time.monotonic(), 0.0, 0.0
 
     def _take(self, number: int, guessed: list[int], logits: torch.Tensor) -> None:
@@ -295,15 +243,14 @@ class _Batch:
         place = growing.num_new
         taken = growing.check(guessed, require_numbers(logits, "Tokens"))
         for more, (token, is_right) in enumerate(zip(taken, checked(guessed, taken), strict=True)):
-            self._tell(TextToken(number, place + more, token, more == 0, is_right))
-            if self._guesses is not None:
-                self._guesses.took(number, token)
+            self._publish(TextToken(number, place + more, token, more == 0, is_right))
+            self._guesses.took(number, token)
         if growing.is_whole:
             self._end(number)
 
     def _end(self, number: int) -> None:
         self._members.pop(number, None)
-        self._done(number)
+        self._publish(StepDone(number, 0.0))
 
 
 def _request(order: TextOrder) -> Request:

@@ -23,7 +23,6 @@ from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import draft_plan
 from workbench.methods.galaxy_plus.serving.guessing import GIVES_UP, PAUSES, WAITS
 from workbench.methods.galaxy_plus.serving.messages import (
-    WHOLE,
     BlockReport,
     Failed,
     Loaded,
@@ -202,8 +201,8 @@ class ServingWorker(DeviceWorker[Any]):
         release_free_memory()
         result.nbytes["weights"] = 0 if holding.shard is None else holding.shard.held_bytes
         result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
-        by_length = {request.lengths: request for request in reversed(job.requests)}
-        programs = [session.prepare(job.plan, by_length[lengths]).program for lengths in sorted(by_length)]
+        lengths = sorted({request.lengths for request in job.requests})
+        programs = [self._programs.sequence(job.plan, tokens).program for tokens in lengths]
         self._reporter.phase(WAITING)
         session.barrier(programs[0])
         if job.begin_s is None:
@@ -219,7 +218,7 @@ class ServingWorker(DeviceWorker[Any]):
         end: End = "finished"
         numbers = range(job.first_step, job.last_step) if holding.shard is not None else ()
         if job.writes_texts:
-            end = self._write_texts(session, holding, job, controls, draft)
+            end = write_texts(session, holding, job, controls, draft)
             numbers = ()
             if end == "lost":
                 return end
@@ -238,33 +237,6 @@ class ServingWorker(DeviceWorker[Any]):
         session.barrier()
         self._reporter.phase(DONE)
         return end
-
-    def _write_texts(
-        self,
-        session: InferenceSession,
-        holding: Holding,
-        job: ServiceJob,
-        controls: Controls,
-        draft: Holding | int | None,
-    ) -> End:
-        def done(number: int) -> None:
-            now_s = self._now_s()
-            self._context.publish(StepDone(number, 0.0, Served(None, now_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)))
-
-        def report(slowness: float) -> None:
-            self._context.publish(BlockReport(job.index, {WHOLE: slowness}))
-
-        return write_texts(
-            session,
-            holding,
-            controls,
-            job.texts,
-            tell=self._context.publish,
-            done=done,
-            report=report,
-            timeout_s=job.timeout_s * self._context.dilation,
-            draft=draft,
-        )
 
     def _respond(
         self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
@@ -300,7 +272,7 @@ class ServingWorker(DeviceWorker[Any]):
 
     def _follow(self, session: InferenceSession, job: ServiceJob) -> int:
         """Receive the first device's message: the number of the next request, or a code for another action."""
-        while (word := session.control.listen(job.plan.ranks[0], job.timeout_s * self._context.dilation)[0]) == WAITS:
+        while (word := session.control.listen(job.plan.ranks[0])[0]) == WAITS:
             pass
         return word
 
