@@ -407,7 +407,7 @@ def test_devices_wait_for_each_other_only_between_epochs_that_drain(
     phase.rank_job.snapshot = Snapshot(every=0)
     phase.session.any_rank.return_value = pause
     with pytest.raises(worker.Paused) if pause else nullcontext():
-        worker._train_phase(phase, 0, MagicMock(loaded=[]))
+        worker.TrainingWorker._train(MagicMock(_loaded=[]), phase, 0, MagicMock())
     assert phase.session.any_rank.mock_calls == [call(False)] * meetings
 
 

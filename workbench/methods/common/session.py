@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import DivergedError
 from workbench.core.heat import Heat
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -257,10 +255,6 @@ class RankSession(DeviceSession, Generic[AJob]):
             named = rank_job.streams(self.rank)
             self.executor.place({stream: place_of(name, context.device.name) for stream, name in named.items()})
 
-    def keeps_trace(self, epoch: int, step: int, num_steps: int) -> bool:
-        """Return whether a step's spans are stored: those of some steps around the one that a report shows."""
-        return abs(step - self.rank_job.traced_step(epoch, num_steps)) <= self.rank_job.trace_steps // 2
-
     def any_rank(self, flag: bool) -> bool:
         """Return whether any rank passes True; waits for all ranks (see Meeting)."""
         total = torch.tensor([float(flag)])
@@ -281,38 +275,6 @@ class RankSession(DeviceSession, Generic[AJob]):
     def every_rank(self, mine: bool) -> bool:
         """Return whether every rank passes True."""
         return not self.any_rank(not mine)
-
-
-def loss_of(session: RankSession, done: Execution, epoch: int, step: int) -> float:
-    """Return this rank's part of a step's loss.  Raises DivergedError if it is not finite."""
-    loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
-    if not math.isfinite(loss):
-        raise DivergedError(
-            f"Training with learning_rate = {session.rank_job.job.peak_learning_rate:g} was asked for.",
-            f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
-            "Lower learning_rate.",
-        )
-    return loss
-
-
-def trace_of(
-    session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, samples: int, loss: float
-) -> StepTrace:
-    """Return a step's record; spans are included only for the steps that keep them."""
-    compute = [span for span in done.spans if not span.op.is_communication]
-    keep = session.keeps_trace(epoch, step, num_steps)
-    return StepTrace(
-        epoch=epoch,
-        step=step,
-        samples=samples,
-        start_s=min((span.start_s for span in done.spans), default=0.0),
-        end_s=max((span.end_s for span in compute), default=0.0),
-        loss=loss,
-        spans=tuple(done.spans) if keep else (),
-        memory=tuple(done.memory) if keep else (),
-        busy_s=sum(span.end_s - span.start_s - span.late_s for span in compute),
-        transfers=transfers_of(session.rank_job.cluster, done.spans, session.context.clock_offset_s),
-    )
 
 
 def transfers_of(cluster: Cluster, spans: Iterable[Span], offset_s: float = 0.0) -> tuple[Transfer, ...]:

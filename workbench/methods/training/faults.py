@@ -125,7 +125,7 @@ class VirtualPolicy(StepPolicy):
         return generation.job if isinstance(generation.job, VirtualJob) else super().part(generation, place)
 
 
-class _Policy(VirtualPolicy):
+class VirtualTraining(VirtualPolicy):
     """A VirtualPolicy of a method that backpropagates."""
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
@@ -134,6 +134,7 @@ class _Policy(VirtualPolicy):
         self._snapshot: tuple[int, Homes] = 0, {}
 
     def begun(self, generation: Generation) -> Generation:
+        """Begin a generation with the steps that it repeats, and the transfers before them (see Policy)."""
         job, timetable = generation.job, generation.predictor
         assert isinstance(timetable, Timetable)
         epoch, begin = self._timetable.epoch_of(self._step)
@@ -158,6 +159,7 @@ class _Policy(VirtualPolicy):
         return generation._replace(job=VirtualJob(job, self._step, last_step, generation.timeout_s, begins_s))
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Go back to the last snapshot after a loss (see Policy)."""
         rule, job = generation.job.job.snapshot, generation.job
         if lost:
             self.now = None
@@ -176,11 +178,6 @@ class _Policy(VirtualPolicy):
         self._snapshot = step, homes
         if is_broken:
             self._step = max(step if all(homes.values()) else 0, begins)
-
-
-def with_faults(prediction: Prediction, method: Plans, planned: Planned[Any], first: RankJob) -> Prediction:
-    """Return the prediction of a job with its faults (see under_policy), of a method that backpropagates."""
-    return under_policy(prediction, _Policy(method, planned, first))
 
 
 def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:

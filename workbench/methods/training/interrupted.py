@@ -28,7 +28,6 @@ from workbench.methods.training.rank_phases import RankPhase
 from workbench.runtime.snapshot import (
     WEIGHTS,
     Position,
-    SnapshotFile,
     covering,
     passing,
     remove_damaged,
@@ -157,7 +156,12 @@ def take_up(rank_job: RankJob, in_memory: Mapping[Position, Homes] | None = None
         return not position.step or (former is not None and same_batches(former.plan, plan, cached=phase.cached))
 
     finished = 0
-    while finished < num_epochs and _is_finished(finished, logs, files, plan.num_layers):
+    # Its steps are logged, and the weights at its end are complete.
+    while (
+        finished < num_epochs
+        and _is_whole(logs.get(finished, {}))
+        and covering(files, Position(finished + 1, 0), plan.num_layers, WEIGHTS)
+    ):
         finished += 1
     begin, state, notes = Position(finished, 0), tuple[Path, ...](), list[str]()
     homes: Homes = {}
@@ -244,11 +248,6 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
             os.truncate(path, lines.nbytes)
         logs.setdefault(epoch, {}).setdefault(begin, {})[rank] = RankLog(about=about, steps=steps)
     return logs
-
-
-def _is_finished(epoch: int, logs: Mapping[int, _Logs], files: Sequence[SnapshotFile], num_layers: int) -> bool:
-    """Return whether an epoch's steps are logged, and the weights at its end are complete."""
-    return _is_whole(logs.get(epoch, {})) and bool(covering(files, Position(epoch + 1, 0), num_layers, WEIGHTS))
 
 
 def _count(logs: _Logs) -> int:

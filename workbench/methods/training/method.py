@@ -25,7 +25,7 @@ from workbench.methods.common.folder import begin_folder, holds_run, model_diges
 from workbench.methods.common.measured_stack import measured_stack
 from workbench.methods.common.room import require_places
 from workbench.methods.common.scaling import describe_facts
-from workbench.methods.training.faults import predict, with_faults
+from workbench.methods.training.faults import VirtualTraining, predict, under_policy
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
@@ -165,7 +165,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         changes = planned.prepared.job.faults or any(
             device.leave_below or device.leave_if_throttled or device.sustained for device in planned.cluster.devices
         )
-        return with_faults(prediction, self, planned, first) if changes else prediction
+        return under_policy(prediction, VirtualTraining(self, planned, first)) if changes else prediction
 
     def execute(
         self,

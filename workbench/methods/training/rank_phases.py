@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,10 +11,10 @@ from typing import Any, Generic
 
 from torch import nn
 
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import DivergedError, WorkbenchError
 from workbench.core.plan import DISK
 from workbench.methods.common.rank_results import RankResult
-from workbench.methods.common.session import RankSession, loss_of
+from workbench.methods.common.session import RankSession
 from workbench.methods.training.handlers import PlannedStep, StepShape, share_of
 from workbench.methods.training.phases import AJob, APhasedJob, Loaded, Phase, RankJob
 from workbench.runtime.executor import Execution, Handler
@@ -43,7 +44,14 @@ class StepPhase(ABC, Generic[APhasedJob]):
 
     def loss(self, done: Execution, epoch: int, step: int) -> float:
         """Return this rank's part of the loss of a step that is done.  Raises DivergedError if it is not finite."""
-        return loss_of(self.session, done, epoch, step)
+        loss = float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"Training with learning_rate = {self.rank_job.job.peak_learning_rate:g} was asked for.",
+                f"It diverged: the loss is {loss} in step {step + 1} of epoch {epoch + 1}.",
+                "Lower learning_rate.",
+            )
+        return loss
 
 
 class RankPhase(StepPhase[AJob]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -40,7 +40,9 @@ class Timetable:
         self._steps = lru_cache(maxsize=4)(lambda phase, epoch: self._phases[phase].steps(epoch))
         counts = [count for phase in self._phases for count in phase.counts]
         self._begins = (0, *accumulate(counts))
-        self._seconds_of = lru_cache(maxsize=4)(self._find_seconds_of)
+        self._seconds_of = lru_cache(maxsize=4)(
+            lambda phase, epoch: self._predictors[phase].seconds_of(self._steps(phase, epoch))
+        )
         self._busy_s = lru_cache(maxsize=None)(self._find_busy_s)
         self._slowed = lru_cache(maxsize=None)(self._find_slowed)
 
@@ -70,9 +72,6 @@ class Timetable:
     def samples(self, step: int) -> int:
         """Return the samples of a step."""
         return self._at(step)[1].shape.samples
-
-    def _find_seconds_of(self, phase: int, epoch: int) -> Callable[[StepShape], float]:
-        return self._predictors[phase].seconds_of(self._steps(phase, epoch))
 
     def slowed(self, factors: tuple[float, ...]) -> Timetable:
         """Return the same steps on slower devices.  factors: how many times slower, by place."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Generic, Self
 
@@ -21,7 +20,7 @@ from workbench.core.heat import Heat
 from workbench.core.program import Program
 from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.common.records import IN_USE, WARM_UP_STEPS
-from workbench.methods.common.session import DONE, IDLE, WAITING, DeviceSession, RankSession, trace_of
+from workbench.methods.common.session import DONE, IDLE, WAITING, DeviceSession, RankSession, transfers_of
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog
@@ -31,6 +30,7 @@ from workbench.methods.training.rank_snapshots import KeptInMemory, RankSnapshot
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, Worker
+from workbench.runtime.executor import Execution
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import MemoryBudget, read_memory, release_free_memory
 from workbench.runtime.pacing import Pacer
@@ -42,21 +42,6 @@ PhasesOn = Callable[[RankSession[AJob], RankResult], Sequence[RankPhase[AJob]]]
 
 class Paused(Exception):
     """The devices pause between two steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """The hooks of a device whose run continues when others are lost.
-
-    begins: called before every step; returns whether to do it.  publish: receives every finished step.
-    in_memory: this device's snapshots in memory.  loaded: layers that are already loaded for the next job, at most one
-    entry.
-    """
-
-    begins: Callable[[int], bool]
-    publish: Callable[[StepDone], None]
-    in_memory: KeptInMemory
-    loaded: list[Loaded]
 
 
 class DeviceWorker(Worker, Generic[ASessionJob]):
@@ -152,18 +137,72 @@ class TrainingWorker(StepWorker[AJob]):
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Run all phases of a job (see StepWorker)."""
-        served = Served(
-            begins=controls.begins, publish=session.context.publish, in_memory=self._kept, loaded=self._loaded
-        )
         try:
             phases = self._phases_on(session, result)
             if session.rank_job.sweep:
                 _sweep(phases[0])
                 return
-            for phase, before in _numbered(phases):
-                _train_phase(phase, before, served)
+            before = 0
+            for phase in phases:
+                self._train(phase, before, controls)
+                before += sum(phase.phase.counts)
         finally:
             result.snapshots = self._kept.names()
+
+    def _train(self, phase: RankPhase, before: int, controls: Controls) -> None:
+        """Do the remaining epochs of a phase, and release its layers.  before: steps so far."""
+        session, rank_job, result = phase.session, phase.rank_job, phase.result
+        epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
+        if not epochs:
+            return
+        loaded = self._loaded.pop() if self._loaded else None
+        if loaded is None or not (rank_job.homes or rank_job.state) or not phase.take(loaded):
+            del loaded
+            release_free_memory()  # also that of a step that was given up
+            phase.load(epochs.start)
+        is_begun = epochs.start == rank_job.start_epoch
+        begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
+        snapshots = RankSnapshots(phase, begins_at, self._kept)
+        if is_begun:
+            snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
+        for epoch in epochs:
+            steps = phase.phase.steps(epoch)
+            begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
+            first = before + (epoch - phase.phase.epochs.start) * len(steps)
+            note = partial(
+                _note, session.context.publish, EpochLog(phase, epoch, begin), snapshots, first, len(steps) - 1
+            )
+            with phase.epoch(epoch, begin):
+                if epoch == epochs.start:
+                    session.progress.phase(WAITING)
+                    session.barrier(phase.phase.program(phase.shape(steps[0])))
+                session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
+
+                def begins(step: int, first: int = first) -> None:
+                    if first + step >= rank_job.until or not controls.begins(first + step):
+                        session.any_rank(True)  # all have finished the step before
+                        raise Paused
+
+                try:
+                    result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
+                except Paused:
+                    snapshots.pause()
+                    self._loaded[:] = filter(None, [phase.hand_on()])
+                    raise
+                except (DeviceLostError, RuntimeError):
+                    self._loaded[:] = filter(None, [phase.saved_from_loss()])
+                    raise
+            _note_memory(phase)
+            snapshots.end_epoch(epoch)
+            drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
+            if drains and phase.optimizer is not None:
+                session.progress.phase(WAITING)
+            if drains and session.any_rank(
+                False
+            ):  # those that train pause in mid-epoch; a rank without a share learns it here
+                raise Paused
+        del snapshots, note  # they reference the optimizer
+        phase.release()
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import the libraries of a job, and load its layers."""
@@ -190,68 +229,6 @@ def note_pace_and_memory(session: DeviceSession, result: RankResult) -> None:
     result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
-def _numbered(phases: Sequence[RankPhase]) -> Iterator[tuple[RankPhase, int]]:
-    """Yield each phase with the number of steps before it."""
-    before = 0
-    for phase in phases:
-        yield phase, before
-        before += sum(phase.phase.counts)
-
-
-def _train_phase(phase: RankPhase, before: int, served: Served) -> None:
-    """Do the remaining epochs of a phase, and release its layers.  before: steps so far."""
-    session, rank_job, result = phase.session, phase.rank_job, phase.result
-    epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
-    if not epochs:
-        return
-    loaded = served.loaded.pop() if served.loaded else None
-    if loaded is None or not (rank_job.homes or rank_job.state) or not phase.take(loaded):
-        del loaded
-        release_free_memory()  # also that of a step that was given up
-        phase.load(epochs.start)
-    is_begun = epochs.start == rank_job.start_epoch
-    begins_at = Position(epochs.start, rank_job.start_step if is_begun else 0)
-    snapshots = RankSnapshots(phase, begins_at, served.in_memory)
-    if is_begun:
-        snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
-    for epoch in epochs:
-        steps = phase.phase.steps(epoch)
-        begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
-        first = before + (epoch - phase.phase.epochs.start) * len(steps)
-        note = partial(_note, EpochLog(phase, epoch, begin), snapshots, served, first, len(steps) - 1)
-        with phase.epoch(epoch, begin):
-            if epoch == epochs.start:
-                session.progress.phase(WAITING)
-                session.barrier(phase.phase.program(phase.shape(steps[0])))
-            session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
-
-            def begins(step: int, first: int = first) -> None:
-                if first + step >= rank_job.until or not served.begins(first + step):
-                    session.any_rank(True)  # all have finished the step before
-                    raise Paused
-
-            try:
-                result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
-            except Paused:
-                snapshots.pause()
-                served.loaded[:] = filter(None, [phase.hand_on()])
-                raise
-            except (DeviceLostError, RuntimeError):
-                served.loaded[:] = filter(None, [phase.saved_from_loss()])
-                raise
-        _note_memory(phase)
-        snapshots.end_epoch(epoch)
-        drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
-        if drains and phase.optimizer is not None:
-            session.progress.phase(WAITING)
-        if drains and session.any_rank(
-            False
-        ):  # those that train pause in mid-epoch; a rank without a share learns it here
-            raise Paused
-    del snapshots, note  # they reference the optimizer
-    phase.release()
-
-
 def _note_memory(phase: RankPhase) -> None:
     """Record the memory that counts against the device's budget, if the system reports it."""
     if phase.takes_part and (used := phase.session.progress.used_bytes) is not None:
@@ -259,7 +236,14 @@ def _note_memory(phase: RankPhase) -> None:
         nbytes[name] = max(used, nbytes.get(name, 0))
 
 
-def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, last: int, trace: StepTrace) -> None:
+def _note(
+    publish: Callable[[StepDone], None],
+    log: EpochLog,
+    snapshots: RankSnapshots,
+    first: int,
+    last: int,
+    trace: StepTrace,
+) -> None:
     """Log a finished step of an epoch, store its state and report it.
 
     first: the number of the epoch's first step.
@@ -268,7 +252,7 @@ def _note(log: EpochLog, snapshots: RankSnapshots, served: Served, first: int, l
     log.append(trace)
     if trace.step < last:
         snapshots.stepped(Position(trace.epoch, trace.step + 1))
-    served.publish(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
+    publish(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
 
 
 def _sweep(phase: RankPhase) -> None:
@@ -308,10 +292,30 @@ def run_steps(
             begins(number)
         shape = phase.shape(planned)
         done = session.run((program or phase.phase.program)(shape), phase.handlers(epoch, planned))
-        trace = trace_of(session, done, epoch, number, len(steps), shape.samples, phase.loss(done, epoch, number))
-        trace = trace._replace(lowest_trained=shape.lowest_trained)
+        trace = _trace_of(session, done, epoch, number, len(steps), shape, phase.loss(done, epoch, number))
         session.progress.step(trace, len(steps), done.spans, cached=phase.phase.cached, trains=program is None)
         traces.append(trace)
         if note is not None:
             note(trace)
     return traces
+
+
+def _trace_of(
+    session: RankSession, done: Execution, epoch: int, step: int, num_steps: int, shape: StepShape, loss: float
+) -> StepTrace:
+    """Return a step's record; spans are included only for some steps around the one that a report shows."""
+    compute = [span for span in done.spans if not span.op.is_communication]
+    keep = abs(step - session.rank_job.traced_step(epoch, num_steps)) <= session.rank_job.trace_steps // 2
+    return StepTrace(
+        epoch=epoch,
+        step=step,
+        samples=shape.samples,
+        start_s=min((span.start_s for span in done.spans), default=0.0),
+        end_s=max((span.end_s for span in compute), default=0.0),
+        loss=loss,
+        spans=tuple(done.spans) if keep else (),
+        memory=tuple(done.memory) if keep else (),
+        lowest_trained=shape.lowest_trained,
+        busy_s=sum(span.end_s - span.start_s - span.late_s for span in compute),
+        transfers=transfers_of(session.rank_job.cluster, done.spans, session.context.clock_offset_s),
+    )
