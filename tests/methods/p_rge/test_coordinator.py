@@ -119,7 +119,7 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
         profile = profile_for(prepared, cluster, ROW_S)
         devices = VirtualDevices(cluster.world_size, Work())
         history = History(tmp_path, prepared, "", resume=resume)
-        policy = PRGE().policy(Planned(prepared, profile, cluster, plan), history, ignore)
+        policy = QueryPolicy(PRGE(), Planned(prepared, profile, cluster, plan), history, ignore)
         return Story(policy, policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt), devices)
 
     yield run

@@ -61,10 +61,6 @@ class EstimatorRule:
         """Return the number of a step's queries for a number of directions."""
         return directions + self.has_base
 
-    def num_directions(self, queries: int) -> int:
-        """Return the number of a step's directions for a number of queries."""
-        return queries - self.has_base
-
     def num_passes(self, directions: int) -> int:
         """Return a step's passes, a tangent counted as one."""
         return self.query_parts * self.num_queries(directions)

@@ -150,7 +150,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         """Train on the engines, choose the epoch on the validation split, score the test split once (see Method)."""
         prepared = planned.prepared
         history = History(folder, prepared, model_digest(prepared.job.model), resume=resume)
-        policy = self.policy(planned, history, notify)
+        policy = QueryPolicy(self, planned, history, notify)
         notify(
             Event(
                 "phase",
@@ -172,10 +172,6 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         notes = (*(str(warning.message) for warning in rounding), *log_notes, *policy.notes)
         return replace(outcome, notes=notes, recoveries=recoveries)
 
-    def policy(self, planned: Planned[PreparedJob], history: History, notify: Notify) -> QueryPolicy:
-        """Return the policy of a run with a log."""
-        return QueryPolicy(self, planned, history, notify)
-
     def sweep_point(
         self,
         planned: Planned[PreparedJob],
@@ -193,7 +189,7 @@ class PRGE(LayerMethod[PreparedJob], Plans):
         steps = self.predict(planned).steps
         results = None
         if engines is not None:
-            policy = self.policy(planned, History(folder, short, "", resume=False), notify)
+            policy = QueryPolicy(self, planned, History(folder, short, "", resume=False), notify)
             _train(policy, engines)
             if len(policy.generations) > 1:  # the others continued under another plan, whose steps are not measured
                 raise DeviceLostError(
@@ -221,7 +217,7 @@ def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:
     if not prepared.options.adapt:
         return prepared.setting
     queries = sum(share.queries for share in plan.stages[0].shares)
-    return Setting(prepared.rule.num_directions(queries), plan.micro_batch_size)
+    return Setting(queries - prepared.rule.has_base, plan.micro_batch_size)
 
 
 def _train(policy: QueryPolicy, engines: Engines) -> tuple[Recovery, ...]:

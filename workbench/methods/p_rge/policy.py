@@ -63,17 +63,14 @@ LOG = "log.jsonl"
 class Changes:
     """The settings of a run: each applies from some step on.
 
-    folder: the run's folder; None for a simulated run.  records: the log's steps.
+    folder: the run's folder; None for a simulated run.  records: the log's steps; a simulated run has none.
+    num_steps: the number of finished steps.
     """
 
-    folder: Path | None
-    records: list[StepLog]
-    changes: list[Change]
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of finished steps."""
-        return len(self.records)
+    def __init__(self, first: Change) -> None:
+        self.folder: Path | None = None
+        self.records: list[StepLog] = []
+        self.changes, self.num_steps = [first], 0
 
     def changes_with(self, setting: Setting) -> list[Change]:
         """Return the changes so far, and one to a setting from the next step on if it is not the current one."""
@@ -99,6 +96,7 @@ class History(Changes):
         The steps after a damaged line of the log are repeated.  Raises CacheError for another run's folder, ConfigError
         for foreign files and for another run's log.
         """
+        super().__init__(Change(0, 0, prepared.setting))
         text = msgspec.json.encode(prepared.identity() | {"weights": weights})
         identity, digest = msgspec.json.decode(text), hashlib.sha256(text).hexdigest()
         self.continues = resume and holds_run(folder, digest, prepared.job)
@@ -107,19 +105,20 @@ class History(Changes):
         self.folder: Path = folder
         self.path = folder / STEPS / LOG
         self._file = LogFile(self.path, identity, mends=True)
-        self.records: list[StepLog] = list(self._file.steps[: prepared.num_steps])
-        self.resumed = len(self.records)
+        self.records += self._file.steps[: prepared.num_steps]
+        self.num_steps = self.resumed = len(self.records)
         self.damage = ""
         if self._file.damage:
             self.damage = f"'{LOG}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
         changes = [from_json(remark, Change, source=f"'{self.path}'") for remark in self._file.remarks]
-        self.changes = [Change(0, 0, prepared.setting), *(change for change in changes if change.step <= self.resumed)]
+        self.changes += [change for change in changes if change.step <= self.resumed]
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
-        assert record.step <= len(self.records), f"step {record.step} was sent before step {len(self.records)}"
-        if record.step == len(self.records):
+        assert record.step <= self.num_steps, f"step {record.step} was sent before step {self.num_steps}"
+        if record.step == self.num_steps:
             self.records.append(record)
+            self.num_steps += 1
             self._file.append(record)
 
     def change(self, change: Change) -> None:
@@ -253,7 +252,7 @@ class QueryPolicy(SettingPolicy):
 
     def _add(self, record: StepLog) -> None:
         self.history.add(record)
-        self._step = len(self.history.records)
+        self._step = self.history.num_steps
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""

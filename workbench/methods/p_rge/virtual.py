@@ -13,22 +13,6 @@ from workbench.methods.training.phases import Plans
 from workbench.runtime.commands import Generation, Parts, StepDone
 
 
-class _Counted(Changes):
-    """The settings of a simulated run, whose steps leave no records."""
-
-    def __init__(self, first: Change) -> None:
-        self.folder, self.records, self.changes, self._count = None, [], [first], 0
-
-    @property
-    def num_steps(self) -> int:
-        """Return the number of finished steps."""
-        return self._count
-
-    def count(self, num_steps: int) -> None:
-        """Set the number of finished steps."""
-        self._count = num_steps
-
-
 class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
     """A VirtualPolicy of queries.
 
@@ -36,10 +20,8 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
     of a loss without the lost queries, with 'repeat' it is done again.
     """
 
-    history: _Counted
-
     def __init__(self, method: Plans, planned: Planned[PreparedJob], first: Change) -> None:
-        super().__init__(method, planned, _Counted(first), ignore)
+        super().__init__(method, planned, Changes(first), ignore)
         self.adapts = planned.prepared.options.adapt
         self._stepped_s = 0.0  # the end of the last step
         self._rest_s = 0.0  # what the others still have to do of a step in which a device was lost
@@ -60,7 +42,7 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
         self._counted()
 
     def _counted(self) -> None:
-        self.history.count(self.step)
+        self.history.num_steps = self.step
         self._stepped_s = self.clock()
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:

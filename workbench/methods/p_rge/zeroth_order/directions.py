@@ -13,7 +13,7 @@ subspace's seed, which stays the same for some steps (LOZO's lazy sampling); the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ embedding."""
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directions:
+class Directions(NamedTuple):
     """How a step's directions are drawn from the seeds of its queries.
 
     rank: r of low-rank directions.  subspace: the seed of their V.  momentum: the share of former steps in a step

@@ -21,7 +21,7 @@ from workbench.core.files import require_writable, sync_folder
 from workbench.core.ranges import Count, Positive, Width, require_ranges
 from workbench.core.sealed import Lines, SealedLog, first_line, read_lines
 from workbench.core.serial import from_json
-from workbench.methods.p_rge.estimator_table import ESTIMATORS, DirectionKind, EstimatorRule, Results, two_point_slopes
+from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule, Results, two_point_slopes
 from workbench.methods.p_rge.options import EstimatorName, Execution, Momentum
 from workbench.methods.p_rge.seeds import MAX_QUERIES, query_seed, subspace_seed
 from workbench.methods.p_rge.zeroth_order.directions import NORMAL, Directions
@@ -186,15 +186,6 @@ def _float32(slopes: Iterable[float], parts: Iterable[float]) -> tuple[float, ..
     return tuple(gradients.tolist())
 
 
-class Drawn(NamedTuple):
-    """Directions other than normal ones, as stored in the log."""
-
-    kind: DirectionKind
-    rank: int
-    subspace: int
-    momentum: float | None = None
-
-
 class _Line(NamedTuple):
     """A step as stored in the log, an array."""
 
@@ -204,7 +195,7 @@ class _Line(NamedTuple):
     gradients: tuple[float, ...]
     loss: float | None
     seconds: float | None
-    directions: Drawn | None = None
+    directions: Directions = NORMAL
 
 
 class LogFile:
@@ -248,11 +239,8 @@ class LogFile:
 
     def append(self, log: StepLog) -> None:
         """Write a step and wait until it is on disk."""
-        line = _Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds)
-        drawn = log.directions
-        if drawn != NORMAL:
-            line = line._replace(directions=Drawn(drawn.kind, drawn.rank, drawn.subspace, drawn.momentum))
-        self._lines.append(line if line.directions else line[:-1])
+        line = _Line(log.step, log.learning_rate, log.seeds, log.gradients, log.loss, log.seconds, log.directions)
+        self._lines.append(line[:-1] if log.directions == NORMAL else line)
 
     def remark(self, value: Any) -> None:
         """Write a value that becomes a JSON object, and wait until it is on disk."""
@@ -286,7 +274,6 @@ def _decoded(path: Path, lines: Lines) -> tuple[tuple[StepLog, ...], tuple[bytes
         if content.startswith(b"{"):
             remarks.append(bytes(msgspec.json.decode(content, type=dict[str, msgspec.Raw])["remark"]))
             continue
-        fields = from_json(content, _Line, source=f"'{path}'")._asdict()
-        drawn = fields.pop("directions")
-        steps.append(StepLog(**fields, directions=NORMAL if drawn is None else Directions(**drawn._asdict())))
+        line = from_json(content, _Line, source=f"'{path}'")
+        steps.append(StepLog(**line._asdict()))
     return tuple(steps), tuple(remarks)
