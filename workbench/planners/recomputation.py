@@ -17,7 +17,7 @@ from workbench.core.names import ActivationsChoice
 from workbench.core.plan import DISK, KEEP, RECOMPUTE, Activations, Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.units import three_figures
-from workbench.planners.memory import Needed, recomputing_layers
+from workbench.planners.memory import recomputing_layers
 
 
 def recomputing(profile: Profile) -> Profile:
@@ -43,15 +43,15 @@ def plan_within_memory(
     profile: Profile,
     cluster: Cluster,
     plan_with: Callable[[Profile], Plan],
-    needs: Callable[[Plan], Mapping[int, Needed]],
+    needs: Callable[[Plan], Mapping[int, int]],
     seconds: Callable[[Plan], float],
 ) -> Plan:
     """Return the plan, whose stages say what happens to their activations.
 
     choice: 'auto' takes the faster of two plans: one that keeps all activations in memory, and one that may compute
     them again, which keeps them in the stages where they fit.  It never takes the disk, which wears out.
-    plan_with: plans with a profile.  needs: the memory need of each rank under a plan.  seconds: the seconds of a step
-    under a plan.
+    plan_with: plans with a profile.  needs: the bytes that each rank needs under a plan.  seconds: of a step under a
+    plan.
     Raises PlanError, naming device and bytes, if nothing fits.
     """
     if choice in (RECOMPUTE, DISK):
@@ -76,7 +76,7 @@ def plan_within_memory(
     return keeping
 
 
-def _memory_binds(cluster: Cluster, plan: Plan, needs: Callable[[Plan], Mapping[int, Needed]]) -> bool:
+def _memory_binds(cluster: Cluster, plan: Plan, needs: Callable[[Plan], Mapping[int, int]]) -> bool:
     """Return whether a device has no room for the whole model and a mini-batch, so that another plan might be faster if
     activations took less.
     """
@@ -91,7 +91,7 @@ def _memory_binds(cluster: Cluster, plan: Plan, needs: Callable[[Plan], Mapping[
             cached=None,
             later=(),
         )
-        if needs(alone)[rank].total_bytes > device.memory_bytes:
+        if needs(alone)[rank] > device.memory_bytes:
             return True
     return False
 
@@ -100,18 +100,14 @@ def _where_short(
     profile: Profile,
     cluster: Cluster,
     plan_with: Callable[[Profile], Plan],
-    needs: Callable[[Plan], Mapping[int, Needed]],
+    needs: Callable[[Plan], Mapping[int, int]],
 ) -> Plan:
     """Return the plan that recomputes in the stages whose activations do not fit.  Raises PlanError if nothing fits."""
     plan = plan_with(recomputing(profile))
     kept_needs = needs(_marked(plan, lambda stage: False))
 
     def is_short(stage: Stage) -> bool:
-        return any(
-            kept_needs[rank].total_bytes > cluster.devices[rank].memory_bytes
-            for rank in stage.ranks
-            if rank in kept_needs
-        )
+        return any(kept_needs[rank] > cluster.devices[rank].memory_bytes for rank in stage.ranks if rank in kept_needs)
 
     chosen = _marked(plan, is_short)
     stages = [stage for _, stages in chosen.assignments for stage in stages if stage.activations == RECOMPUTE]

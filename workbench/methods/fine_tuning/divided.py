@@ -51,7 +51,11 @@ class DividedHandlers(BackpropagationHandlers):
             "MLP": self._join,
             "END": self._end,
         }
-        part, join = self._part_backward, self._join_backward
+        join = self._join_backward
+
+        def part(op: Op, reads: Contents) -> Contents:
+            return (self.compute.backward(reads[0], reads[1]),)
+
         backward = {
             "ENDB": self._end_backward,
             "MLPB": join,
@@ -112,9 +116,6 @@ class DividedHandlers(BackpropagationHandlers):
         context: JoinContext = reads[0]
         backpropagate(context.output, sum_of(reads[1:]))
         return context.hidden.grad, *(context.total.grad,) * (len(op.writes) - 1)
-
-    def _part_backward(self, op: Op, reads: Contents) -> Contents:
-        return (self.compute.backward(reads[0], reads[1]),)
 
     def _begin_backward(self, op: Op, reads: Contents) -> Contents:
         context, gradient = reads[0], sum_of(named(op, reads, "gpart"))

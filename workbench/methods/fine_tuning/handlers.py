@@ -85,6 +85,7 @@ def shared_parameters(facts: ModelFacts, technique: str, plan: Plan) -> tuple[Sh
     return tuple(shared)
 
 
+@dataclass(frozen=True)
 class Programs:
     """Programs of one plan on one cluster; schedules are built once for each shape.
 
@@ -93,31 +94,27 @@ class Programs:
     asynchronous pipeline's devices whose processors share each layer.  side_width: see TechniqueConfig.
     """
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        plan: Plan,
-        facts: ModelFacts | None,
-        shared: tuple[SharedParameter, ...] = (),
-        schedule: OrderName = "1f1b",
-        divisions: Mapping[int, Division] | None = None,
-        versions: VersionRule = "stashing",
-        side_width: int = 0,
-    ) -> None:
-        self._versions: VersionRule = versions
-        self._profile, self._cluster, self._plan, self._shared = profile, cluster, plan, shared
-        self._divisions = divisions or {}
-        self._order, self._is_asynchronous = ORDERS.get(schedule), schedule == "asynchronous_1f1b"
-        self._crossing = None
-        if facts is not None:
-            self._crossing = Crossing(
-                hidden_size=facts.hidden_size + side_width,
-                side_width=side_width,
-                num_encoder_layers=facts.num_encoder_layers,
-                target_length=TARGET_LENGTH,
-            )
-        self._schedules: dict[tuple[Any, ...], Schedule] = {}
+    profile: Profile
+    cluster: Cluster
+    plan: Plan
+    facts: ModelFacts | None
+    shared: tuple[SharedParameter, ...] = ()
+    schedule: OrderName = "1f1b"
+    divisions: Mapping[int, Division] = field(default_factory=dict)
+    versions: VersionRule = "stashing"
+    side_width: int = 0
+    _schedules: dict[tuple[Any, ...], Schedule] = field(default_factory=dict, init=False)
+
+    @property
+    def _crossing(self) -> Crossing | None:
+        if self.facts is None:
+            return None
+        return Crossing(
+            hidden_size=self.facts.hidden_size + self.side_width,
+            side_width=self.side_width,
+            num_encoder_layers=self.facts.num_encoder_layers,
+            target_length=TARGET_LENGTH,
+        )
 
     def step(self, shape: StepShape) -> Program:
         """Return one optimizer step over pipeline stages and device groups, or several without a drain between them."""
@@ -131,38 +128,38 @@ class Programs:
                 lambda: (*key, *self._settings), lambda: insert_transfers(self._schedule(*key))
             )
         costs = plan_costs(
-            self._profile,
-            self._cluster,
-            self._plan,
+            self.profile,
+            self.cluster,
+            self.plan,
             sizes=parts.sizes,
             lengths=parts.lengths,
-            shared_bytes=[FP32_BYTES * parameter.numel for parameter in self._shared],
+            shared_bytes=[FP32_BYTES * parameter.numel for parameter in self.shared],
             crossing=self._crossing,
-            stashes_weights=self._is_asynchronous,
-            divisions=self._divisions,
+            stashes_weights=self.schedule not in ORDERS,
+            divisions=self.divisions,
         )
-        return Program.on(self._cluster, self._schedules[key], costs)
+        return Program.on(self.cluster, self._schedules[key], costs)
 
     @property
     def _settings(self) -> tuple[object, ...]:
         """Return all that a schedule depends on besides the sizes."""
-        stages = self._plan.stages
+        stages = self.plan.stages
         # Without recomputation it is the same however the layers are cut.
-        has_layers = self._order is None or any(stage.activations != KEEP for stage in stages)
+        has_layers = self.schedule not in ORDERS or any(stage.activations != KEEP for stage in stages)
         parts = stages if has_layers else tuple(stage.shares for stage in stages)
-        shared = tuple(parameter.stages for parameter in self._shared)
-        order, divisions = self._order or self._versions, tuple(sorted(self._divisions.items()))
-        return parts, self._cluster.world_size, order, shared, divisions
+        shared = tuple(parameter.stages for parameter in self.shared)
+        order, divisions = ORDERS.get(self.schedule, self.versions), tuple(sorted(self.divisions.items()))
+        return parts, self.cluster.world_size, order, shared, divisions
 
     def _schedule(self, sizes: tuple[int, ...], num_begun: int | None, ahead: int) -> Schedule:
-        world_size = self._cluster.world_size
-        if self._order is None:
+        world_size, order = self.cluster.world_size, ORDERS.get(self.schedule)
+        if order is None:
             schedule = asynchronous_1f1b(
-                self._plan, len(sizes), world_size=world_size, num_begun=num_begun, ahead=ahead, versions=self._versions
+                self.plan, len(sizes), world_size=world_size, num_begun=num_begun, ahead=ahead, versions=self.versions
             )
-            return divide_layers(schedule, self._plan, self._divisions)
-        stages = [parameter.stages for parameter in self._shared]
-        return backpropagation(self._plan, sizes, shared=stages, world_size=world_size, order=self._order)
+            return divide_layers(schedule, self.plan, self.divisions)
+        stages = [parameter.stages for parameter in self.shared]
+        return backpropagation(self.plan, sizes, shared=stages, world_size=world_size, order=order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

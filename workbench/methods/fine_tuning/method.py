@@ -28,8 +28,8 @@ from workbench.methods.training.trained import Trained
 from workbench.planners import PARADIGMS, asteroid, refine_on_any_count
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
-from workbench.planners.memory import Need, plan_needs
 from workbench.planners.memory import check as check_memory
+from workbench.planners.memory import plan_needs
 from workbench.planners.recomputation import plan_within_memory
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.simulator.steps import pace_s
@@ -83,10 +83,11 @@ def choose_activations(
     """
     options, room = prepared.options, with_room(profile, prepared.job)
 
-    def needs(plan: Plan) -> Mapping[int, Need]:
-        return plan_needs(
+    def needs(plan: Plan) -> Mapping[int, int]:
+        by_rank = plan_needs(
             room, plan, sequence_length=prepared.longest, order=options.schedule, versions=options.versions
         )
+        return {rank: need.total_bytes for rank, need in by_rank.items()}
 
     choice = options.activations if can_recompute(prepared, cluster) else "memory"
     # An asynchronous plan has its pace, by which its planner has chosen it.

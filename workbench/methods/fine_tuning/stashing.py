@@ -178,10 +178,14 @@ class StashingHandlers:
             BEGIN: self._begin,
             END: self._score,
             "B": self._backward,
-            **dict.fromkeys((AGAIN, READ), self._again),
+            **dict.fromkeys((AGAIN, READ, f"{END}B"), self._with_version),
             f"{BEGIN}B": self._backward,
+            STEP: self._step,
         }
-        return self.each.table() | handlers | {f"{END}B": self._begin_backward, STEP: self._step}
+        return self.each.table() | handlers
+
+    def _of_each(self, op: Op, reads: Contents) -> Contents:
+        return self.each.table()[op.kind](op, reads)
 
     def _forward(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads).in_flight += 1
@@ -189,11 +193,11 @@ class StashingHandlers:
 
     def _begin(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads).in_flight += 1
-        return self.each.table()[op.kind](op, reads)
+        return self._of_each(op, reads)
 
-    def _again(self, op: Op, reads: Contents) -> Contents:
+    def _with_version(self, op: Op, reads: Contents) -> Contents:
         self._version(op, reads)
-        return self.each.table()[op.kind](op, reads)
+        return self._of_each(op, reads)
 
     def _score(self, op: Op, reads: Contents) -> Contents:
         first = op.microbatch // self.per_update * self.per_update
@@ -204,21 +208,17 @@ class StashingHandlers:
             result * share if value.name == "loss" else result for value, result in zip(op.writes, written, strict=True)
         )
 
-    def _begin_backward(self, op: Op, reads: Contents) -> Contents:
-        self._version(op, reads)
-        return self.each.table()[op.kind](op, reads)
-
     def _backward(self, op: Op, reads: Contents) -> Contents:
         version = self._version(op, reads)
         if all(value.name != "gacc" for value in op.writes):  # a recomputed layer, but not the stage's first
-            return self.each.table()[op.kind](op, reads)
+            return self._of_each(op, reads)
         version.in_flight -= 1
         is_read_again = version.in_flight or (
             op.microbatch < (self.num_versions + 1) * self.per_update - 1 and self.num_versions
         )
         if version is self.first and version.weights is not self.each.optimizer.parameters and not is_read_again:
             self.first = None
-        return self.each.table()[op.kind](op, reads)
+        return self._of_each(op, reads)
 
     def _step(self, op: Op, reads: Contents) -> Contents:
         optimizer, newest = (

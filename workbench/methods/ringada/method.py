@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from itertools import pairwise
 from operator import mul
@@ -28,7 +28,7 @@ from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
-from workbench.planners.memory import Demand, Needed, require_room, too_small
+from workbench.planners.memory import Demand, require_room, too_small
 from workbench.planners.recomputation import plan_within_memory, profile_with
 from workbench.profiler.analytic import TechniqueSizes
 from workbench.tasks.batching import check_rule, split_samples
@@ -63,18 +63,6 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         owned=owned_by(prepared, cluster),
         typical_length=prepared.typical_length,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RingNeed(Needed):
-    """The most bytes that a device needs in a run, all its layers unfrozen."""
-
-    nbytes: int
-
-    @property
-    def purposes(self) -> dict[str, int]:
-        """Return the bytes by purpose (see Needed)."""
-        return {"layers, embedding and head": self.nbytes}
 
 
 def demands(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> list[Demand]:
@@ -155,11 +143,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     """
     options, prices = prepared.options, _prices(prepared, profile, cluster)
 
-    def needs(plan: Plan) -> Mapping[int, Needed]:
+    def needs(plan: Plan) -> Mapping[int, int]:
         nbytes = dict[int, int]()
         for demand in _demands(prices, plan):
             nbytes[demand.rank] = max(nbytes.get(demand.rank, 0), demand.nbytes)
-        return {rank: RingNeed(need) for rank, need in nbytes.items()}
+        return nbytes
 
     def seconds(plan: Plan) -> float:
         run = rank_job(prepared, profile, cluster, plan)
