@@ -151,11 +151,11 @@ def test_random_faults_leave_half_of_the_devices_up(seed: int) -> None:
 
 def test_samples_keep_every_busy_second() -> None:
     samples = Samples(2)
-    samples.busy(0, Busy(0.5, 2.5, 1.0))
-    samples.busy(0, Busy(2.6, 2.9, 0.3))
-    samples.load(1, 1.0, 0.75)
-    samples.load(1, 2.5, 0.0)
-    samples.slowness(1, 1.2, 4.0)
+    samples.busy[0].append(Busy(0.5, 2.5, 1.0))
+    samples.busy[0].append(Busy(2.6, 2.9, 0.3))
+    samples.loads[1].append((1.0, 0.75))
+    samples.loads[1].append((2.5, 0.0))
+    samples.slowness[1].append((1.2, 4.0))
     found = samples.over(1.0, 2.9)
     busy = {sample.start_s: sample.busy_s for sample in found if sample.rank == 0}
     assert busy == {0.0: pytest.approx(0.25), 1.0: pytest.approx(0.5), 2.0: pytest.approx(0.55)}

@@ -197,11 +197,7 @@ def measured_timeline(
         )
         for (_, samples), resident_bytes in zip(parts, resident, strict=True)
     ]
-    spans = [
-        span._replace(start_s=span.start_s - begin_s, end_s=span.end_s - begin_s)
-        for rank_spans, _ in parts
-        for span in rank_spans
-    ]
+    spans = moved((span for rank_spans, _ in parts for span in rank_spans), -begin_s)
     return Timeline(
         source="real" if fidelity == "real" else "emulated",
         fidelity="" if fidelity == "real" else fidelity,  # type: ignore[arg-type]

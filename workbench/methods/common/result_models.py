@@ -55,17 +55,12 @@ def load_head_model(
     evaluation.attach_head(stack, adapter.eval())
 
     def logits_of(ids: list[int]) -> Tensor:
-        input_ids, mask = _one(ids)
-        taps = stack(input_ids, mask)[1]
+        mask = torch.ones(1, len(ids), dtype=torch.int64)
+        taps = stack(torch.tensor([ids]), mask)[1]
         return adapter.head(adapter(None, taps, mask)[:, -1:], taps[-1][:, -1:], mask, torch.zeros(1), 0)[:, -1]
 
     writing = RecomputedModel(logits_of) if generates else None
     return about, lambda batches: evaluation.predict(stack, [adapter], batches)[0], writing
-
-
-def _one(ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the ids and the mask of one text."""
-    return torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.int64)
 
 
 def writing_model(folder: Path, about: Result, described: TrainedDescription[Any], model: Any) -> WritingModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -45,7 +45,7 @@ class StageCompute:
 
         Returns the output or the loss; the inputs; and if `keeps_last` the last layer's context, instead of its input.
         """
-        loss = None if targets is None else partial(self._loss_of, attention_mask, targets)
+        loss = None if targets is None else (lambda last_hidden: self.loss(last_hidden, attention_mask, targets))
         output, inputs, last = self._layers.first_pass(
             hidden_or_ids, attention_mask, loss, keeps_last=keeps_last, folder=self.folder
         )
@@ -55,9 +55,6 @@ class StageCompute:
         """Compute one layer's activations again, or read them, for its backward pass."""
         self._layers.again(layer, given, attention_mask)
         return StageContext(given.leaf, given.output)
-
-    def _loss_of(self, attention_mask: Tensor, targets: Targets, last_hidden: Tensor) -> Tensor:
-        return self.loss(last_hidden, attention_mask, targets)
 
     @cached_property
     def _layers(self) -> SingleLayers:

@@ -315,7 +315,7 @@ class InferenceHandlers:
             "CONN": self._connect,
             "HEAD": lambda op, reads: (self._shard.head(_joined(reads), self._what),),
             ALLREDUCE: self._term,
-            BROADCAST: self._wide,
+            BROADCAST: lambda op, reads: (reads[0].contiguous() if reads else self._empty(op),),
         }
 
     def _embed(self, op: Op, reads: Contents) -> Contents:
@@ -357,9 +357,6 @@ class InferenceHandlers:
     def _term(self, op: Op, reads: Contents) -> Contents:
         """Return the tensor to sum in place; a rank that computed nothing adds nothing."""
         return (reads[0].contiguous() if reads else self._empty(op).zero_(),)
-
-    def _wide(self, op: Op, reads: Contents) -> Contents:
-        return (reads[0].contiguous() if reads else self._empty(op),)
 
     def _empty(self, op: Op) -> Tensor:
         stack = self._layout.blocks[op.stage].stack

@@ -105,14 +105,7 @@ class PreparedJob(PreparedTraining):
     @property
     def quantization(self) -> QuantizationConfig:
         """Return how the backbone's weights are stored and used in computation."""
-        return quantization_of(self.options)
-
-
-def quantization_of(options: PacPlusOptions) -> QuantizationConfig:
-    """Return how the backbone's weights are stored and used in computation.  Raises ConfigError for impossible
-    settings.
-    """
-    return QuantizationConfig(storage=options.backbone_dtype, compute=options.compute_dtype)
+        return QuantizationConfig(storage=self.options.backbone_dtype, compute=self.options.compute_dtype)
 
 
 def require_known(job: Job) -> PacPlusOptions:

@@ -65,17 +65,13 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
     )
 
 
-def demands(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Plan) -> list[Demand]:
-    """Return the memory that each stage of a plan needs, at any time of the run."""
-    return _demands(_prices(prepared, profile, cluster), plan)
-
-
-def _prices(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Callable[[Activations], RingEstimate]:
+def prices_of(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Callable[[Activations], RingEstimate]:
     """Return a function of what happens to the activations: the estimate of rings in which that happens."""
     return cache(lambda activations: pricer(prepared, profile_with(profile, cluster, activations), cluster))
 
 
-def _demands(prices: Callable[[Activations], RingEstimate], plan: Plan) -> list[Demand]:
+def demands(prices: Callable[[Activations], RingEstimate], plan: Plan) -> list[Demand]:
+    """Return the memory that each stage of a plan needs, at any time of the run.  prices: see prices_of."""
     return [
         prices(stage.activations).demand(rank, stage.start, stage.stop)
         for _, stages in plan.assignments
@@ -141,11 +137,11 @@ def plan_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Plan:
     Blocks and order follow the unfreezing where that pays in the simulated run too, moves included.  Raises PlanError
     if nothing fits, ConfigError for an impossible split of the data.
     """
-    options, prices = prepared.options, _prices(prepared, profile, cluster)
+    options, prices = prepared.options, prices_of(prepared, profile, cluster)
 
     def needs(plan: Plan) -> Mapping[int, int]:
         nbytes = dict[int, int]()
-        for demand in _demands(prices, plan):
+        for demand in demands(prices, plan):
             nbytes[demand.rank] = max(nbytes.get(demand.rank, 0), demand.nbytes)
         return nbytes
 
@@ -312,4 +308,4 @@ class RingAda(TrainingMethod[PreparedJob]):
         """Check for errors that would end the run later (see Method)."""
         check_plan(prepared, cluster, plan)
         if folder is not None:
-            require_room(cluster, demands(prepared, profile, cluster, plan))
+            require_room(cluster, demands(prices_of(prepared, profile, cluster), plan))

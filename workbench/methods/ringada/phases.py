@@ -65,7 +65,10 @@ class RingHandlers:
             ring.BACKWARD: self._backward,
             **dict.fromkeys((AGAIN, READ), self._again),
             STEP: self._update,
-            ring.HEAD_STEP: self._update_head,
+            ring.HEAD_STEP: lambda op, reads: (
+                self.optimizer.update_head(self.first_step + op.microbatch),
+                torch.zeros(1, dtype=torch.uint8),
+            ),
             ring.TAKE: self._take,
             ALLREDUCE: self._contribute,
             ring.MEAN: self._mean,
@@ -189,9 +192,6 @@ class RingHandlers:
             self.noted[1] += self.optimizer.squared_gradients(layers) / len(self.layout.iterations)
         self.optimizer.update(layers, self.first_step + op.microbatch)
         return (None,)
-
-    def _update_head(self, op: Op, reads: Contents) -> Contents:
-        return self.optimizer.update_head(self.first_step + op.microbatch), torch.zeros(1, dtype=torch.uint8)
 
     def _take(self, op: Op, reads: Contents) -> Contents:
         self.optimizer.take_head(reads[0], self.first_step + len(self.layout.iterations))

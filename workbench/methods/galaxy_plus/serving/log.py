@@ -29,24 +29,16 @@ class Busy(NamedTuple):
 
 
 class Samples:
-    """Collects samples while the service runs; `over` divides them into equal time steps."""
+    """The samples of a service, by rank; `over` divides them into equal time steps.
+
+    busy: a device's computation for each request.  loads: (time, share of the device that another load takes from then
+    on).  slowness: (time, slowdown that the portal has measured).
+    """
 
     def __init__(self, world_size: int) -> None:
-        self._busy: list[list[Busy]] = [[] for _ in range(world_size)]
-        self._loads: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(world_size)]
-        self._slowness: list[list[tuple[float, float]]] = [[] for _ in range(world_size)]
-
-    def busy(self, rank: int, busy: Busy) -> None:
-        """Record a device's computation for one request."""
-        self._busy[rank].append(busy)
-
-    def load(self, rank: int, time_s: float, share: float) -> None:
-        """Record that another load takes a share of the device from time_s on."""
-        self._loads[rank].append((time_s, share))
-
-    def slowness(self, rank: int, time_s: float, value: float) -> None:
-        """Record the portal's measured slowdown of the device at time_s."""
-        self._slowness[rank].append((time_s, value))
+        self.busy: list[list[Busy]] = [[] for _ in range(world_size)]
+        self.loads: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(world_size)]
+        self.slowness: list[list[tuple[float, float]]] = [[] for _ in range(world_size)]
 
     def over(self, step_s: float, end_s: float) -> tuple[DeviceSample, ...]:
         """Return a sample of each device and step from 0 to end_s, in order of time; a device is busy evenly within its
@@ -56,14 +48,12 @@ class Samples:
         after = (num_steps * step_s, 0.0)
         shares = [
             [(a, b, load * (b - a)) for (a, load), (b, _) in pairwise([*load_points, after])]
-            for load_points in self._loads
+            for load_points in self.loads
         ]
         busy, loads = (
-            [by_step(step_s, num_steps, rank_spans) for rank_spans in spans] for spans in (self._busy, shares)
+            [by_step(step_s, num_steps, rank_spans) for rank_spans in spans] for spans in (self.busy, shares)
         )
-        last = [
-            {int(time_s / step_s): value for time_s, value in slowness_points} for slowness_points in self._slowness
-        ]
+        last = [{int(time_s / step_s): value for time_s, value in slowness_points} for slowness_points in self.slowness]
         return tuple(
             DeviceSample(
                 rank=rank,
@@ -74,7 +64,7 @@ class Samples:
                 load=loads[rank][index] / step_s,
             )
             for index in range(num_steps)
-            for rank in range(len(self._busy))
+            for rank in range(len(self.busy))
         )
 
 

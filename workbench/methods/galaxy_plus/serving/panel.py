@@ -11,6 +11,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity
 from workbench.methods.common.services import TextDevices
 from workbench.methods.galaxy_plus.options import InferenceOptions
+from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.serving.draft_advice import SYSTEMS
 from workbench.methods.galaxy_plus.serving.text_policy import Action
 from workbench.methods.galaxy_plus.serving.text_service import TextService, text_service
@@ -29,7 +30,7 @@ class DevicePanel:
         service, policy = self._service, self._service.policy
         cluster, state, index = service.cluster, policy.state, policy.rescheduler.current
         plan = policy.log.plans[index] if index >= 0 else None
-        stages = None if plan is None else policy.stages(plan)
+        stages = None if plan is None else as_plan(plan, policy.stacks)
         drafting = policy.draft_round
         guesser = None if drafting is None else drafting.rank
         nodes = [

@@ -255,7 +255,7 @@ class ServingPolicy:
                 self._reports.clear()
                 self.rescheduler.report(now_s, self.rescheduler.current, measured)
                 for rank in measured:
-                    self.samples.slowness(rank, now_s, self.rescheduler.pace.slowness(rank))
+                    self.samples.slowness[rank].append((now_s, self.rescheduler.pace.slowness(rank)))
         return not self.is_over(now_s)
 
     # Messages from the devices, and faults.
@@ -266,7 +266,7 @@ class ServingPolicy:
         begin_s = self._begin_s
         if begin_s is None:
             return  # arrived before the first device's message that the service has begun
-        self.samples.busy(rank, Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
+        self.samples.busy[rank].append(Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
         self.late_s += served.late_s
         self.paced_s += served.paced_s
         if done.step != self.step or served.output is None:
@@ -362,7 +362,7 @@ class ServingPolicy:
         if fault.kind == "slow":
             factor = self.fleet.faults.factor(rank)
             self.log.add(now_s, "slowed" if begins else "restored", rank, value=factor)
-            self.samples.load(rank, now_s, 1 - 1 / max(1.0, factor))
+            self.samples.loads[rank].append((now_s, 1 - 1 / max(1.0, factor)))
         elif begins:
             self.log.add(now_s, "killed" if fault.kind == "kill" else "frozen", rank)
 

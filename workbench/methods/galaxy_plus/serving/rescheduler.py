@@ -165,13 +165,6 @@ class Rescheduler:
                 due.append(rank)
         return tuple(due)
 
-    def next_probe_s(self) -> float:
-        """Return when the next probe is due, infinity if there is none."""
-        return min(
-            (device.next_probe_s for device in self.candidates if device.is_alive and not device.is_in),
-            default=math.inf,
-        )
-
     def probed(self, now_s: float, rank: int, slowness: float) -> None:
         """Process the result of a probe: measured seconds over the expected seconds at the device's full speed."""
         device = self.candidates[rank]

@@ -13,9 +13,7 @@ from workbench.core.cluster import Factors
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.inference import InferencePlan
-from workbench.core.plan import Plan
 from workbench.core.schedule import Ranks
-from workbench.methods.galaxy_plus.planning import as_plan
 from workbench.methods.galaxy_plus.serving.drafts import Round
 from workbench.methods.galaxy_plus.serving.messages import TextOrder, TextToken
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
@@ -52,11 +50,8 @@ class Text:
     @property
     def is_whole(self) -> bool:
         """Return whether nothing is left to write."""
-        return not self.is_wanted or len(self.tokens) == self.num_tokens or self._has_ended
-
-    @property
-    def _has_ended(self) -> bool:
-        return bool(self.tokens) and self.tokens[-1] in self.ends
+        has_ended = bool(self.tokens) and self.tokens[-1] in self.ends
+        return not self.is_wanted or len(self.tokens) == self.num_tokens or has_ended
 
     def order(self, number: int) -> TextOrder:
         """Return the order for the rest of it."""
@@ -207,10 +202,6 @@ class TextPolicy(ServingPolicy):
                 self._finish(number)
         if lost:
             self.num_again += sum(bool(text.tokens) for text in self._texts.values())
-
-    def stages(self, plan: InferencePlan) -> Plan:
-        """Return a plan as stages, with the devices' ranks in the cluster."""
-        return as_plan(plan, self.stacks)
 
     def fail(self, error: Exception) -> None:
         """End the texts that wait, and all that still come: the service has ended."""

@@ -51,14 +51,13 @@ END_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class TextService:
-    """A running service.  fidelity: how the devices' links are.  drafts: the prices of a draft, if there is one."""
+    """A running service.  fidelity: how the devices' links are."""
 
     writer: DeviceWriter
     policy: TextPolicy
     cluster: Cluster
     fidelity: str
     programs: Programs
-    drafts: DraftPrices | None = None
 
     def token_timeline(self, plan: InferencePlan) -> Timeline:
         """Return the simulation of one more token under a plan."""
@@ -165,7 +164,6 @@ def text_service(
                 cluster=cluster,
                 fidelity=engines.fidelity,
                 programs=programs,
-                drafts=drafts,
             )
         finally:
             is_over.set()
