@@ -96,10 +96,6 @@ class Bench(Protocol):
     def calls(self) -> Mapping[str, Maker]:
         """Return the calls to time, by kind of operation."""
 
-    @property
-    def prepared(self) -> Mapping[str, str]:
-        """Return the kinds whose preparation is an operation of another kind, which is timed with them."""
-
     def context_bytes(self) -> tuple[int, int]:
         """Return the bytes that the backward pass needs of the forward pass: (per token, per sample)."""
 
@@ -112,6 +108,7 @@ def profile_layers(
     *,
     budget_s: float = BUDGET_S,
     layer_bytes: Callable[[int], Mapping[str, int]],
+    prepared: Mapping[str, str] | None = None,
     shared: Mapping[str, Maker] | None = None,
     update: Mapping[str, Maker] | None = None,
     update_counts: Sequence[int] = (1,),
@@ -120,14 +117,15 @@ def profile_layers(
 
     benches: one for each of `stacks.spans`.  layer_bytes: returns a measured layer's fields of LayerProfile in bytes,
     except those of the context.
+    prepared: the kinds whose preparation is an operation of another kind, which is timed with them.
     shared: calls for all layers together; each layer gets an equal part.
     update: calls that update the weights of the measured layers together, for `update_counts`; each layer gets a part
     by its trained bytes.
     """
-    pairs = benches[stacks.spans[0]].prepared
+    pairs = prepared or {}
     kinds = (*benches[stacks.spans[0]].calls, *pairs.values())
     calls = {f"{span} {kind}": maker for span in stacks.spans for kind, maker in benches[span].calls.items()}
-    prepared = {f"{span} {kind}": f"{span} {other}" for span in stacks.spans for kind, other in pairs.items()}
+    pairs_of_spans = {f"{span} {kind}": f"{span} {other}" for span in stacks.spans for kind, other in pairs.items()}
     like = {
         f"{span} {kind}": f"{inner} {kind}"
         for span in stacks.spans
@@ -135,7 +133,7 @@ def profile_layers(
         for kind in kinds
     }
     timed = calls | dict(shared or {})
-    grids = time_grids(timed, batch_sizes, lengths, like=like, prepared=prepared, budget_s=budget_s)
+    grids = time_grids(timed, batch_sizes, lengths, like=like, prepared=pairs_of_spans, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
     sizes = {span: dict(layer_bytes(span.start)) for span in stacks.spans}

@@ -59,6 +59,7 @@ def measure_layers(
         layer_bytes=lambda layer: (
             _parameter_bytes(benches[stacks.span_of(layer)].model) | crossing_bytes(stack, layer, config.side_width)
         ),
+        prepared={"B": "F"},  # the forward pass keeps the backward pass's data, as in a run
         update={STEP: lambda batch, length: optimizer.step},
     )
 
@@ -137,11 +138,6 @@ class _Bench:
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
         return {"B": self.backward}
-
-    @property
-    def prepared(self) -> dict[str, str]:
-        """Return that a backward pass is prepared by the forward pass, which keeps its data, as in a run."""
-        return {"B": "F"}
 
     def backward(self, batch: int, length: int) -> Call:
         """Return the backward pass, prepared by its forward pass."""

@@ -124,11 +124,6 @@ class _Bench:
         """Return the calls to time, by kind of operation."""
         return {"F": self.forward}
 
-    @property
-    def prepared(self) -> dict[str, str]:
-        """Return nothing, because a forward pass needs no other one."""
-        return {}
-
     def context_bytes(self) -> tuple[int, int]:
         """Return nothing, because there is no backward pass."""
         return 0, 0

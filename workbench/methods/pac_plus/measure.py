@@ -70,6 +70,7 @@ def measure_layers(
             lengths,
             budget_s=budget_s,
             layer_bytes=nbytes,
+            prepared={"SB": "SF"},
             shared={kind: _cache_bench(kind, config, dtype, folder) for kind in ("LOAD", "TAPE")},
             update={STEP: lambda batch, length: optimizer.step},
         )
@@ -117,11 +118,6 @@ class _Bench:
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
         return {"F": self.forward, "SB": self.side_backward}
-
-    @property
-    def prepared(self) -> dict[str, str]:
-        """Return that the side network's backward pass is prepared by its forward pass."""
-        return {"SB": "SF"}
 
     def forward(self, batch: int, length: int) -> Call:
         """Return the backbone's forward pass."""

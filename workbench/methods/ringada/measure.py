@@ -54,7 +54,15 @@ def measure_layers(
         trained = 4 * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 
-    profiles = profile_layers(stacks, benches, batch_sizes, lengths, budget_s=0.8 * budget_s, layer_bytes=nbytes)
+    profiles = profile_layers(
+        stacks,
+        benches,
+        batch_sizes,
+        lengths,
+        budget_s=0.8 * budget_s,
+        layer_bytes=nbytes,
+        prepared={BACKWARD: FORWARD},
+    )
     first, last = benches[Span(0, 1)], benches[Span(stack.num_layers - 1, stack.num_layers)]
     at_ends: dict[str, Maker] = {EMBED: first.embed, HEAD: last.score, LOWEST: partial(last.backward, is_lowest=True)}
     ends = time_grids(at_ends, batch_sizes, lengths, budget_s=0.15 * budget_s)
@@ -136,11 +144,6 @@ class _Bench:
     def calls(self) -> dict[str, Maker]:
         """Return the calls to time, by kind of operation."""
         return {PREFIX: self.frozen, BACKWARD: self.backward}
-
-    @property
-    def prepared(self) -> dict[str, str]:
-        """Return that a backward pass is prepared by the forward pass, which keeps its data, as in a run."""
-        return {BACKWARD: FORWARD}
 
     def embed(self, batch: int, length: int) -> Call:
         """Return the embedding's forward pass."""
