@@ -118,8 +118,8 @@ def _weight_bytes(model: CausalModel) -> int:
         if parameter.dim() == 2 and not parameter.requires_grad
     ]
     weight = getattr(model.head, "weight", None)
-    total = sum(matrix.numel() * matrix.element_size() for matrix in matrices)
-    return total + (weight.numel() * weight.element_size() if isinstance(weight, torch.Tensor) else 0)
+    total = sum(matrix.nbytes for matrix in matrices)
+    return total + (weight.nbytes if isinstance(weight, torch.Tensor) else 0)
 
 
 EXECUTIONS: tuple[Execution, ...] = ("sequential", "outer", "inner", "both")

@@ -221,9 +221,7 @@ def message_table(watched: Watched) -> Table:
             first = of_kind[0]
             shape = " x ".join(map(str, first.content.shape))
             where = f"{watched.names[first.sender]} to {watched.names[first.receiver]}"
-            rows.append(
-                (words, len(of_kind), shape, f"{first.content.numel() * first.content.element_size():,}", where)
-            )
+            rows.append((words, len(of_kind), shape, f"{first.content.nbytes:,}", where))
     columns = ("what", "messages", "shape of the first", "bytes", "from, to")
     return Table(columns, rows, title=f"Messages of one round ({watched.label})")
 

@@ -93,7 +93,7 @@ class FlatAdamW:
     @property
     def state_bytes(self) -> int:
         """Return the bytes of parameters, gradients and both moments."""
-        return 4 * self.parameters.numel() * self.parameters.element_size()  # weights, gradients, two moments
+        return 4 * self.parameters.nbytes  # weights, gradients, two moments
 
     def keep_version(self) -> Tensor:
         """Return the current parameters, (total,), as a fixed version.  Later steps change a copy."""

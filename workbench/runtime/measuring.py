@@ -54,7 +54,7 @@ class PacedGroup:
 
     def send(self, tensors: Sequence[Any], destination: int, tag: int) -> Any:
         """Wait for this part of the link's time, then send."""
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors)
         self._sleep(self._links.added_s(self._links.rank, destination, nbytes))
         return self._group.send(tensors, destination, tag)
 

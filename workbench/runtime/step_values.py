@@ -178,7 +178,7 @@ def empty(spec: Spec) -> torch.Tensor:
 def nbytes(content: Any) -> int:
     """Return the bytes of a tensor, of an object with `nbytes`, or of a sequence of these; 0 for anything else."""
     if isinstance(content, torch.Tensor):
-        return content.numel() * content.element_size()
+        return content.nbytes
     if isinstance(content, (tuple, list)):
         return sum(nbytes(part) for part in content)
     return int(getattr(content, "nbytes", 0))

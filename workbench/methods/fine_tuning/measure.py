@@ -114,7 +114,7 @@ def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:
     }
     frozen = [*stored, *(parameter for parameter in parameters.values() if not parameter.requires_grad)]
     kinds = {"frozen_bytes": frozen, "trainable_bytes": model.trained().values()}
-    return {kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors) for kind, tensors in kinds.items()}
+    return {kind: sum(tensor.nbytes for tensor in tensors) for kind, tensors in kinds.items()}
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:

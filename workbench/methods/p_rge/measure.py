@@ -109,7 +109,7 @@ def _held_bytes(model: CausalModel, part: nn.Module) -> int:
     tensors = {
         tensor.data_ptr(): tensor for tensor in [*part.parameters(), *part.buffers()] if id(tensor) not in trained_ids
     }
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 class _Bench:

@@ -55,7 +55,7 @@ class _LayerContext:
             self.expanded,
             self.activated,
         )
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *norms))
+        return sum(tensor.nbytes for tensor in (*tensors, *norms))
 
 
 @dataclass(slots=True)

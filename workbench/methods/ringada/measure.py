@@ -50,7 +50,7 @@ def measure_layers(
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
 
     def nbytes(layer: int) -> dict[str, int]:
-        frozen = sum(parameter.numel() * parameter.element_size() for parameter in stack.layers[layer].parameters())
+        frozen = sum(parameter.nbytes for parameter in stack.layers[layer].parameters())
         trained = 4 * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 
