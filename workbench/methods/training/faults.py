@@ -21,7 +21,7 @@ from workbench.methods.training.heating import Stretch, gets_hot, heated, with_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
 from workbench.methods.training.state_costs import snapshots_s
-from workbench.methods.training.step_policy import StepPolicy
+from workbench.methods.training.step_policy import StepPolicy, timetable_at
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
@@ -104,10 +104,9 @@ class _Work(VirtualWork):
 
 def slowed(virtual: VirtualJob, factors: tuple[float, ...], links: Links = ()) -> Timetable:
     """Return a job's steps with their seconds.  factors: how many times slower each device is."""
-    job = virtual.job
-    slower = {place: factor for place, factor in enumerate(factors) if factor != 1}
-    slow_links = replace(job, cluster=job.cluster.with_slow_links(dict(links)))
-    return Timetable(slow_links, job.profile.part(range(len(factors)), slower))
+    slower: dict[int | str, float] = {place: factor for place, factor in enumerate(factors) if factor != 1}
+    slower |= links
+    return timetable_at(range(len(factors)), virtual.job, slower)
 
 
 class VirtualPolicy(StepPolicy):
@@ -116,7 +115,6 @@ class VirtualPolicy(StepPolicy):
     clock: returns the virtual seconds.  adapts: whether the run reacts to changes in speed.
     """
 
-    has_converged = False
     adapts = True
     clock: Callable[[], float]
 
@@ -207,7 +205,7 @@ def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
 
 def _as_done(step: StepRecord, number: int, policy: StepPolicy) -> StepRecord:
     """Return a step with the samples of those devices that did it."""
-    by = next((generation for generation in reversed(policy.generations) if generation.start <= number), None)
+    by = policy.generation_at(number)
     return step if by is None else replace(step, samples=by.timetable.samples(number))
 
 

@@ -140,7 +140,7 @@ class TrainingPolicy(StepPolicy):
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step, and test convergence when all devices have done an epoch."""
-        self._step = max(self._step, done.step + 1)
+        super().stepped(generation, rank, done)
         losses, plan = self._losses.setdefault(done.step, {}), generation.plan
         losses[rank] = done.content
         epoch, _ = self._timetable.epoch_of(done.step)

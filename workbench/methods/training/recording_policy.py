@@ -68,6 +68,15 @@ class RecordingPolicy(Policy):
         plan = generation.plan.renumbered(dict(enumerate(members)))
         self.notify(Event("plan", step=self.step, plan=plan, timelines=self.timelines(generation)))
 
+    def generation_of(self, number: int, members: Ranks, plan: Plan, job: Any, timetable: Any) -> Generation:
+        """Return a job of some devices as a generation.  timetable: the job's steps with their predicted seconds."""
+        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
+        return Generation(number, members, plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+
+    def part(self, generation: Generation, place: int) -> Any:
+        """Return the part of a job that a member gets (see Policy)."""
+        return generation.job.on_rank(place)
+
     def timelines(self, generation: Generation) -> dict[str, Timeline]:
         """Return steps of a generation as simulated, by name: by default those of the prediction hold."""
         return {}
@@ -102,8 +111,6 @@ class OncePolicy(RecordingPolicy):
     timetable: the job's steps with their predicted seconds.  results: results by rank, once the job is done.
     """
 
-    has_converged = False
-
     def __init__(self, job: Any, plan: Plan, timetable: Any, notify: Notify) -> None:
         super().__init__(notify)
         self.job, self.plan, self._timetable = job, plan, timetable
@@ -127,12 +134,7 @@ class OncePolicy(RecordingPolicy):
                 f"{len(ready)} of {self.job.cluster.world_size} are there.",
                 "Run again.",
             )
-        timeout_s = max(self.job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * self._timetable.longest_s())
-        return Generation(number, ready, self.plan, replace(self.job, timeout_s=timeout_s), self._timetable, timeout_s)
-
-    def part(self, generation: Generation, place: int) -> Any:
-        """Return the part of the job that a device gets (see Policy)."""
-        return generation.job.on_rank(place)
+        return self.generation_of(number, ready, self.plan, self.job, self._timetable)
 
     def begun(self, generation: Generation) -> Generation:
         """Show the job's progress."""

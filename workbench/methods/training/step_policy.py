@@ -18,7 +18,7 @@ from workbench.core.report import StepRecord
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
 from workbench.core.units import three_figures
-from workbench.methods.base import SILENT_AFTER_STEPS, Notify, Planned
+from workbench.methods.base import Notify, Planned
 from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted
 from workbench.methods.training.phases import PhasedJob, Plans
@@ -118,6 +118,10 @@ class StepPolicy(RecordingPolicy):
             return self.generations[-1]
         return StartedGeneration(members=self.everyone, job=self.first, timetable=self._timetable, start=self._step)
 
+    def generation_at(self, number: int) -> StartedGeneration | None:
+        """Return the generation that did a step, by its number; None for a step of an earlier run."""
+        return next((generation for generation in reversed(self.generations) if generation.start <= number), None)
+
     def expected(self, step: StepRecord) -> StepRecord:
         """Return a step's record with the seconds expected under the plan by which it was done, if it was done in this
         run.
@@ -125,7 +129,7 @@ class StepPolicy(RecordingPolicy):
         number = self._timetable.number(step.epoch, step.step)
         if number in self._heated_s:
             return replace(step, predicted_s=self._heated_s[number])
-        generation = next((generation for generation in reversed(self.generations) if generation.start <= number), None)
+        generation = self.generation_at(number)
         return (
             step
             if generation is None or step.predicted_s is not None
@@ -167,22 +171,18 @@ class StepPolicy(RecordingPolicy):
     def _begin(self, generation: Generation, former: Interrupted | None = None) -> None:
         """Record that a generation begins at the next step.  former: see StartedGeneration."""
         self._timetable = generation.predictor  # type: ignore[assignment]  # made below
-        settings = {
-            "members": generation.members,
-            "job": generation.job,
-            "timetable": self._timetable,
-            "start": self._step,
-        }
-        self.now = StartedGeneration(**settings, former=former or Interrupted())
+        self.now = StartedGeneration(
+            members=generation.members,
+            job=generation.job,
+            timetable=self._timetable,
+            start=self._step,
+            former=former or Interrupted(),
+        )
         self.generations.append(self.now)
 
     def timelines(self, generation: Generation) -> dict[str, Timeline]:
         """Return a step of each phase that is left, as simulated under the plan, by the phase's name."""
         return self._timetable.timelines(self._step)
-
-    def part(self, generation: Generation, place: int) -> Any:
-        """Return the part of a job that a member gets (see Policy)."""
-        return generation.job.on_rank(place)
 
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
@@ -230,7 +230,7 @@ class StepPolicy(RecordingPolicy):
         if self.cluster.is_real:
             price_s += REAL_REGROUP_S
         at_present, then = (
-            _timetable(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job))
+            timetable_at(members, job, factors) for members, job in ((self.now.members, self.now.job), (members, job))
         )
         saved_s = at_present.rest_s(self._step) - then.rest_s(self._step)
         pays = saved_s > price_s
@@ -267,9 +267,7 @@ class StepPolicy(RecordingPolicy):
 
     def _generation(self, number: int, members: Ranks, job: PhasedJob, factors: Factors) -> Generation:
         """Return a job of some devices as a generation."""
-        timetable = _timetable(members, job, factors)
-        timeout_s = max(job.timeout_s, self.least_timeout_s, SILENT_AFTER_STEPS * timetable.longest_s())
-        return Generation(number, members, job.plan, replace(job, timeout_s=timeout_s), timetable, timeout_s)
+        return self.generation_of(number, members, job.plan, job, timetable_at(members, job, factors))
 
     def _require_room(self, generation: Generation, factors: Factors) -> None:
         """Raise PlanError if a generation no longer fits in its devices' memory."""
@@ -320,7 +318,7 @@ class StepPolicy(RecordingPolicy):
         return self.profile.part(self.everyone, slower), replace(cluster, devices=tuple(devices))
 
 
-def _timetable(members: Sequence[int], job: PhasedJob, factors: Factors) -> Timetable:
+def timetable_at(members: Sequence[int], job: PhasedJob, factors: Factors) -> Timetable:
     """Return the steps of a job with their seconds at the devices' present speed."""
     slower = {place: factors[rank] for place, rank in enumerate(members) if rank in factors}
     slow_links = replace(job, cluster=job.cluster.with_slow_links(factors))
