@@ -16,7 +16,7 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.names import FLOAT_TYPES
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button
+from workbench.widgets.controls import Headline, Message, Panel, button
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.figure_box import FigureBox
 from workbench_labs.plots.zeroth_order import Point, Probe
@@ -62,13 +62,13 @@ class Bowl:
         )
 
 
-Estimate = Callable[[list[list[float]], list[list[float]], float], Sequence[float]]
+Rows = list[list[float]]
+"""Of each query: its losses, or its direction."""
+Estimate = Callable[[Rows, Rows, float], Sequence[float]]
 """(losses, noise, epsilon) -> the estimated gradient (d,).  losses: (q, 2), plus and minus; noise: (q, d)."""
 
 
-def ask(
-    bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int
-) -> tuple[list[list[float]], list[list[float]]]:
+def ask(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> tuple[Rows, Rows]:
     """Return a step's losses (q, 2), at theta + epsilon z and theta - epsilon z, and its noise z (q, 2) (Algorithm 1,
     lines 4-9).
     """
@@ -84,7 +84,7 @@ def ask(
     return losses, noise
 
 
-def probes_of(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float]], epsilon: float) -> list[Probe]:
+def probes_of(losses: Rows, noise: Rows, epsilon: float) -> list[Probe]:
     """Return each query's direction, and the slope along it from its two losses (Algorithm 1, line 10)."""
     return [Probe((z[0], z[1]), (plus - minus) / (2 * epsilon)) for (plus, minus), z in zip(losses, noise, strict=True)]
 
@@ -95,7 +95,7 @@ def mean_of(probes: Sequence[Probe]) -> Point:
     return x, y
 
 
-def mean_slope(losses: Sequence[Sequence[float]], noise: Sequence[Sequence[float]], epsilon: float) -> list[float]:
+def mean_slope(losses: Rows, noise: Rows, epsilon: float) -> list[float]:
     """Return the estimated gradient (see Estimate): the mean of slope times noise."""
     slopes = [(plus - minus) / (2 * epsilon) for plus, minus in losses]
     return [
@@ -118,7 +118,7 @@ class Descent:
     estimate: Estimate = mean_slope
     path: list[Point] = field(default_factory=lambda: [(-4.2, 1.9)])
 
-    def ask(self) -> tuple[list[list[float]], list[list[float]]]:
+    def ask(self) -> tuple[Rows, Rows]:
         """Return the losses and the noise of the queries at the path's last point (see `ask`)."""
         point, step = self.path[-1], len(self.path) - 1
         return ask(self.bowl, point, queries=self.queries, epsilon=self.epsilon, seed=self.seed, step=step)
@@ -187,7 +187,7 @@ class BowlLab(Panel):
                 **{name: getattr(bowl, name) for name in ("stretch", "ripple", "precision")},
             )
         )
-        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Headline(), FigureBox()
         self._buttons = [
             button(
                 "One step",
@@ -257,4 +257,4 @@ class BowlLab(Panel):
             else "both losses alike: no slope seen"
         )
         steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
-        self.headline.value = BIG_FIRST.format(said, f"loss {walk.bowl.height(*point):.3f} after {steps}")
+        self.headline.say(said, f"loss {walk.bowl.height(*point):.3f} after {steps}")

@@ -44,7 +44,7 @@ from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
-from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
+from workbench.widgets.controls import button, described, slider
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
@@ -64,6 +64,13 @@ def pipeline(costs: Equation3, partition: Partition, count: int, *, title: str =
     return mini_batches(costs.profile, costs.cluster, plan, tokens=costs.memory_length, count=count, title=title)
 
 
+def costs_of(model: str, cluster: Cluster, *, batch_size: int, tokens: int) -> Equation3:
+    """Return the costs of full fine-tuning on a cluster's devices as the catalogue describes them."""
+    bare, sizes = as_described(cluster), {"batch_sizes": (batch_size,), "sequence_lengths": (tokens,)}
+    profile = analytic_profile(model, bare, technique="full", **sizes)  # type: ignore[arg-type]
+    return Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=tokens))
+
+
 class PartitionLab(Explorer):
     """Sliders for the cuts of a model over devices, and for their order; pace, Gantt chart and memory of the
     asynchronous pipeline.
@@ -73,26 +80,17 @@ class PartitionLab(Explorer):
     """
 
     def __init__(self, model: str, cluster: Cluster, *, batch_size: int, tokens: int) -> None:
-        self._model, bare = describe(model), as_described(cluster)
-        sizes = {"batch_sizes": (batch_size,), "sequence_lengths": (tokens,)}
-        profile = analytic_profile(self._model, bare, technique="full", **sizes)  # type: ignore[arg-type]
-        self.costs = Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=tokens))
-        self._sizes = {
-            "heads": self._model.heads,
-            "hidden": self._model.hidden,
-            "feed_forward": self._model.feed_forward,
-        }
-        orders = {
-            " - ".join(bare.devices[rank].name for rank in order): order
-            for order in permutations(range(bare.world_size))
-        }
+        sizes, names = describe(model), cluster.names
+        self.costs = costs_of(model, cluster, batch_size=batch_size, tokens=tokens)
+        self._sizes = {"heads": sizes.heads, "hidden": sizes.hidden, "feed_forward": sizes.feed_forward}
+        orders = {" - ".join(names[rank] for rank in order): order for order in permutations(range(cluster.world_size))}
         self.order = described(
             widgets.Dropdown, "Order", "Who comes first in the pipeline", width="30em", options=list(orders.items())
         )
         cuts = enumerate(even_partition(self.costs, self.order.value).cuts[1:-1], start=1)
         tooltip = "Place {} of the pipeline has the layers before this one"
         self.cuts = tuple(
-            slider(f"Place {place} ends", tooltip.format(place), cut, 1, profile.num_layers, width="24em")
+            slider(f"Place {place} ends", tooltip.format(place), cut, 1, self.costs.profile.num_layers, width="24em")
             for place, cut in cuts
         )
         presets: dict[str, tuple[str, Callable[[], Partition]]] = {
@@ -107,14 +105,12 @@ class PartitionLab(Explorer):
         buttons = [
             button(name, tooltip, "magic", partial(self._take, find)) for name, (tooltip, find) in presets.items()
         ]
-        self.table = Html()
         super().__init__(
             [widgets.HBox([self.order, *buttons], layout=WRAPPED), widgets.HBox(self.cuts, layout=WRAPPED)],
             [self.order, *self.cuts],
             lambda: self.partition,
             self._price,
             tabs=("When (Gantt chart)", "Memory"),
-            below=[self.table],
             refused="No pipeline.",
         )
 
@@ -196,9 +192,7 @@ class PartitionLab(Explorer):
         )
         words = f"{made.pace_s:.3g} s a mini-batch in the long run ({against})"
         first = f"Out of memory: {', '.join(lacking)}" if lacking else words
-        self.headline.value = BIG_FIRST.format(
-            first, f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator"
-        )
+        self.headline.say(first, f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator")
         columns = (
             "device",
             "layers",
@@ -209,7 +203,7 @@ class PartitionLab(Explorer):
             "has",
             "",
         )
-        self.table.value = Table(columns, rows)._repr_html_()
+        self.tabulate(Table(columns, rows))
         self.show(
             lambda: gantt(pipeline(costs, made, SHOWN, title=f"{SHOWN} mini-batches into an empty pipeline")),
             lambda: needs(
@@ -299,7 +293,7 @@ class StaleLab(Explorer):
         ends = ", ".join(f"{delay}: {abs(path[-1]):.2g}" for delay, path in paths.items())
         worse = [f"{delay}" for delay, path in paths.items() if max(map(abs, path[-10:])) > 1]
         words = f"Delays of {', '.join(worse)} run away" if worse else "All come down"
-        self.headline.value = BIG_FIRST.format(words, f"|w| after {STALE_STEPS} steps by delay: {ends} (computed)")
+        self.headline.say(words, f"|w| after {STALE_STEPS} steps by delay: {ends} (computed)")
         series = {
             f"delay {delay}": list(takewhile(lambda point: abs(point[1]) < 4, enumerate(path)))
             for delay, path in paths.items()
@@ -354,7 +348,7 @@ class HeadsLab(Explorer):
         words = f"{profile.time_s(mine) / profile.time_s(best) - 1:+.0%} against the optimum"
         if over:
             words = f"{abs(over)} head{'s' * (abs(over) > 1)} too {'many' if over > 0 else 'few'}"
-        self.headline.value = BIG_FIRST.format(words, "; ".join(said) + " (computed from the profile)")
+        self.headline.say(words, "; ".join(said) + " (computed from the profile)")
         self.show(
             lambda: _heads_figure(profile, {name: counts for name, counts in allocations.items() if counts}, unit)
         )

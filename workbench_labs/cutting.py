@@ -12,21 +12,21 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Fidelity, Job
 from workbench.core.plan import Plan, Share
-from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
 from workbench.core.timeline import Timeline
-from workbench.planners import Problem, candidates
+from workbench.planners import TrainingProblem, candidates
 from workbench.schedules.pipeline import one_f_one_b_order
 from workbench.simulator.steps import step_s
 from workbench.widgets import LiveProgress
 from workbench.widgets.tables import Table
+from workbench_labs import planning
 from workbench_labs.exercises.cuts import Seconds, cut_of, every_cut, require_fastest, stage_seconds
 from workbench_labs.exercises.cuts import equal_cut as equal_cut  # the lab calls these
 from workbench_labs.exercises.cuts import makespan_s as makespan_s
 from workbench_labs.exercises.cuts import pipeline as pipeline
 from workbench_labs.exercises.groups import DIVIDE, slowest_s
 from workbench_labs.exercises.judging import every_division
-from workbench_labs.exercises.pipelines import BACKWARD, both_ways, named, program_on, schedule_of
+from workbench_labs.exercises.pipelines import BACKWARD, Both, both_ways, named, program_on, schedule_of
 from workbench_labs.planning import by_hand, paper_problem, refusals
 
 Divide = Callable[[int, Sequence[float]], Sequence[int]]
@@ -60,7 +60,7 @@ def run_cut(
     cluster_name: str = "laptop-equal",
     fidelity: Fidelity = "auto",
     num_micro_batches: int = 4,
-) -> tuple[Timeline, Timeline]:
+) -> Both:
     """Return a cut's mini-batch in 1F1B, simulated with the cluster's links, and executed by emulated devices.
 
     layer_s: the layers' seconds on as many devices as the cluster has.
@@ -96,31 +96,24 @@ def cut_table(runs: Mapping[str, tuple[Sequence[int], Timeline, Timeline]]) -> T
     return Table(("cut", "layers", "simulated", "executed"), rows, title=title)
 
 
-def at_paper_scale(model: str, cluster_name: str) -> Problem[Profile]:
+def at_paper_scale(model: str, cluster_name: str) -> TrainingProblem:
     """Return a planning problem of a published model on devices of the catalogue: times come from FLOPs."""
     return paper_problem(model, load_cluster(cluster_name))
 
 
-def best_by_stages(problem: Problem[Profile]) -> tuple[list[Plan], list[float]]:
+def best_by_stages(problem: TrainingProblem) -> tuple[list[Plan], list[float]]:
     """Return Algorithm 1's best plan for each number of stages, and the simulated seconds of each."""
     plans = sorted(candidates(problem), key=lambda plan: len(plan.stages))
     return plans, [step_s(problem, plan) for plan in plans]
 
 
-def problem_of(job: Job, cluster_name: str) -> Problem[Profile]:
+def problem_of(job: Job, cluster_name: str) -> TrainingProblem:
     """Return the planning problem of a job on emulated devices, with layer times that this machine has measured."""
     cluster = load_cluster(cluster_name)
-    return Problem(
-        profile=experiment.profile(job, cluster, "execute"),
-        cluster=cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-        sequence_length=job.max_length,
-        memory_length=job.max_length,
-    )
+    return planning.problem_of(job, cluster, experiment.profile(job, cluster, "execute"))
 
 
-def divided(problem: Problem[Profile], divide: Divide) -> Plan:
+def divided(problem: TrainingProblem, divide: Divide) -> Plan:
     """Return data parallelism on all devices, the samples of a micro-batch divided by a student's function.
 
     Until it is right the best of all divisions stands in.
@@ -140,7 +133,7 @@ def divided(problem: Problem[Profile], divide: Divide) -> Plan:
     return replace(plan, stages=(replace(stage, shares=shares),))
 
 
-def divisions_table(problem: Problem[Profile], divide: Divide, micro_batches: Sequence[int]) -> Table:
+def divisions_table(problem: TrainingProblem, divide: Divide, micro_batches: Sequence[int]) -> Table:
     """Return the simulated steps of data parallelism, by how a group's samples are divided and a mini-batch is cut."""
     rows, layers = [], [problem.profile.num_layers]
     ranks = list(range(problem.cluster.world_size))

@@ -14,11 +14,10 @@ import plotly.graph_objects as go
 
 from workbench import plots
 from workbench.core.job import Fidelity, Job
-from workbench.core.profile import Profile
 from workbench.core.report import Report, busy_note
 from workbench.core.timeline import INVALID_MARK
 from workbench.methods.p_rge.zeroth_order import StepLog, read_log
-from workbench.planners import Problem
+from workbench.planners import TrainingProblem
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench.widgets import ClusterForm, JobForm, RunPanel, lines, report_table
 from workbench.widgets.tables import Table
@@ -148,7 +147,7 @@ def shared(trial: Trial, *, queries: int, steps: int) -> Job:
 
 
 def run_panel(
-    job: Job, problem: Problem[Profile], counts: Sequence[int] | None, fidelity: Fidelity, faults: str = ""
+    job: Job, problem: TrainingProblem, counts: Sequence[int] | None, fidelity: Fidelity, faults: str = ""
 ) -> RunPanel:
     """Return the panel of a run.  counts: each device's queries; None: the planner's."""
     forms = JobForm(replace(job, faults=faults)), ClusterForm(problem.cluster, choice=False)

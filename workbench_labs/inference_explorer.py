@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.plots import gantt, needs
 from workbench.plots.style import evenly_spaced, time_words
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, ON_COLOUR, Html, button, slider
+from workbench.widgets.controls import ON_COLOUR, Html, button, slider
 from workbench.widgets.explorer import Explorer
 from workbench_labs.inference_problem import (
     PLANNERS,
@@ -50,7 +50,6 @@ class InferenceExplorer(Explorer):
         self._origin, self._planners = problem, tuple(planners)
         self.form = ClusterForm(problem.cluster, choice=False)
         self.length = tokens_slider(problem.sequence_length, problem.cluster.world_size, 1024)
-        self.table = Html()
         self.compared: tuple[Comparison, ...] = ()
         self._first_s = 0.0
         super().__init__(
@@ -59,7 +58,6 @@ class InferenceExplorer(Explorer):
             lambda: replace(on(self._origin, self.form.cluster), sequence_length=self.length.value),
             self._plan_all,
             tabs=("One layer", "Memory", "When (Gantt chart)"),
-            below=[self.table],
         )
         self.form.on_change(lambda _: self.changed())
         self.form.reset.on_click(lambda _: self.reset())
@@ -69,7 +67,7 @@ class InferenceExplorer(Explorer):
         first = self.compared[0]
         plan = first.plan
         self._first_s = self._first_s or first.seconds
-        self.table.value = inference_table(self.compared, problem)._repr_html_()
+        self.tabulate(inference_table(self.compared, problem))
         if plan is None:
             return self.refuse("No plan fits.", first.why)
         change = (
@@ -78,7 +76,7 @@ class InferenceExplorer(Explorer):
             else ""
         )
         words = "{} [{}, {}] on {} devices (simulated)".format(first.planner, *plan.configuration, plan.num_positions)
-        self.headline.value = BIG_FIRST.format(f"{time_words(first.seconds)} a sequence{change}", words)
+        self.headline.say(f"{time_words(first.seconds)} a sequence{change}", words)
         names = problem.cluster.names
         self.show(
             lambda: layer_cut(
@@ -280,7 +278,7 @@ class SchemeEditor(Explorer):
         timeline = self._seconds.timeline(plan, title="One sequence, with your schemes")
         if error is not None:
             self.message.error(str(error))
-        self.headline.value = self._headline(plan, timeline, fits=error is None)
+        self.headline.say(*self._headline(plan, timeline, fits=error is None))
         names = problem.cluster.names
         mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
@@ -304,7 +302,7 @@ class SchemeEditor(Explorer):
             self._trade[key] = tuple(points)
         return self._trade[key]
 
-    def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> str:
+    def _headline(self, plan: InferencePlan, timeline: Timeline, *, fits: bool) -> tuple[str, str]:
         first, second = plan.configuration
         seconds, sent = self._seconds(plan), timeline.all_sent_bytes
         theirs = (
@@ -320,4 +318,4 @@ class SchemeEditor(Explorer):
             rest = (
                 f"[{first}, {second}] would take {time_words(seconds)} if it did fit, and {moved}; {theirs} (simulated)"
             )
-        return BIG_FIRST.format(words, rest)
+        return words, rest

@@ -34,7 +34,6 @@ from workbench.methods.galaxy_plus.serving.serve import planner_of, serve_emulat
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
 from workbench.planners import Problem
 from workbench.runtime.virtual_work import VirtualWorld
-from workbench.widgets.controls import BIG_FIRST
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench_labs.planning import Comparison, as_described, compared, with_bandwidth
@@ -155,7 +154,7 @@ def overlap_cells(
     cells = []
     for megabit_per_s in megabits_per_s:
         cluster = with_bandwidth(problem.cluster, megabit_per_s)
-        free = _without_latency(with_bandwidth(problem.cluster, 1e12))
+        free = with_bandwidth(problem.cluster, 1e12).with_links(lambda link: replace(link, latency_s=0.0))
         idle = replace(
             problem.profile, costs=tuple(tuple(_nothing(cost) for cost in row) for row in problem.profile.costs)
         )
@@ -182,12 +181,6 @@ def _layer(plan: InferencePlan, problem: SequenceProblem, message_s: float) -> S
 
 def _nothing(costs: StackCosts) -> StackCosts:
     return StackCosts(pieces={kind: PieceCost() for kind in costs.pieces})
-
-
-def _without_latency(cluster: Cluster) -> Cluster:
-    return replace(
-        cluster, devices=tuple(replace(device, link=replace(device.link, latency_s=0.0)) for device in cluster.devices)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,29 +268,27 @@ class StragglerLab(Explorer):
         if fault.kind == "slow":  # a killed device has to be left out
             reports["without"] = self._simulated(fault, replace(settings, reaction="none"))
         self.reports = reports
-        self.headline.value = self._headline(fault)
+        self.headline.say(*self._headline(fault))
         self.show(lambda: serving(self.reports), lambda: request_latencies(self.report))
 
     def _simulated(self, fault: Fault, settings: ReschedulingSettings) -> ServingReport:
         return self._service.stream((fault,), settings, num_requests=self._num_requests)
 
-    def _headline(self, fault: Fault) -> str:
+    def _headline(self, fault: Fault) -> tuple[str, str]:
         report = self.report
-        before = report.throughput_per_s(0.0, fault.start) or 1 / self._service.request_s
-        assert fault.end is not None
-        level = report.throughput_per_s(fault.start + 0.5 * (fault.end - fault.start), min(fault.end, report.end_s))
-        words = f"{level / before:.0%} of the throughput in the second half of the fault"
-        if "without" in self.reports:
-            without = self.reports["without"]
-            other = without.throughput_per_s(
-                fault.start + 0.5 * (fault.end - fault.start), min(fault.end, without.end_s)
-            )
-            words += f", {other / before:.0%} without re-scheduling"
+        before, end_s = report.throughput_per_s(0.0, fault.start) or 1 / self._service.request_s, fault.end
+        assert end_s is not None
+        second_half_s = fault.start + 0.5 * (end_s - fault.start)
+        level, *others = (
+            each.throughput_per_s(second_half_s, min(end_s, each.end_s)) / before for each in self.reports.values()
+        )
+        words = f"{level:.0%} of the throughput in the second half of the fault"
+        words += "".join(f", {other:.0%} without re-scheduling" for other in others)
         lost = (
             f"{len(report.requests)} of {self._num_requests} requests answered, {report.num_lost} lost, "
             f"{report.num_repeated} repeated"
         )
-        return BIG_FIRST.format(words, f"{lost} (simulated)")
+        return words, f"{lost} (simulated)"
 
 
 def serve_here(

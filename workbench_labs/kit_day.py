@@ -15,10 +15,11 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import Report, SweepPoint
 from workbench.methods.base import Event
-from workbench.planners import Problem, fixed_plan, plan_cached
+from workbench.planners import fixed_plan, plan_cached
 from workbench.widgets.tables import Table
 from workbench_labs.exercises.cuts import equal_cut
 from workbench_labs.exercises.projects import Case, Planner, usable
+from workbench_labs.planning import problem_of
 
 
 def devices_table(cluster: Cluster) -> Table:
@@ -63,13 +64,7 @@ def plan_of(counts: Sequence[int], job: Job, cluster: Cluster, profile: Profile)
 
     Raises PlanError if memory does not suffice.
     """
-    problem = Problem(
-        profile,
-        cluster,
-        sequence_length=job.max_length,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-    )
+    problem = problem_of(job, cluster, profile)
     used = [rank for rank, count in enumerate(counts) if count]
     layers, groups = [counts[rank] for rank in used], [(rank,) for rank in used]
     return replace(fixed_plan(problem, layers=layers, groups=groups, method="yours"), cached=plan_cached(problem))

@@ -18,7 +18,6 @@ from workbench.methods.ringada.published import FEDERATED, RING, layer_times, lo
 from workbench.models.configuration import model_facts
 from workbench.plots import lines
 from workbench.trainings.rings import Curve, Training, train_in_turn
-from workbench.widgets.controls import BIG_FIRST, Html
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.run_panel import bar
@@ -112,11 +111,8 @@ class LearningLab(Explorer):
         first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
         controls = lab_controls("learning", {"unfreezing": names}, **first)
         self.unfreezing, self.every, self.rule, self.scheme = controls
-        self.table = Html()
         tabs = ("Loss by time", "Loss by mini-batches", "Accuracy")
-        super().__init__(
-            [widgets.HBox(controls)], controls, self._asked_for, self._answer_to, tabs=tabs, below=[self.table]
-        )
+        super().__init__([widgets.HBox(controls)], controls, self._asked_for, self._answer_to, tabs=tabs)
 
     def _asked_for(self) -> Tried:
         is_federated = self.scheme.value == FEDERATED  # trains all layers
@@ -130,7 +126,7 @@ class LearningLab(Explorer):
             self.learned[asked] = learn(self.training, asked, partial(self._counted, asked.name))
         curve, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
         words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
-        self.headline.value = BIG_FIRST.format(
+        self.headline.say(
             f"{asked.name}: last loss {curve.losses[-1]:.3f}, test {metric} {curve.test[metric]:.1f} %", words
         )
         rows = [
@@ -144,9 +140,7 @@ class LearningLab(Explorer):
             for tried, learned in self.learned.items()
         ]
         columns = ("setting", "trained layers at the end", "last loss", f"test {metric}, %", "layer times (simulated)")
-        self.table.value = Table(
-            columns, rows, title="Tried so far; one seed, so a point or two means little"
-        )._repr_html_()
+        self.tabulate(Table(columns, rows, title="Tried so far; one seed, so a point or two means little"))
         self.show(self.by_time, self.by_mini_batches, self.by_score)
 
     def _counted(self, name: str, steps: range) -> Iterator[int]:
@@ -154,7 +148,7 @@ class LearningLab(Explorer):
         for step in steps:
             if step % SAID_EVERY == 0:
                 words = f"mini-batch {step + 1} of {len(steps)}, in this process"
-                self.headline.value = BIG_FIRST.format(f"Training {name}", words)
+                self.headline.say(f"Training {name}", words)
             yield step
 
     def by_time(self) -> go.Figure:

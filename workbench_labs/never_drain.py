@@ -15,7 +15,6 @@ from workbench.core.costs import MESSAGE_S
 from workbench.core.job import Fidelity, Job
 from workbench.core.plan import Plan, one_device_stages
 from workbench.core.report import Report, busy_note
-from workbench.core.timeline import Timeline
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_starter import share_module
 from workbench.runtime.engines import default_pool
@@ -42,7 +41,7 @@ from workbench_labs.exercises.never_drain import (
     usable_descend,
     usable_partition,
 )
-from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, both_table, both_ways, program_on
+from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, Both, both_table, both_ways, program_on
 from workbench_labs.planning import on_this_computer
 from workbench_labs.written import write_run
 
@@ -99,7 +98,7 @@ def run_partition(
     cluster_name: str,
     num_mini_batches: int = 10,
     fidelity: Fidelity = "auto",
-) -> tuple[Timeline, Timeline]:
+) -> Both:
     """Return mini-batches through a cut that never drains between them: simulated, and executed by emulated devices.
 
     layer_s: forward and backward pass of each layer on each device, seconds.

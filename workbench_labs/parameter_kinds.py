@@ -21,7 +21,11 @@ Moments = Annotated[float, Meta(gt=0, le=60)]
 Tokens = Annotated[int, Meta(ge=1, le=65_536)]
 Few = Annotated[int, Meta(ge=1, le=64)]
 Steps = Annotated[int, Meta(ge=1, le=100_000)]
-Samples = Annotated[int, Meta(ge=1, le=10**9)] | None
+FewSteps = Annotated[int, Meta(ge=1, le=1000)]
+Queries = Annotated[int, Meta(ge=1, le=4096)]
+Many = Annotated[int, Meta(ge=1, le=10**9)]
+Positive = Annotated[float, Meta(gt=0, le=1000)]
+Samples = Many | None
 """None takes the whole split."""
 Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
 """Whose numbers are drawn, and whose work is kept."""
@@ -33,6 +37,7 @@ class AllLabs(Struct, frozen=True, kw_only=True):
     """Those of all labs."""
 
     output: Text
+    student: Student
 
     def check(self) -> None:
         """Raise ConfigError for an unknown name, and for values that do not go together."""
@@ -76,13 +81,11 @@ class Trained(Parameters, frozen=True, kw_only=True):
     train_samples: Samples
     batch_size: int
     seed: int
-    png: bool
 
 
 class Built(Parameters, frozen=True, kw_only=True):
     """Those of the labs in which students build a pipeline."""
 
-    student: Student
     cluster_name: Text
 
     def check(self) -> None:

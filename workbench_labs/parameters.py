@@ -26,13 +26,16 @@ from workbench_labs.parameter_kinds import (
     AllLabs,
     Built,
     Few,
+    FewSteps,
+    Many,
     Megabits,
     Moments,
     Parameters,
     Pipelined,
+    Positive,
+    Queries,
     Samples,
     Steps,
-    Student,
     Tokens,
     Trained,
     require_devices,
@@ -46,12 +49,12 @@ WEIGHTS = 128
 class Quickstart(Trained, frozen=True, kw_only=True):
     """00_quickstart.  sweep_steps: steps that each other plan does."""
 
-    student: Student
     validation_samples: Samples
     test_samples: Samples
     epochs: int
     micro_batches: int
-    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
+    png: bool
+    sweep_steps: FewSteps
 
 
 class Devices(Parameters, frozen=True, kw_only=True):
@@ -59,7 +62,6 @@ class Devices(Parameters, frozen=True, kw_only=True):
     those that are simulated.
     """
 
-    student: Student
     measure_s: Moments
     most_s: Annotated[float, Meta(ge=0.01, le=10)]
     message_bytes: Annotated[list[Annotated[int, Meta(ge=1, le=100_000_000)]], Meta(min_length=2, max_length=100)]
@@ -81,26 +83,20 @@ class Devices(Parameters, frozen=True, kw_only=True):
             )
 
 
-class Beside(Parameters, frozen=True, kw_only=True):
+class Beside(Trained, frozen=True, kw_only=True):
     """03_beside_the_model.  your_samples: sentences for a student's side network.  target_score: % of the validation
     sentences, at which the trainings of initial_ways are compared.
     """
 
-    student: Student
-    cluster_name: Text
-    model: str
-    task: str
     train_samples: Annotated[int, Meta(ge=3, le=10**6)]
     validation_samples: Annotated[int, Meta(ge=1, le=10**6)]
     test_samples: Annotated[int, Meta(ge=1, le=10**6)]
     your_samples: Annotated[int, Meta(ge=1, le=1024)]
     epochs: Annotated[int, Meta(ge=2)]
-    batch_size: int
     micro_batches: int
     reduction: int
     initial_ways: Annotated[list[str], Meta(min_length=1, max_length=10)]
     target_score: Annotated[float, Meta(ge=0, le=100)]
-    seed: int
 
     @property
     def options(self) -> dict[str, Any]:
@@ -109,7 +105,7 @@ class Beside(Parameters, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check also the ways to begin (see Parameters)."""
-        Parameters.check(self)
+        Trained.check(self)
         for way in self.initial_ways:
             check_choice("initialization", way, get_args(Initialization))
 
@@ -119,17 +115,16 @@ class Slopes(AllLabs, frozen=True, kw_only=True):
     repeats: walks on the bowl.
     """
 
-    student: Student
     model: str
     seed: int
     batch_size: int
     learning_rate: float
-    queries: Annotated[int, Meta(ge=1, le=64)]
-    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
-    steps: Annotated[int, Meta(ge=1, le=1000)]
-    studied_queries: Annotated[int, Meta(ge=1, le=4096)]
-    epsilons: Annotated[list[Annotated[float, Meta(gt=0, le=1e3)]], Meta(min_length=1, max_length=100)]
-    repeats: Annotated[int, Meta(ge=1, le=1000)]
+    queries: Few
+    epsilon: Positive
+    steps: FewSteps
+    studied_queries: Queries
+    epsilons: Annotated[list[Positive], Meta(min_length=1, max_length=100)]
+    repeats: FewSteps
 
     def check(self) -> None:
         """Check also the job (see AllLabs)."""
@@ -139,33 +134,27 @@ class Slopes(AllLabs, frozen=True, kw_only=True):
         load_method("p_rge").require_known(job, load_cluster("laptop"))
 
 
-class ForwardOnly(Parameters, frozen=True, kw_only=True):
+class ForwardOnly(Trained, frozen=True, kw_only=True):
     """06_forward_only.  compared_queries, compared_steps: trainings with the same q x E.  parts: copies in one pass.
     measured_s: time for each rate.  device_mb: memory of each device for the model.
     """
 
     method: ClassVar[str] = "p_rge"
-    student: Student
-    cluster_name: Text
-    model: str
-    task: str
-    seed: int
-    batch_size: int
     learning_rate: float
-    queries: Annotated[int, Meta(ge=1, le=64)]
-    epsilon: Annotated[float, Meta(gt=0, le=1e3)]
+    queries: Few
+    epsilon: Positive
     loss: Literal["label_words", "vocabulary"]
     steps: Steps
-    train_samples: Annotated[int, Meta(ge=1, le=10**9)]
-    validation_samples: Annotated[int, Meta(ge=1, le=10**9)]
+    train_samples: Many
+    validation_samples: Many
     score_every: Steps
-    compared_queries: Annotated[list[Annotated[int, Meta(ge=1, le=4096)]], Meta(min_length=1, max_length=16)]
-    compared_steps: Annotated[int, Meta(ge=1, le=1000)]
+    compared_queries: Annotated[list[Queries], Meta(min_length=1, max_length=16)]
+    compared_steps: FewSteps
     parts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=100)]
     measured_s: Moments
     engine_steps: Annotated[int, Meta(ge=0, le=10_000)]
-    device_mb: Annotated[int, Meta(ge=1, le=10**9)]
-    spread_queries: Annotated[int, Meta(ge=1, le=4096)]
+    device_mb: Many
+    spread_queries: Queries
     spread_steps: Annotated[int, Meta(ge=2, le=100_000)]
 
     @property
@@ -182,7 +171,7 @@ class ForwardOnly(Parameters, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check also that another device is there when one dies, and that q x E can be divided (see Parameters)."""
-        Parameters.check(self)
+        Trained.check(self)
         require_devices(self.cluster(), 2, "one of them is lost")
         product = self.queries * self.batch_size
         for count in self.compared_queries:
@@ -197,10 +186,9 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
     """
 
     method: ClassVar[str] = "confidant"
-    student: Student
     stages: Annotated[int, Meta(ge=2, le=16)]
     mini_batches: Few
-    layer_ms: Annotated[float, Meta(gt=0, le=1000)]
+    layer_ms: Positive
     learning_rate: Annotated[float, Meta(ge=0.05, le=1.2)]
     profile_seed: int
     num_devices: Annotated[int, Meta(ge=2)]
@@ -213,6 +201,7 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
     snapshot_every: int
     fault_step: Steps
     faults: str
+    png: bool
 
     @property
     def options(self) -> dict[str, Any]:
@@ -265,17 +254,17 @@ class Cut(Pipelined, frozen=True, kw_only=True):
     sweep_steps: steps that each plan does.
     """
 
-    layer_ms: Annotated[list[Annotated[float, Meta(gt=0, le=1000)]], Meta(max_length=16)]
+    layer_ms: Annotated[list[Positive], Meta(max_length=16)]
     slowness: Annotated[list[Annotated[float, Meta(ge=1, le=100)]], Meta(max_length=16)]
     paper_cluster: Text
     paper_model: Literal["T5-Base", "BART-Large", "T5-Large"]
     group_cluster: Text
     model: str
     task: str
-    train_samples: Annotated[int, Meta(ge=1, le=10**9)]
+    train_samples: Many
     batch_size: int
     micro_batches: int
-    sweep_steps: Annotated[int, Meta(ge=1, le=1000)]
+    sweep_steps: FewSteps
 
     def check(self) -> None:
         """Check also that there is one number for each device, and a layer for each, and the groups (see Built)."""
@@ -296,13 +285,13 @@ class Cut(Pipelined, frozen=True, kw_only=True):
 class KitDay(Trained, frozen=True, kw_only=True):
     """12_kit_day.  steps: steps that each plan does.  loss: how the whole run loses a device, as a fault."""
 
-    student: Student
     validation_samples: Samples
     test_samples: Samples
     epochs: int
     micro_batches: int
     max_length: int
-    steps: Annotated[int, Meta(ge=1, le=1000)]
+    png: bool
+    steps: FewSteps
     loss: str
 
     @property
@@ -355,7 +344,6 @@ class BreakIt(Parameters, frozen=True, kw_only=True):
     """
 
     method: ClassVar[str] = "galaxy_plus"
-    student: Student
     cluster_name: Text
     model: str
     tokens: Tokens
@@ -390,24 +378,17 @@ class BreakIt(Parameters, frozen=True, kw_only=True):
         load_method(self.method).require_known(self.text_job, cluster)
 
 
-class DataThatStay(Parameters, frozen=True, kw_only=True):
+class DataThatStay(Trained, frozen=True, kw_only=True):
     """09_data_that_stay.  rule: which device owns which samples.  blocks, depth: the ring of the paper's Fig. 2.
     steps: mini-batches of a training.  layer_ms: time of a block's forward pass on emulated devices.
     """
 
     method: ClassVar[str] = "ringada"
-    student: Student
-    cluster_name: Text
-    model: str
-    task: str
-    train_samples: Samples
-    batch_size: int
     rule: str
     blocks: Annotated[list[Few], Meta(min_length=2, max_length=64)]
     depth: Annotated[int, Meta(ge=1)]
     steps: Annotated[int, Meta(ge=4, le=1000)]
-    layer_ms: Annotated[float, Meta(gt=0, le=1000)]
-    seed: int
+    layer_ms: Positive
 
     @property
     def options(self) -> dict[str, Any]:
@@ -416,7 +397,7 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check also the depth of the drawn ring (see Parameters)."""
-        Parameters.check(self)
+        Trained.check(self)
         require_devices(self.cluster(), 2, "a ring has two or more")
         if self.depth > sum(self.blocks):
             request = f"depth = {self.depth} with blocks = {self.blocks} was asked for."
@@ -428,7 +409,6 @@ class DataThatStay(Parameters, frozen=True, kw_only=True):
 class Clinic(AllLabs, frozen=True, kw_only=True):
     """11_reproduction_clinic.  item: a table or figure of the paper, such as table3."""
 
-    student: Student
     paper: Literal["pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant"]
     item: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
 

@@ -26,6 +26,7 @@ from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.query_costs import full_model_costs
 from workbench.planners import (
     Problem,
+    TrainingProblem,
     candidates,
     data_parallel,
     fixed_plan,
@@ -41,7 +42,7 @@ from workbench.plots.breakdown import stacked_bars
 from workbench.plots.style import time_unit
 from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import step_s
-from workbench.widgets.controls import BIG_FIRST, button, slider
+from workbench.widgets.controls import button, slider
 from workbench.widgets.explorer import Explorer
 
 MAX_SIMULATIONS = 60
@@ -84,7 +85,7 @@ def on(problem: Problem[Any], cluster: Cluster) -> Problem[Any]:
 
 
 def by_hand(
-    problem: Problem[Profile], layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed"
+    problem: TrainingProblem, layers: Sequence[int], groups: Sequence[Sequence[int]], *, dispatch: Dispatch = "speed"
 ) -> Plan:
     """Return the plan of layers[i] layers on the ranks groups[i], whether it fits or not.  Raises ConfigError for an
     invalid plan.
@@ -92,12 +93,12 @@ def by_hand(
     return fixed_plan(problem, layers=layers, groups=groups, dispatch=dispatch, check_memory=False)
 
 
-def needs_of(problem: Problem[Profile], plan: Plan) -> dict[int, Need]:
+def needs_of(problem: TrainingProblem, plan: Plan) -> dict[int, Need]:
     """Return the bytes that each rank of a plan needs."""
     return plan_needs(problem.profile, plan, sequence_length=problem.longest)
 
 
-def need_parts(problem: Problem[Profile], plan: Plan) -> dict[int, dict[str, int]]:
+def need_parts(problem: TrainingProblem, plan: Plan) -> dict[int, dict[str, int]]:
     """Return the bytes that each rank of a plan needs by purpose, for the figure of needs."""
     return {
         rank: {
@@ -110,7 +111,7 @@ def need_parts(problem: Problem[Profile], plan: Plan) -> dict[int, dict[str, int
     }
 
 
-def refusals(problem: Problem[Profile], plan: Plan) -> tuple[PlanError, ...]:
+def refusals(problem: TrainingProblem, plan: Plan) -> tuple[PlanError, ...]:
     """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
     needs = needs_of(problem, plan)
     over = {rank: need.total_bytes - problem.cluster.devices[rank].memory_bytes for rank, need in needs.items()}
@@ -131,13 +132,12 @@ def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
     """Return the cluster with memory_bytes on every device."""
-    devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
-    return replace(cluster, name=f"{cluster.name}-other-memory", devices=devices)
+    return replace(cluster, name=f"{cluster.name}-other-memory").with_devices(memory_bytes=memory_bytes)
 
 
 def as_described(cluster: Cluster) -> Cluster:
     """Return the cluster with devices that are only simulated, so that their speed comes from the catalogue."""
-    return replace(cluster, devices=tuple(replace(device, host_share=None) for device in cluster.devices))
+    return cluster.with_devices(host_share=None)
 
 
 def on_this_computer(cluster: Cluster) -> Cluster:
@@ -145,7 +145,7 @@ def on_this_computer(cluster: Cluster) -> Cluster:
     return cluster.emulated(round(1 / cluster.world_size, 2)) if cluster.is_real else cluster
 
 
-def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> Problem[Profile]:
+def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> TrainingProblem:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not
     measured, costs.
     """
@@ -154,7 +154,18 @@ def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_b
     return Problem(profile, described, batch_size=batch_size, micro_batches=micro_batches, sequence_length=TOKENS)
 
 
-PLANNERS: dict[str, Callable[[Problem[Profile]], Plan]] = {
+def problem_of(job: Job, cluster: Cluster, profile: Profile) -> TrainingProblem:
+    """Return the problem of a job's mini-batches."""
+    return Problem(
+        profile,
+        cluster,
+        batch_size=job.batch_size,
+        micro_batches=job.micro_batches,
+        sequence_length=job.max_length,
+    )
+
+
+PLANNERS: dict[str, Callable[[TrainingProblem], Plan]] = {
     "Algorithm 1": partial(plan, cached=False),
     "Algorithm 1, any order": partial(plan, cached=False, order="all", objective="bottleneck"),
     "simulated and refined": lambda problem: refine(
@@ -192,7 +203,7 @@ class Comparison:
         return 0.0 if self.plan is None else self.plan.mini_batch_size / self.seconds
 
 
-def compare(problem: Problem[Profile], planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
+def compare(problem: TrainingProblem, planners: Sequence[str] = tuple(PLANNERS)) -> tuple[Comparison, ...]:
     """Return each planner's result for a problem; a plan that does not fit has a reason."""
     return compared(problem, {name: PLANNERS[name] for name in planners}, partial(step_s, problem))
 
@@ -211,7 +222,7 @@ def compared(
     return tuple(comparisons)
 
 
-def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:
+def query_counts(problem: TrainingProblem, plan: Plan) -> tuple[int, ...]:
     """Return every device's queries in a plan; in a chain of stages each stage has all queries."""
     counts = [0] * problem.cluster.world_size
     for stage in plan.stages:
@@ -220,7 +231,7 @@ def query_counts(problem: Problem[Profile], plan: Plan) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[float, ...]:
+def query_seconds(problem: TrainingProblem, counts: Sequence[int]) -> tuple[float, ...]:
     """Return the seconds until each device has sent its losses (all wait for the slowest); infinity if its memory is
     too small.
 
@@ -241,14 +252,14 @@ def query_seconds(problem: Problem[Profile], counts: Sequence[int]) -> tuple[flo
     return tuple(seconds)
 
 
-def query_step_s(problem: Problem[Profile], counts: Sequence[int]) -> float:
+def query_step_s(problem: TrainingProblem, counts: Sequence[int]) -> float:
     """Return the seconds of a step with such a division, the update included."""
     costs = full_model_costs(problem)
     update = [costs[rank].noise_s(problem.queries) for rank, count in enumerate(counts) if count]
     return max(query_seconds(problem, counts)) + max(update, default=math.inf)
 
 
-def query_problem(job: Job, cluster: Cluster) -> Problem[Profile]:
+def query_problem(job: Job, cluster: Cluster) -> TrainingProblem:
     """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to
     the devices.
     """
@@ -264,7 +275,7 @@ class QueryDivider(Explorer):
     counts: the sliders' values.  planned: the planner's division, None if the planner takes a chain of stages instead.
     """
 
-    def __init__(self, problem: Problem[Profile], counts: Sequence[int] | None = None) -> None:
+    def __init__(self, problem: TrainingProblem, counts: Sequence[int] | None = None) -> None:
         self.problem = problem
         plan = plan_queries(problem)
         self.planned = query_counts(problem, plan) if len(plan.stages) == 1 else None
@@ -310,7 +321,7 @@ class QueryDivider(Explorer):
         waits = [max(seconds) - device_s for device_s in seconds]
         against = f" ({whole_s / self._planned_s - 1:+.1%} against the planner)"
         divided = f"queries {'-'.join(map(str, counts))} on {sum(map(bool, counts))} devices (simulated)"
-        self.headline.value = BIG_FIRST.format(f"{unit.text(whole_s)} a step{against}", divided)
+        self.headline.say(f"{unit.text(whole_s)} a step{against}", divided)
         parts = {
             "its queries": [device_s * unit.factor for device_s in seconds],
             "idle": [device_s * unit.factor for device_s in waits],

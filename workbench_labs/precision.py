@@ -37,9 +37,25 @@ def block_errors(weight: torch.Tensor, *, block_size: int) -> dict[str, tuple[fl
     errors = {}
     for storage in BLOCKWISE:
         codes, constants = quantize_blocks(block, storage, block_size)
-        off = dequantize_blocks(codes, constants, storage).reshape(-1)[: len(block)] - block
-        errors[storage] = (float(off.square().mean().sqrt()), float(off.abs().max()))
+        errors[storage] = errors_of(dequantize_blocks(codes, constants, storage).reshape(-1)[: len(block)] - block)
     return errors
+
+
+def errors_of(off: torch.Tensor) -> tuple[float, float]:
+    """Return the root mean square and the largest of some differences."""
+    return float(off.square().mean().sqrt()), float(off.abs().max())
+
+
+def stored(taps: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Return taps (..., d) as the workbench's cache writes and reads them."""
+    layout, rows = _layout(taps, dtype), taps.reshape(-1, taps.shape[-1])
+    raw = torch.zeros(len(rows), layout.row_bytes, dtype=torch.uint8)
+    layout.encode(rows, raw)
+    return layout.decode(raw).float().reshape(taps.shape)
+
+
+def _layout(taps: torch.Tensor, dtype: str) -> RecordLayout:
+    return RecordLayout(dtype=dtype, width=taps.shape[-1], num_taps=1)
 
 
 def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple[int, float]]:
@@ -48,11 +64,8 @@ def cache_errors(tap: torch.Tensor, *, dtypes: Sequence[str]) -> dict[str, tuple
     """
     errors = {}
     for dtype in dtypes:
-        layout = RecordLayout(dtype=dtype, width=tap.shape[1], num_taps=1)
-        raw = torch.zeros(len(tap), layout.row_bytes, dtype=torch.uint8)
-        layout.encode(tap, raw)
-        off = layout.decode(raw).float() - tap
-        errors[dtype] = (layout.row_bytes, float(off.square().mean().sqrt() / tap.square().mean().sqrt()))
+        usual, _ = errors_of(stored(tap, dtype) - tap)
+        errors[dtype] = (_layout(tap, dtype).row_bytes, usual / errors_of(tap)[0])
     return errors
 
 

@@ -10,7 +10,7 @@ import torch
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import is_right
 from workbench_labs.exercises.side_layers import EXERCISES
-from workbench_labs.precision import TechniqueCost, block_errors
+from workbench_labs.precision import TechniqueCost, block_errors, errors_of
 
 
 def techniques_table(costs: Sequence[TechniqueCost]) -> Table:
@@ -59,8 +59,7 @@ def your_block_table(block: Sequence[float], quantize: Callable[..., Any], dequa
     errors = {"the workbench's": block_errors(torch.tensor(block), block_size=len(block))["int8"]}
     if is_right(EXERCISES, "quantize", quantize) and is_right(EXERCISES, "dequantize", dequantize):
         restored = torch.tensor(dequantize(*quantize(list(block), len(block)), len(block)))
-        off = restored - torch.tensor(block)
-        errors = {"yours": (float(off.square().mean().sqrt()), float(off.abs().max()))} | errors
+        errors = {"yours": errors_of(restored - torch.tensor(block))} | errors
     largest = max(map(abs, block))
     rows = [(name, f"{usual:.2e}", f"{most:.2e}", f"{largest / 254:.2e}") for name, (usual, most) in errors.items()]
     columns = ("functions", "usual error", "largest error", "largest that can be")

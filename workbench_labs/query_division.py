@@ -10,19 +10,18 @@ from typing import Any
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile
 from workbench.methods.p_rge.options import METHOD
-from workbench.planners import Problem
+from workbench.planners import TrainingProblem
 from workbench.widgets.tables import Table
 from workbench_labs.planning import query_problem, query_seconds, query_step_s, with_memory
 
 
-def problem_of(job: Job, cluster_name: str, device_mb: int) -> Problem[Profile]:
+def problem_of(job: Job, cluster_name: str, device_mb: int) -> TrainingProblem:
     """Return a job's problem on a cluster whose devices have so much memory for the model; costs are measured."""
     return query_problem(job, with_memory(load_cluster(cluster_name), device_mb * 1_000_000))
 
 
-def linear_costs(problem: Problem[Profile]) -> tuple[list[float], list[float]]:
+def linear_costs(problem: TrainingProblem) -> tuple[list[float], list[float]]:
     """Return each device's fixed seconds, and its seconds for a query: a line through one and all queries."""
     size, queries = problem.cluster.world_size, problem.queries
     firsts, each = [], []
@@ -38,18 +37,18 @@ def linear_costs(problem: Problem[Profile]) -> tuple[list[float], list[float]]:
     return firsts, each
 
 
-def divided(problem: Problem[Profile], spread: Callable[..., Any]) -> tuple[int, ...]:
+def divided(problem: TrainingProblem, spread: Callable[..., Any]) -> tuple[int, ...]:
     """Return the counts that a rule gives for a problem's devices."""
     return tuple(int(count) for count in spread(problem.queries, *linear_costs(problem)))
 
 
-def equal_division(problem: Problem[Profile]) -> tuple[int, ...]:
+def equal_division(problem: TrainingProblem) -> tuple[int, ...]:
     """Return a division that gives each device as many queries as the others, or one more."""
     size = problem.cluster.world_size
     return tuple(problem.queries // size + (rank < problem.queries % size) for rank in range(size))
 
 
-def division_plan(problem: Problem[Profile], counts: Sequence[int]) -> Plan:
+def division_plan(problem: TrainingProblem, counts: Sequence[int]) -> Plan:
     """Return the plan in which each device computes so many queries."""
     shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
     return Plan(
@@ -61,7 +60,7 @@ def division_plan(problem: Problem[Profile], counts: Sequence[int]) -> Plan:
     )
 
 
-def division_table(problem: Problem[Profile], divisions: Mapping[str, Sequence[int]]) -> Table:
+def division_table(problem: TrainingProblem, divisions: Mapping[str, Sequence[int]]) -> Table:
     """Return the simulated step of each division."""
     rows = [
         (name, "-".join(map(str, counts)), f"{1e3 * query_step_s(problem, counts):.0f}")

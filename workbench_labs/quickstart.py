@@ -11,8 +11,9 @@ from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.planners import Problem, fixed_plan
+from workbench.planners import fixed_plan
 from workbench.widgets import LiveProgress, Table
+from workbench_labs.planning import problem_of
 
 
 def times_shorter(report: Report) -> float | str:
@@ -25,13 +26,7 @@ def other_plans(report: Report) -> dict[str, Plan]:
     """Return the run's plan and simpler ones for the same devices: one device, stages, groups, data parallelism."""
     job, cluster = report.job, report.cluster
     profile = experiment.profile(job, cluster)
-    problem = Problem(
-        profile,
-        cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-        sequence_length=job.max_length,
-    )
+    problem = problem_of(job, cluster, profile)
 
     def plan(weights: tuple[int, ...], groups: Sequence[Sequence[int]]) -> Plan:
         layers = proportional_parts(profile.num_layers, weights)

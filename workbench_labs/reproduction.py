@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from IPython.display import Markdown
@@ -24,29 +24,34 @@ MISSING = "The papers' tables are a distribution of their own, not installed: `p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """A table or figure.  cells: [kind, paper, ours].  labels: each cell's labels.  why: what was missing; then the
-    table is empty.
-    """
+    """A table or figure.  result: as the command writes it.  why: what was missing; then the result is empty."""
 
-    title: str = ""
-    columns: tuple[str, ...] = ()
-    labels: tuple[tuple[str, ...], ...] = ()
-    cells: tuple[list[Any], ...] = ()
-    deviations: tuple[float | None, ...] = ()
-    explanation: tuple[str, ...] = ()
-    checks: tuple[tuple[str, bool, str], ...] = ()
-    findings: tuple[str, ...] = ()
+    result: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return its title."""
+        return self.result.get("title", "")
+
+    def part(self, name: str) -> list[Any]:
+        """Return a list of the result; an empty one if nothing was reproduced."""
+        return self.result.get(name, [])
+
+    @property
+    def cells(self) -> list[list[Any]]:
+        """Return [kind, paper, ours] of each cell."""
+        return [[cell["kind"], cell["paper"], cell["ours"]] for cell in self.part("comparisons")]
 
     def table(self, kind: str = "", *, most: int = SHOWN) -> Table:
         """Return the first `most` cells, of one kind or of any."""
         rows = [
-            (*labels, cell[0], _text(cell[1]), _text(cell[2]), "" if off is None else f"{off:+.2f}")
-            for labels, cell, off in zip(self.labels, self.cells, self.deviations, strict=True)
-            if kind in ("", cell[0])
+            (*cell["labels"], cell["kind"], _text(cell["paper"]), _text(cell["ours"]), _off(cell["deviation"]))
+            for cell in self.part("comparisons")
+            if kind in ("", cell["kind"])
         ]
         more = f"All {len(rows)} cells: found.table(most={len(rows)})." if len(rows) > most else ""
-        columns = (*self.columns, "kind", "paper", "ours", "deviation")
+        columns = (*self.part("label_columns"), "kind", "paper", "ours", "deviation")
         return Table(columns, rows[:most], title=self.title, note=self.why or more)
 
     def kinds(self) -> Table:
@@ -56,12 +61,13 @@ class Reproduction:
 
     def words(self) -> Markdown:
         """Return the notes on the table: the fitted cells, and the paper's open points."""
-        return Markdown("\n".join(f"- {sentence}" for sentence in self.explanation) or self.why)
+        return Markdown("\n".join(f"- {sentence}" for sentence in self.part("explanation")) or self.why)
 
     def claims(self) -> Table:
         """Return the paper's claims that our numbers could contradict, and what else they say."""
-        rows = [(claim, "holds" if holds else "does not hold", finding) for claim, holds, finding in self.checks]
-        rows += [("not a claim of the paper", "finding", finding) for finding in self.findings]
+        checks = [(check["claim"], check["holds"], check["found"]) for check in self.part("checks")]
+        rows = [(claim, "holds" if holds else "does not hold", finding) for claim, holds, finding in checks]
+        rows += [("not a claim of the paper", "finding", finding) for finding in self.part("findings")]
         return Table(("claim", "", "found"), rows, note=self.why)
 
     def judged(self, deviation: Callable[..., Any]) -> Table:
@@ -115,22 +121,11 @@ def reproduced(paper: str, item: str) -> Reproduction:
             f"See `workbench reproduce {paper} --list`.",
         )
     [result] = json.loads(done.stdout).values()
-    return of_result(result)
+    return Reproduction(result=result)
 
 
-def of_result(found: dict[str, Any]) -> Reproduction:
-    """Return a result that the command has written as JSON."""
-    compared = found["comparisons"]
-    return Reproduction(
-        title=found["title"],
-        columns=tuple(found["label_columns"]),
-        labels=tuple(tuple(cell["labels"]) for cell in compared),
-        cells=tuple([cell["kind"], cell["paper"], cell["ours"]] for cell in compared),
-        deviations=tuple(cell.get("deviation") for cell in compared),
-        explanation=tuple(found["explanation"]),
-        checks=tuple((check["claim"], check["holds"], check["found"]) for check in found["checks"]),
-        findings=tuple(found["findings"]),
-    )
+def _off(deviation: float | None) -> str:
+    return "" if deviation is None else f"{deviation:+.2f}"
 
 
 def _text(value: Any) -> str:

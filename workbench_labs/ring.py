@@ -16,7 +16,6 @@ from workbench.methods.ringada.schedule import Iteration, terminator
 from workbench.plots import gantt, lines
 from workbench.profiler.analytic import layer_costs
 from workbench.simulator.steps import SAMPLES, equal_blocks
-from workbench.widgets.controls import BIG_FIRST, Html
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
@@ -110,13 +109,12 @@ class RingLab(Explorer):
     def __init__(self, blocks: tuple[int, ...] = (3, 3, 3, 3), depth: int = 3) -> None:
         self.blocks = blocks
         self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=depth)
-        self.depth.max, self.initiator.max, self.table = sum(blocks), len(blocks), Html()
+        self.depth.max, self.initiator.max = sum(blocks), len(blocks)
         super().__init__(
             [widgets.HBox(controls)],
             controls,
             lambda: (self.depth.value, self.micro_batches.value, self.initiator.value - 1),
             lambda asked: self._answer_to(*asked),
-            below=[self.table],
         )
 
     def _answer_to(self, depth: int, micro_batches: int, initiator: int) -> None:
@@ -127,8 +125,6 @@ class RingLab(Explorer):
             f"whole mini-batches with {depth} trained adapters take at least {least} layer times on any number of "
             "devices"
         )
-        self.headline.value = BIG_FIRST.format(
-            words, f"{rule} (simulated, {TOGETHER} mini-batches from beginning to end)"
-        )
-        self.table.value = ring_table(self.blocks, depth, initiator)._repr_html_()
+        self.headline.say(words, f"{rule} (simulated, {TOGETHER} mini-batches from beginning to end)")
+        self.tabulate(ring_table(self.blocks, depth, initiator))
         self.show(lambda: gantt(timeline))

@@ -27,7 +27,6 @@ from workbench.plots.style import time_unit
 from workbench.profiler.descriptions import describe
 from workbench.profiler.host import gemm_rate, memory_rate
 from workbench.profiler.timing import time_calls
-from workbench.widgets.controls import BIG_FIRST, Html
 from workbench.widgets.explorer import Explorer
 from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
@@ -189,7 +188,6 @@ class RooflineExplorer(Explorer):
         self._machines = dict(machines or paper_machines())
         controls = lab_controls("roofline", {"machine": tuple(self._machines)}, model=model)
         self.machine, self.model, self.queries, self.batch_size, self.tokens = controls
-        self.table = Html()
         self.costs: tuple[ExecutionCost, ...] = ()
         row = widgets.HBox(
             [widgets.VBox(controls[:2]), widgets.VBox(controls[2:])], layout=widgets.Layout(flex_flow="row wrap")
@@ -199,7 +197,6 @@ class RooflineExplorer(Explorer):
             controls,
             lambda: [control.value for control in controls],
             lambda at: self._cost(*at),
-            below=[self.table],
         )
 
     def _cost(self, machine: str, model: str, q: int, each: int, tokens: int) -> None:
@@ -214,7 +211,7 @@ class RooflineExplorer(Explorer):
             if gain < 1.1
             else "Weights and launches are shared: further parts cost little."
         )
-        self.headline.value = BIG_FIRST.format(said, f"{worth} (simulated)")
+        self.headline.say(said, f"{worth} (simulated)")
         rows = [
             (
                 cost.execution,
@@ -227,7 +224,7 @@ class RooflineExplorer(Explorer):
             for cost in self.costs
         ]
         columns = ("execution", "passes", "rows of each", "one pass", "a step", "times as fast")
-        self.table.value = Table(columns, rows)._repr_html_()
+        self.tabulate(Table(columns, rows))
         self.show(
             lambda: roofline(
                 {cost.execution: [cost.one_pass] for cost in self.costs},

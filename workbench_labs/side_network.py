@@ -17,11 +17,11 @@ from torch.nn import functional
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, held_bytes, quantize
 from workbench.models.stack import LayerStack
-from workbench.runtime.activation_records import RecordLayout
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 from workbench.widgets.tables import Table
 from workbench_labs.exercises.caches import Record
 from workbench_labs.exercises.side_layers import side_output, usable
+from workbench_labs.precision import stored
 
 Layer = Callable[[list[float], list[float], list[list[float]], float], Sequence[float]]
 Gradient = Callable[[list[float], list[float], list[list[float]], float, list[float]], Mapping[str, Any]]
@@ -172,15 +172,6 @@ class Losses:
 
     losses: list[float]
     waited_ms: list[float]
-
-
-def stored(taps: Tensor, dtype: str) -> Tensor:
-    """Return taps (num_taps, n, d) as the workbench's cache writes and reads them."""
-    layout = RecordLayout(dtype=dtype, width=taps.shape[-1], num_taps=1)
-    rows = taps.reshape(-1, taps.shape[-1])
-    raw = torch.zeros(len(rows), layout.row_bytes, dtype=torch.uint8)
-    layout.encode(rows, raw)
-    return layout.decode(raw).float().reshape(taps.shape)
 
 
 def with_and_without_cache(sentences: Sentences, layer: Layer, gradient: Gradient, *, epochs: int) -> dict[str, Losses]:

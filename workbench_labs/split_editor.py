@@ -13,12 +13,11 @@ from markupsafe import Markup
 
 from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, proportional_ranges
-from workbench.core.profile import Profile
-from workbench.planners import Problem
+from workbench.planners import TrainingProblem
 from workbench.plots import gantt, needs, placement
 from workbench.simulator.steps import simulated_step, step_s
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, Html, button, described, slider
+from workbench.widgets.controls import Html, button, described, slider
 from workbench.widgets.explorer import Explorer
 from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need_parts, on, refusals
 
@@ -29,7 +28,7 @@ class PlannerExplorer(Explorer):
     problem: with the cluster at first.  answer: the result shown, for the controls' current problem.
     """
 
-    def __init__(self, problem: Problem[Profile]) -> None:
+    def __init__(self, problem: TrainingProblem) -> None:
         self._origin = problem
         self.form = ClusterForm(problem.cluster, choice=False)
         divisors = [number for number in range(1, problem.batch_size + 1) if problem.batch_size % number == 0]
@@ -52,11 +51,11 @@ class PlannerExplorer(Explorer):
         self.form.reset.on_click(lambda _: self.reset())
 
     @property
-    def problem(self) -> Problem[Profile]:
+    def problem(self) -> TrainingProblem:
         """Return the problem with the controls' settings.  Raises ConfigError for invalid settings."""
         return replace(on(self._origin, self.form.cluster), micro_batches=self.micro_batches.value)
 
-    def _plan(self, problem: Problem[Profile], planner: str) -> None:
+    def _plan(self, problem: TrainingProblem, planner: str) -> None:
         [answer] = compare(problem, (planner,))
         self.answer, first = answer, self._first
         self._first = first or answer
@@ -70,7 +69,7 @@ class PlannerExplorer(Explorer):
         )
         where = plan.where()
         words = f"{where}; a step of {plan.mini_batch_size} samples takes {answer.seconds * 1e3:.0f} ms (simulated)"
-        self.headline.value = BIG_FIRST.format(f"{answer.samples_per_s:.3g} samples/s{change}", words)
+        self.headline.say(f"{answer.samples_per_s:.3g} samples/s{change}", words)
         self.show(
             lambda: gantt(simulated_step(problem, plan)),
             lambda: placement(plan, problem.cluster),
@@ -93,7 +92,7 @@ class SplitEditor(Explorer):
 
     def __init__(
         self,
-        problem: Problem[Profile],
+        problem: TrainingProblem,
         *,
         layers: Sequence[int] | None = None,
         groups: Sequence[Sequence[int]] | None = None,
@@ -201,14 +200,14 @@ class SplitEditor(Explorer):
         timeline = simulated_step(problem, made, title="One mini-batch, as you split it")
         if errors:
             self.message.error(" ".join(str(error) for error in errors))
-        self.headline.value = self._headline(timeline.makespan_s, fits=not errors, made=made)
+        self.headline.say(*self._headline(timeline.makespan_s, fits=not errors, made=made))
         self.show(
             lambda: placement(made, problem.cluster),
             lambda: gantt(timeline),
             lambda: needs(need_parts(problem, made), problem.cluster),
         )
 
-    def _headline(self, step_s: float, *, fits: bool, made: Plan) -> str:
+    def _headline(self, step_s: float, *, fits: bool, made: Plan) -> tuple[str, str]:
         theirs = (
             f"the planner's {self.planned.partition()} on {self.planned.grouping()} takes "
             f"{self._planned_s * 1e3:.0f} ms"
@@ -218,7 +217,7 @@ class SplitEditor(Explorer):
         else:
             words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
             rest = f"yours: {made.where()}; {theirs} (simulated)"
-        return BIG_FIRST.format(words, rest)
+        return words, rest
 
 
 def _shape(made: Plan) -> tuple[list[int], list[tuple[int, ...]]]:

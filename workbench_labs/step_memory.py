@@ -15,7 +15,6 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from workbench.core.errors import RuntimeSetupError, check_choice
@@ -23,11 +22,13 @@ from workbench.core.run_folder import child_environment
 from workbench.methods.p_rge.zeroth_order import CausalModel, FirstOrder, Prge
 from workbench.models.configuration import import_family
 from workbench.models.recomputation import recomputed
-from workbench.runtime.memory import read_memory
+from workbench.runtime.memory import read_memory, reset_peak
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench.widgets.tables import Table
 
 Side = Literal["forward passes", "backpropagation", "with checkpointing"]
+Peaks = dict[Side, tuple[float, float]]
+"""Each side's peak MB, and its seconds."""
 WAIT_S = 600
 TOKENS = 64
 
@@ -55,7 +56,7 @@ def measure(model: str, side: Side, queries: int, samples: int) -> tuple[int, fl
     batch = training.batch(0)
     gc.collect()
     before = read_memory().rss_bytes
-    can_reset = _reset_peak()
+    can_reset = reset_peak()
     step(batch, 0)
     peak = read_memory().peak_rss_bytes - before if can_reset else 0
     begin = time.perf_counter()
@@ -69,15 +70,7 @@ def with_checkpoints(model: CausalModel) -> None:
         layer.forward = recomputed(layer.forward)
 
 
-def _reset_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return False
-    return True
-
-
-def step_memory(model: str, queries: int, samples: int) -> dict[Side, tuple[float, float]]:
+def step_memory(model: str, queries: int, samples: int) -> Peaks:
     """Return each side's peak MB above the loaded model, and its seconds, each measured in a separate process."""
     # Freed memory goes back at once, so that the peak is the need at one time.
     environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -100,7 +93,7 @@ def measure_each(model: str, queries: int, samples: int) -> dict[Side, tuple[int
     return measured
 
 
-def memory_table(peaks: dict[Side, tuple[float, float]], *, title: str) -> Table:
+def memory_table(peaks: Peaks, *, title: str) -> Table:
     """Return the peaks and the times."""
     rows = [
         (side, f"{peak:.0f}" if peak else "unknown here", f"{seconds:.2f}") for side, (peak, seconds) in peaks.items()
@@ -108,7 +101,7 @@ def memory_table(peaks: dict[Side, tuple[float, float]], *, title: str) -> Table
     return Table(("a step by", "peak above the model (MB)", "seconds"), rows, title=title)
 
 
-def ratio(measured: dict[Side, tuple[float, float]]) -> float | str:
+def ratio(measured: Peaks) -> float | str:
     """Return the peak of backpropagation over that of forward passes."""
     forward, backward = measured["forward passes"][0], measured["backpropagation"][0]
     return backward / forward if forward and backward else "unknown here: this system does not reset a peak"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
-from workbench.planners import Problem, candidates
+from workbench.planners import TrainingProblem, candidates
 from workbench.planners.orders import count_orders, device_types
 from workbench.plots.style import time_words
 from workbench.simulator.steps import step_s
@@ -47,7 +46,7 @@ def phases_table(plans: Sequence[Plan], simulated_s: Sequence[float]) -> Table:
     return Table(columns, rows, title="The best plan for each number of stages, in ms")
 
 
-def orders_table(problem: Problem[Profile]) -> Table:
+def orders_table(problem: TrainingProblem) -> Table:
     """Return Algorithm 1's best plans in the device orders that it searches, and what the order in which the cluster
     lists them loses.
 

@@ -26,7 +26,7 @@ from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button
+from workbench.widgets.controls import Headline, Message, Panel, button
 from workbench.widgets.fields import Field, lab_controls, ranged, require_valid
 from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import Table
@@ -199,7 +199,7 @@ class TrainingPanel(Panel):
             "Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning"
         )
         self.stop_button.disabled = True
-        self.message, self.headline, self.figure = Message(), Html(), FigureBox()
+        self.message, self.headline, self.figure = Message(), Headline(), FigureBox()
         self._training: QueryTraining | None = None
         self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
@@ -292,9 +292,7 @@ class TrainingPanel(Panel):
         last = f", {training.task.metric} {curve.scores[-1][1]:.3f} after {curve.scores[-1][0]}" if curve.scores else ""
         known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
         passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
-        self.headline.value = BIG_FIRST.format(
-            f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step"
-        )
+        self.headline.say(f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
 
 
 def frozen_and_trained(model: CausalModel) -> tuple[int, int]:

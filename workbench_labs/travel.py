@@ -47,6 +47,8 @@ KINDS = {
     "head": "head with its optimizer state",
     "free": "token: the next may begin",
 }
+Inversion = Callable[[list[list[float]], list[list[float]]], Sequence[int]]
+"""(hidden states, embeddings of the candidates) -> the place of a candidate for each state."""
 MOST_CANDIDATES = 1000
 """Words among which a hidden state's is looked for."""
 
@@ -155,13 +157,20 @@ class Watched:
         stack = load_stack(self.model)
         return max((parameter for parameter in stack.embedding.parameters() if parameter.ndim == 2), key=len).detach()
 
-    def state(self) -> tuple[Message, list[list[float]], list[int]]:
-        """Return a hidden state that travelled behind the first device's blocks, its first sentence's vectors, and the
-        sentence's tokens.
-        """
-        message = next(message for message in self.messages if (message.kind, message.stage) == ("act", 0))
-        ids = self.tokens(message.micro_batch)[0]
-        return message, message.content[0, : len(ids)].tolist(), ids
+    @cached_property
+    def state(self) -> Message:
+        """Return a hidden state that travelled behind the first device's blocks."""
+        return next(message for message in self.messages if (message.kind, message.stage) == ("act", 0))
+
+    def read(self, invert: Inversion, states: Tensor) -> list[int]:
+        """Return the tokens that a student's function reads from hidden states, (tokens, width)."""
+        places = invert(states.tolist(), self.embeddings[self.candidates].tolist())
+        return [self.candidates[int(place)] for place in places]
+
+    def sentence(self, invert: Inversion) -> tuple[list[int], list[int]]:
+        """Return the tokens of the first sentence of `state`, and those that a student's function reads."""
+        ids = self.tokens(self.state.micro_batch)[0]
+        return ids, self.read(invert, self.state.content[0, : len(ids)])
 
 
 def watch(
@@ -241,38 +250,39 @@ def _finds(leak: Callable[[list[float], list[int]], bool], numbers: list[float],
     return any(leak(numbers, secret) for secret in secrets)
 
 
-def reading_table(watched: Watched, invert: Callable[..., Sequence[int]]) -> Table:
+def reading_table(watched: Watched, invert: Inversion) -> Table:
     """Return a sentence next to what a student's function reads from its hidden state, as it travelled."""
-    message, states, ids = watched.state()
-    candidates, words = watched.candidates, load_tokenizer(watched.model)
+    message, words, (ids, read) = watched.state, load_tokenizer(watched.model), watched.sentence(invert)
     assert isinstance(words, TextTokenizer)
-    read = [candidates[int(place)] for place in invert(states, watched.embeddings[candidates].tolist())]
-    right = sum(token == true for token, true in zip(read, ids, strict=True))
     where = f"{watched.names[message.sender]} to {watched.names[message.receiver]}"
     rows = [("its owner has", words.decode(ids)), ("read from the message", words.decode(read))]
-    title = f"{KINDS[message.kind].capitalize()}, {where}: {right} of {len(ids)} tokens ({watched.label})"
+    right = f"{_equal(ids, read)} of {len(ids)} tokens"
+    title = f"{KINDS[message.kind].capitalize()}, {where}: {right} ({watched.label})"
     return Table(("", "sentence"), rows, title=title)
 
 
-def words_read(watched: Watched, invert: Callable[..., Sequence[int]]) -> float:
+def words_read(watched: Watched, invert: Inversion) -> float:
     """Return the share of a sentence's tokens, in per cent, that a student's function reads from the message."""
-    _, states, ids = watched.state()
-    read = [watched.candidates[int(place)] for place in invert(states, watched.embeddings[watched.candidates].tolist())]
-    return round(100 * sum(token == true for token, true in zip(read, ids, strict=True)) / len(ids), 1)
+    ids, read = watched.sentence(invert)
+    return round(100 * _equal(ids, read) / len(ids), 1)
 
 
-def readable_by_depth(watched: Watched, invert: Callable[..., Sequence[int]]) -> go.Figure:
+def _equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens of two texts of one length are the same."""
+    return sum(token == other for token, other in zip(tokens, others, strict=True))
+
+
+def readable_by_depth(watched: Watched, invert: Inversion) -> go.Figure:
     """Return the share of tokens that a student's function reads from the hidden states after every block."""
     stack = load_stack(watched.model)
     batch = collate(watched.split, list(watched.samples[0])[:4])
     with torch.no_grad():
         states = stack.stage(0, stack.num_layers)(batch.input_ids, batch.attention_mask)[1]
-    there, candidates = batch.attention_mask.bool(), watched.candidates
-    true, embeddings = batch.input_ids[there].tolist(), watched.embeddings[candidates].tolist()
-    points = []
-    for depth, state in enumerate(states[: stack.num_layers + 1]):
-        read = [candidates[int(place)] for place in invert(state[there].tolist(), embeddings)]
-        right = sum(token == other for token, other in zip(read, true, strict=True))
-        points.append((float(depth), 100 * right / len(true)))
+    there = batch.attention_mask.bool()
+    true = batch.input_ids[there].tolist()
+    points = [
+        (float(depth), 100 * _equal(true, watched.read(invert, state[there])) / len(true))
+        for depth, state in enumerate(states[: stack.num_layers + 1])
+    ]
     words = {"title": "Tokens read from a hidden state", "label": "executed", "subtitle": watched.model}
     return lines({"nearest embedding": points}, x_title="blocks passed", y_title="tokens read, %", **words)

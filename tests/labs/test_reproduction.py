@@ -20,7 +20,8 @@ def test_a_students_deviation_equals_the_commands_and_fitted_cells_do_not_count(
     pytest.importorskip("workbench_studies")
     found = reproduction.reproduced("p_rge", "table3")
     own = clinic.usable(lambda cells: [0.0, 0.0])  # wrong: the judge's own stands in
-    for cell, off in zip(found.cells, found.deviations, strict=True):
+    offs = [cell["deviation"] for cell in found.part("comparisons")]
+    for cell, off in zip(found.cells, offs, strict=True):
         result = own([["predicted", *cell[1:]]])
         assert (result is None) == (off is None) and (off is None or result[0] == pytest.approx(abs(off)))
     assert {row[0] for row in found.judged(own).rows} == {cell[0] for cell in found.cells} >= {"fitted", "predicted"}

@@ -304,9 +304,11 @@ class Cluster:
 
     def emulated(self, host_share: float) -> Cluster:
         """Return the cluster with emulated devices of the same links, each with this share of a core."""
-        return replace(
-            self, devices=tuple(replace(device, address=None, host_share=host_share) for device in self.devices)
-        )
+        return self.with_devices(address=None, host_share=host_share)
+
+    def with_devices(self, **values: Any) -> Cluster:
+        """Return the cluster with these values on every device."""
+        return replace(self, devices=tuple(replace(device, **values) for device in self.devices))
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency and jitter included."""

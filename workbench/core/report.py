@@ -158,6 +158,16 @@ class Report(SourcedReport):
     artifacts: dict[str, str] = field(default_factory=dict)
     step_parts: StepParts | None = None
 
+    @property
+    def predicted_s(self) -> float:
+        """Return the simulated seconds of its steps."""
+        return sum(step.predicted_s or 0.0 for step in self.steps)
+
+    @property
+    def measured_s(self) -> float:
+        """Return the measured seconds of its steps."""
+        return sum(step.measured_s or 0.0 for step in self.steps)
+
     @classmethod
     def read(cls, path: Path | str, *, most_bytes: int = LARGEST_TEXT) -> Report:
         """Read a report.  Raises ConfigError if the file is missing or too large, is no report, or contradicts itself

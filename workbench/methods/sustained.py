@@ -25,7 +25,7 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
     cold = method.plan(prepared, costs, cluster)
     if not any(device.sustained for device in cluster.devices):
         return cold
-    steady = replace(cluster, devices=tuple(replace(device, sustained=()) for device in cluster.devices))
+    steady = cluster.with_devices(sustained=())
     cold_s, never_hot_s = (_run_s(method, Planned(prepared, costs, variant, cold)) for variant in (cluster, steady))
     speeds = [speed_at(device.sustained, cold_s) for device in cluster.devices]
     hot = cold

@@ -10,5 +10,5 @@ from workbench.planners.fixed import (
     standalone,
 )
 from workbench.planners.hybrid import cached_step_s, candidates, plan, plan_cached
-from workbench.planners.problem import Problem
+from workbench.planners.problem import Problem, TrainingProblem
 from workbench.planners.refine import refine, refine_on_any_count

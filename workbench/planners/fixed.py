@@ -211,9 +211,7 @@ def _alike(cluster: Cluster) -> Cluster:
         latency_s=fmean(device.link.latency_s for device in devices),
     )
     memory_bytes = min(device.memory_bytes for device in devices)
-    return replace(
-        cluster, devices=tuple(replace(device, memory_bytes=memory_bytes, link=link) for device in devices), pairs={}
-    )
+    return replace(cluster, pairs={}).with_devices(memory_bytes=memory_bytes, link=link)
 
 
 def _mean_layers(profile: Profile) -> Layers:

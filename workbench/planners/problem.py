@@ -91,3 +91,7 @@ class Problem(Generic[P]):
                 "Change one of them.",
             )
         return batch_size // micro_batches
+
+
+TrainingProblem = Problem[Profile]
+"""The problem of dividing whole layers and the samples of a step among devices."""

@@ -160,8 +160,7 @@ def advise(
     if score is not None and not 0 < score <= 1:
         raise ConfigError(f"A score of {score:g} was asked for.", "A metric ends at 1.", "Give a share, such as 0.75.")
     # A device of another model than this host is never measured here.
-    devices = tuple(replace(device, model=COMPUTED) for device in cluster.devices) if computed else cluster.devices
-    priced = replace(cluster, devices=devices)
+    priced = cluster.with_devices(model=COMPUTED) if computed else cluster
     with shared_results(), estimated_steps(), paused_collector():
         candidates = combinations(job, keeps_data=keeps_data, serves=serves)
         writes = serves and family_of(model_facts(job.model).family).generates
@@ -318,7 +317,7 @@ def _choice(
     curve = next(iter(curves_of(job)), None)
     steps = curve.steps_to(score) if curve is not None and score is not None else None
     epochs = None if steps is None else steps / sum(step.epoch == report.steps[0].epoch for step in report.steps)
-    whole_s = sum(epoch.seconds for epoch in report.epochs) or sum(step.predicted_s or 0.0 for step in report.steps)
+    whole_s = sum(epoch.seconds for epoch in report.epochs) or report.predicted_s
     seconds = whole_s if score is None else None if epochs is None else seconds_of(report, epochs)
     joules = sum(energy_j(report).values()) or None
     timelines = [timeline for timeline in report.timelines.values() if timeline.memory]

@@ -67,6 +67,17 @@ def read_memory(pid: int | None = None) -> MemoryReading:
     return MemoryReading(rss_bytes=rss, peak_rss_bytes=0, data_bytes=0, anonymous_bytes=rss)
 
 
+def reset_peak(pid: int | None = None) -> bool:
+    """Let the peak of a process (default: this one) begin at its present memory; return whether the system can
+    (Linux).
+    """
+    try:
+        Path(f"/proc/{pid or 'self'}/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
 def release_free_memory() -> None:
     """Return unused memory of Python and the allocator to the system."""
     gc.collect()

@@ -21,7 +21,7 @@ from workbench.runs import advice_text
 from workbench.runs.advice import Advice, Goal, advise
 from workbench.tasks import TASKS
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel, button, described
+from workbench.widgets.controls import Headline, Html, Message, Panel, button, described
 from workbench.widgets.copying import CopyButtons
 from workbench.widgets.explorer import Latest
 from workbench.widgets.fields import Field, choice, ranged, require_valid, text
@@ -70,7 +70,7 @@ class Adviser(Panel):
         self.cluster_form.observe(lambda _: self._enable(), names="is_valid")
         for field in self.controls.values():
             field.observe(lambda _: self._enable(), names="value")
-        self.message, self.headline, self.table, self.reason = Message(), Html(), Html(), Html()
+        self.message, self.headline, self.table, self.reason = Message(), Headline(), Html(), Html()
         self.choice = described(widgets.Dropdown, "Combination", "Which one is explained and copied", width="44em")
         self.choice.observe(lambda _: self._explain(), names="value")
         self.copies, self.figure = CopyButtons(), FigureBox()
@@ -164,7 +164,7 @@ class Adviser(Panel):
             more=advice_text.impossible(advice.refused),
             faint=faint,
         )
-        self.headline.value = BIG_FIRST.format(*_parted(advice_text.conclusion(advice)))
+        self.headline.say(*_parted(advice_text.conclusion(advice)))
         self.table.value = table._repr_html_()
         if (drafts := advice.drafts) is not None:
             more = [*advice_text.impossible(drafts.refused), advice_text.draft_conclusion(drafts)]

@@ -18,8 +18,6 @@ from workbench.plots.style import dark_css
 
 Control = TypeVar("Control", bound=widgets.Widget)
 
-BIG_FIRST = Markup("<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>")
-"""A headline in large letters, with a line below it."""
 REOPENED = Markup("""
 <div class="workbench-reopened">
 {}<p>The controls need their kernel: choose Run, then Run All Cells.</p>
@@ -71,6 +69,16 @@ class Html(widgets.HTML):
     @traitlets.validate("value")
     def _escaped(self, proposal: Any) -> str:
         return escape(proposal["value"])
+
+
+class Headline(Html):
+    """The result of an answer, in large letters, with a line below it."""
+
+    def say(self, first: str, rest: str = "") -> None:
+        """Show both."""
+        self.value = Markup(
+            "<div role='status' style='line-height:1.5'><b style='font-size:larger'>{}</b><br>{}</div>"
+        ).format(first, rest)
 
 
 class Message(Html):

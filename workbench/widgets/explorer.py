@@ -12,8 +12,9 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.errors import WorkbenchError
-from workbench.widgets.controls import BIG_FIRST, Html, Message, Panel
+from workbench.widgets.controls import Headline, Html, Message, Panel
 from workbench.widgets.figure_box import FigureBox
+from workbench.widgets.tables import Table
 
 Request = TypeVar("Request")
 
@@ -57,7 +58,7 @@ class Latest(Generic[Request]):
 
 
 class Explorer(Panel):
-    """Controls above, a headline, a message, and one figure, or several in tabs, below.
+    """Controls above, a headline, a message, a table if there is one, and one figure, or several in tabs, below.
 
     The last answer's words stay in a notebook without its kernel.
     request: returns the request that the controls describe; may raise WorkbenchError.  answer: shows the answer, in the
@@ -75,11 +76,11 @@ class Explorer(Panel):
         answer: Callable[[Any], None],
         *,
         tabs: Sequence[str] = (),
-        below: Sequence[Html] = (),
         refused: str = "",
     ) -> None:
-        self.message, self.headline = Message(), Html()
-        self._asked, self._answer, self._refused, self._below = request, answer, refused, tuple(below)
+        self.message, self.headline, self.table = Message(), Headline(), Html()
+        self.table.layout.display = "none"
+        self._asked, self._answer, self._refused = request, answer, refused
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -96,7 +97,7 @@ class Explorer(Panel):
             control.observe(lambda _: self.changed(), names="value")
         self.tabs.observe(lambda _: self._switch(), names="selected_index")
         self.pin.observe(lambda change: self._keep(change["new"]), names="value")
-        answers = [self.pin, self.kept_headline, self.headline, self.message, *below]
+        answers = [self.pin, self.kept_headline, self.headline, self.message, self.table]
         super().__init__([*rows, *answers, self.tabs if tabs else self.figure, self.kept_figure])
         self.changed()
         self.wait()
@@ -133,9 +134,14 @@ class Explorer(Panel):
 
     def refuse(self, headline: str, why: str) -> None:
         """Show why a request has no answer, and no figure."""
-        self.headline.value = BIG_FIRST.format(headline, "")
+        self.headline.say(headline)
         self.message.error(why)
         self.show()
+
+    def tabulate(self, table: Table) -> None:
+        """Show a table below the headline."""
+        self.table.layout.display = ""
+        self.table.value = table._repr_html_()
 
     def show(self, *figures: Callable[[], go.Figure]) -> None:
         """Show a figure for each tab, or none; only the visible one is drawn, because drawing is the most expensive
@@ -177,10 +183,10 @@ class Explorer(Panel):
                 raise request
             self.message.clear()
             self._answer(request)
-            self.keep(Markup().join(Markup(part.value) for part in (self.headline, *self._below)))
+            self.keep(Markup(self.headline.value) + Markup(self.table.value))
         except Exception as error:  # nobody would see the error of a thread
-            self.headline.value = BIG_FIRST.format(self._refused, "") if self._refused else Markup()
-            for part in self._below:
-                part.value = Markup()
+            self.headline.value = self.table.value = Markup()
+            if self._refused:
+                self.headline.say(self._refused)
             self.show()
             self.message.show_exception(error)

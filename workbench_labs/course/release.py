@@ -20,6 +20,8 @@ from workbench_labs.course.lab import exercises_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES, RELEASED = ROOT / "labs", ROOT / "notebooks"
+Node = dict[str, Any]
+"""A notebook, or a cell of one."""
 _REGION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION\n?", re.MULTILINE | re.DOTALL)
 
 
@@ -28,7 +30,7 @@ def without_solutions(source: str) -> str:
     return _REGION.sub(r"\1raise NotImplementedError\n", source).rstrip("\n")
 
 
-def released(notebook: dict[str, Any]) -> dict[str, Any]:
+def released(notebook: Node) -> Node:
     """Return the students' version of a notebook."""
     cells = []
     for cell in notebook["cells"]:
@@ -44,7 +46,7 @@ def released(notebook: dict[str, Any]) -> dict[str, Any]:
 _CHECK = re.compile(r"^lab\.exercise\(\"(\w+)\".*\)$", re.MULTILINE)
 
 
-def for_nbgrader(notebook: dict[str, Any], lab: str) -> dict[str, Any]:
+def for_nbgrader(notebook: Node, lab: str) -> Node:
     """Return a source as nbgrader has it: answers are solution cells, checks are locked cells with points.
 
     What stands above a check in one cell becomes a separate answer.
@@ -68,7 +70,7 @@ def for_nbgrader(notebook: dict[str, Any], lab: str) -> dict[str, Any]:
     return notebook | {"cells": cells}
 
 
-def _nbgrader_cell(cell: dict[str, Any], source: str, grade_id: str, **settings: Any) -> dict[str, Any]:
+def _nbgrader_cell(cell: Node, source: str, grade_id: str, **settings: Any) -> Node:
     usual = {"schema_version": 3, "grade": False, "locked": False, "solution": False, "task": False}
     metadata = cell["metadata"] | {"nbgrader": usual | {"grade_id": grade_id} | settings}
     return cell | {"source": source.splitlines(keepends=True), "metadata": metadata}
@@ -100,7 +102,7 @@ def write_nbgrader_course(folder: Path) -> list[Path]:
     return written
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Node:
     return json.loads(path.read_text(encoding="utf-8"))
 
 

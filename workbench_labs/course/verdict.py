@@ -21,6 +21,8 @@ from workbench_labs.course.interruption import at_most
 
 LONGEST_MESSAGE = 2000
 """Characters of a message: an answer's error may have any length."""
+Numbers = dict[str, Any]
+"""What an exercise has drawn for a student."""
 GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
 
 
@@ -79,11 +81,11 @@ class Exercise:
     question: str
     points: int
     hints: tuple[str, str, str]
-    draw: Callable[[Random], dict[str, Any]]
-    judge: Callable[[Any, dict[str, Any]], str]
+    draw: Callable[[Random], Numbers]
+    judge: Callable[[Any, Numbers], str]
     is_code: bool = False
 
-    def numbers(self, seed: str) -> dict[str, Any]:
+    def numbers(self, seed: str) -> Numbers:
         """Return the numbers of one student: the same for the same seed, on every machine."""
         return copy.deepcopy(_drawn(self, seed))
 
@@ -120,7 +122,7 @@ class Exercise:
 
 
 @lru_cache(maxsize=100)
-def _drawn(exercise: Exercise, seed: str) -> dict[str, Any]:
+def _drawn(exercise: Exercise, seed: str) -> Numbers:
     """Return a student's numbers.  Those of some exercises are drawn until a simulation shows that they suit it."""
     return exercise.draw(Random(f"{seed}/{exercise.name}"))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -14,13 +13,14 @@ import torch
 
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     number_of,
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import CLOSE, random_seed, require_close
+from workbench_labs.exercises.judging import CLOSE, Function, code_exercise, require_close
 
 CASES = 25
 LEVELS = 127
@@ -41,9 +41,8 @@ def _blocks(draws: Random) -> tuple[list[float], int]:
     return weights, size
 
 
-def judge_quantize(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_quantize(answer: Function, draws: Random) -> str:
     """Is each code the best of all 255, and each constant its block's largest magnitude?"""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         weights, size = _blocks(draws)
         codes, constants = require_list(answer(weights, size), "The result (codes, constants)", 2)
@@ -68,9 +67,8 @@ def judge_quantize(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     return f"No other whole numbers from -127 to 127 are nearer, in {CASES} random cases."
 
 
-def judge_dequantize(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_dequantize(answer: Function, draws: Random) -> str:
     """Compare with Eq. 2, with torch."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         size, length = draws.choice([2, 3, 4, 8]), draws.randint(3, 20)
         codes = [draws.randint(-LEVELS, LEVELS) for _ in range(length)]
@@ -112,9 +110,8 @@ KEPT = ("equal", "rounded")
 DAMAGES = ("missing", "cut off", "a number missing", "a tap too many", "one number changed", "not a number")
 
 
-def judge_stale_records(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_stale_records(answer: Function, draws: Random) -> str:
     """Does it find exactly the records that were damaged?"""
-    draws = Random(numbers["seed"])
     for case in range(CASES):
         fresh = {f"s{number}": _record(draws) for number in range(draws.randint(2, 5))}
         done = {name: draws.choice(KEPT + DAMAGES) for name in fresh}
@@ -139,7 +136,7 @@ def judge_stale_records(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
     return f"It finds all damaged records, and no others, in {CASES} random caches."
 
 
-def judge_cache_bytes(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_cache_bytes(answer: Any, numbers: Numbers) -> str:
     """Compare with the size of tensors of these shapes (section V-B: s x h x (l + 1) values)."""
     taps = torch.empty(numbers["layers"] + 1, numbers["tokens"], numbers["hidden"], dtype=torch.bfloat16, device="meta")
     return require_number(
@@ -149,15 +146,6 @@ def judge_cache_bytes(answer: Any, numbers: Mapping[str, Any]) -> str:
         f"{numbers['sentences']:,} x {numbers['tokens']} x {numbers['hidden']} x {numbers['layers'] + 1} x 2 bytes: "
         f"{numbers['sentences'] * taps.nbytes / 1e6:.1f} MB.",
     )
-
-
-def _cache(draws: Random) -> dict[str, Any]:
-    return {
-        "sentences": 100 * draws.randint(5, 60),
-        "tokens": draws.randint(12, 60),
-        "hidden": draws.choice([256, 384, 512, 768, 1024]),
-        "layers": draws.choice([4, 6, 12, 24]),
-    }
 
 
 EXERCISES = (
@@ -172,10 +160,15 @@ to 1 %?""",
             "A tap is as wide as the model.",
             "Sentences x tokens x width x (layers + 1) x 2 bytes.",
         ),
-        draw=_cache,
+        draw=lambda draws: {
+            "sentences": 100 * draws.randint(5, 60),
+            "tokens": draws.randint(12, 60),
+            "hidden": draws.choice([256, 384, 512, 768, 1024]),
+            "layers": draws.choice([4, 6, 12, 24]),
+        },
         judge=judge_cache_bytes,
     ),
-    Exercise(
+    code_exercise(
         name="stale_records",
         question="""**Write the cache's test** (6 points). `stale_records(fresh, cached, tolerance)` gets two dicts: \
 the activations of some sentences from the backbone, and what the cache holds of them. Each is a list of taps, each \
@@ -187,11 +180,9 @@ has a number that is not within `tolerance` of the fresh one.""",
             "Compare the number of taps, then the number of values of each tap, then the values.",
             "nan differs from everything, but `abs(nan - x) > tolerance` is False: ask `not abs(a - b) <= tolerance`.",
         ),
-        draw=random_seed,
         judge=judge_stale_records,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="quantize",
         question="""**Write Eq. 1** (6 points). `quantize(weights, block_size)` gets a list of numbers. It cuts it \
 into blocks (the last may be shorter) and returns `[codes, constants]`: a whole number from -127 to 127 for each \
@@ -202,11 +193,9 @@ weight, and the largest magnitude of each block.""",
             "The code is `round(127 * weight / largest)`.",
             "A block of zeros has the largest magnitude 0: its codes are 0, and nothing is divided.",
         ),
-        draw=random_seed,
         judge=judge_quantize,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="dequantize",
         question="""**Write Eq. 2** (3 points). `dequantize(codes, constants, block_size)` returns the weights, as \
 far as rounding has left them.""",
@@ -216,8 +205,6 @@ far as rounding has left them.""",
             "The block of the code at place i is i // block_size.",
             "codes[i] * constants[i // block_size] / 127 for each i.",
         ),
-        draw=random_seed,
         judge=judge_dequantize,
-        is_code=True,
     ),
 )

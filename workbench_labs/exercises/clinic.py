@@ -4,7 +4,7 @@ claim holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
 from statistics import median
@@ -13,25 +13,26 @@ from typing import Any
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
     require_number,
 )
-from workbench_labs.exercises.judging import is_none, random_seed, require_close
+from workbench_labs.exercises.judging import Function, code_exercise, is_none, require_close
 
 CASES = 50
 Cell = list[Any]
 """[kind, paper, ours]: numbers, a word such as OOM, or None where nothing is printed."""
 
 
-def case_table(numbers: Mapping[str, Any]) -> Table:
+def case_table(numbers: Numbers) -> Table:
     """Return the made-up table of the exercise `kinds`: what each cell of ours comes from."""
     rows = [(row, *cells) for row, cells in zip(numbers["rows"], numbers["sources"], strict=True)]
     return Table(("seconds of a step", *numbers["columns"]), rows, title="Where our value of each cell comes from")
 
 
-def judge_kinds(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_kinds(answer: Any, numbers: Numbers) -> str:
     """Count the cells that follow from constants which they did not fix."""
     sources = [source for row in numbers["sources"] for source in row]
     count = sum(source.startswith("constants") for source in sources)
@@ -39,7 +40,7 @@ def judge_kinds(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, count, 0, f"{count} cells are predicted; {fitted} were used to fix constants.")
 
 
-def judge_predict(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_predict(answer: Any, numbers: Numbers) -> str:
     """Compare with the line through both fitted cells."""
     (first, one_gb), (two, two_gb), size = numbers["first"], numbers["second"], numbers["at"]
     slope = (two_gb - one_gb) / (two - first)
@@ -49,9 +50,9 @@ def judge_predict(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, expected, 0.005, right)
 
 
-def judge_deviation(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_deviation(answer: Function, draws: Random) -> str:
     """Compare with the median and the largest deviation, counted in fractions."""
-    draws, none = Random(numbers["seed"]), 0
+    none = 0
     for _ in range(CASES):
         cells = _cells(draws)
         right, answered = _median_and_largest(cells), answer(cells)
@@ -84,9 +85,9 @@ def _cells(draws: Random) -> list[Cell]:
     return cells
 
 
-def judge_holds(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_holds(answer: Function, draws: Random) -> str:
     """Decide the claim by counting the pairs that speak for and against it."""
-    draws, seen = Random(numbers["seed"]), {True: 0, False: 0, None: 0}
+    seen = {True: 0, False: 0, None: 0}
     for _ in range(CASES):
         factor = draws.choice([1.0, 1.5, 2.0])
         pairs = [_pair(draws, factor) for _ in range(draws.randint(1, 4))]
@@ -116,7 +117,7 @@ def _pair(draws: Random, factor: float) -> list[Any]:
     return [None if none == "own" else ours, None if none == "theirs" else theirs, *kinds]
 
 
-def _kinds(draws: Random) -> dict[str, Any]:
+def _kinds(draws: Random) -> Numbers:
     rows, columns = ["phone", "board", "laptop"], [f"batch {size}" for size in (1, 4, 16)]
     sources = [["constants of this row"] * 3 for _ in rows]
     crowded = draws.randrange(-1, 3)  # -1: no row has two fitted cells
@@ -129,7 +130,7 @@ def _kinds(draws: Random) -> dict[str, Any]:
     return {"rows": rows, "columns": columns, "sources": sources}
 
 
-def _predict(draws: Random) -> dict[str, Any]:
+def _predict(draws: Random) -> Numbers:
     one_gb, each = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
     size = draws.choice([12, 16, 32])
     printed = (one_gb + each * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
@@ -169,7 +170,7 @@ to 0.5 %?""",
         draw=_predict,
         judge=judge_predict,
     ),
-    Exercise(
+    code_exercise(
         name="deviation",
         question="""**How far off?** (6 points) `deviation(cells)` gets cells `[kind, paper, ours]` and returns \
 `[median, largest]`, the deviation of ours from the paper's in per cent of the paper's, without signs. Only cells of \
@@ -181,11 +182,9 @@ such as `"OOM"`). If none counts, it returns `None`.""",
             "isinstance(paper, (int, float)) tells a number from a word.",
             "statistics.median; of an even number of values it is the mean of both in the middle.",
         ),
-        draw=random_seed,
         judge=judge_deviation,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="holds",
         question="""**Does the claim hold?** (6 points) A paper claims to be at least `factor` times as fast as the \
 other method in every setting. `holds(factor, pairs)` gets for each setting `[its seconds, the other's seconds, kind, \
@@ -198,13 +197,11 @@ unless one of its seconds is `None`, or both cells are `"fitted"`: these had to 
             "At least factor times as fast: the other's seconds >= factor x its seconds.",
             "all(...) of an empty list is True: think of None before.",
         ),
-        draw=random_seed,
         judge=judge_holds,
-        is_code=True,
     ),
 )
 
 
-def usable(deviation: Callable[..., Any]) -> Callable[..., Any]:
+def usable(deviation: Function) -> Function:
     """Return a student's function, or the judge's own as long as it is not written or not right."""
     return deviation if is_right(EXERCISES, "deviation", deviation) else _median_and_largest

@@ -6,7 +6,7 @@ last exercise is judged by the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 from random import Random
 from typing import Any
@@ -14,9 +14,17 @@ from typing import Any
 from workbench.core.inference import proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.schedules.pipeline import one_f_one_b_order
-from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison, require_number
+from workbench_labs.course.verdict import Exercise, Numbers, WrongAnswerError, comparison, require_number
 from workbench_labs.exercises.groups import DIVIDE, TRACE
-from workbench_labs.exercises.judging import counts_of, is_none, random_seed, require_best, spans_of
+from workbench_labs.exercises.judging import (
+    Function,
+    code_exercise,
+    counts_of,
+    is_none,
+    require_best,
+    spans_of,
+    within,
+)
 from workbench_labs.exercises.pipelines import BACKWARD, named, schedule_of, simulated
 
 Seconds = Sequence[Sequence[float]]
@@ -68,9 +76,8 @@ def _case(draws: Random, num_devices: int | None = None, num_layers: int | None 
     return [[factor * seconds for seconds in layers] for factor in slowness]
 
 
-def judge_cut(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_cut(answer: Function, draws: Random) -> str:
     """Compare the slowest stage of a student's cut with that of the best of all cuts."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         layer_s = _case(draws)
         size, layers = len(layer_s), len(layer_s[0])
@@ -89,9 +96,8 @@ def require_fastest(counts: tuple[int, ...], possible: Iterable[tuple[int, ...]]
     require_best(counts, possible, lambda cut: max(stage_seconds(cut, layer_s)), said, case)
 
 
-def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_cut_within(answer: Function, draws: Random) -> str:
     """Compare with the best of all cuts that fit; where none fits, None is right."""
-    draws = Random(numbers["seed"])
     refused = 0
     for _ in range(CASES):
         layer_s = _case(draws)
@@ -99,24 +105,20 @@ def judge_cut_within(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         layer_bytes = [draws.randint(1, 5) for _ in range(layers)]
         share = sum(layer_bytes) / size
         budgets = [max(1, round(share * draws.uniform(0.6, 1.8))) for _ in range(size)]
-
-        def fits(cut: Sequence[int], sizes: Sequence[int] = layer_bytes, most: Sequence[int] = budgets) -> bool:
-            return all(nbytes <= budget for nbytes, budget in zip(stage_bytes(cut, sizes), most, strict=True))
-
-        possible = [cut for cut in every_cut(layers, size) if fits(cut)]
+        possible = [cut for cut in every_cut(layers, size) if within(stage_bytes(cut, layer_bytes), budgets)]
         answered = answer(layer_s, layer_bytes, budgets)
         case = f"Layers of {layer_bytes} MB on devices with {budgets} MB"
         if is_none(answered, possible, case):
             refused += 1
             continue
         counts = cut_of(answered, layers, size)
-        if not fits(counts):
+        if counts not in possible:
             raise WrongAnswerError(f"{case}: your cut {list(counts)} needs {stage_bytes(counts, layer_bytes)} MB.")
         require_fastest(counts, possible, layer_s)
     return f"It is the best cut that fits, in {CASES} random clusters; in {refused} of them it says that none fits."
 
 
-def judge_ways(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_ways(answer: Any, numbers: Numbers) -> str:
     """Compare with the number of all cuts: (l - 1) over (d - 1)."""
     layers, devices = numbers["layers"], numbers["devices"]
     ways = sum(1 for _ in combinations(range(layers - 1), devices - 1))
@@ -125,7 +127,7 @@ def judge_ways(answer: Any, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def judge_beat(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_beat(answer: Any, numbers: Numbers) -> str:
     """Is the simulated mini-batch shorter than with any cut whose slowest stage is as fast as possible?"""
     layer_s, micro_batches = numbers["layer_s"], numbers["micro_batches"]
     counts = cut_of(answer, len(layer_s[0]), len(layer_s))
@@ -145,11 +147,7 @@ def _balanced_s(layer_s: Seconds, num_micro_batches: int) -> float:
     return min(makespan_s(cut, layer_s, num_micro_batches) for cut in cuts if slowest[cut] <= least + CLOSE)
 
 
-def _ways(draws: Random) -> dict[str, Any]:
-    return {"layers": draws.randint(8, 24), "devices": draws.randint(3, 5)}
-
-
-def _beatable(draws: Random) -> dict[str, Any]:
+def _beatable(draws: Random) -> Numbers:
     """Return a case in which another cut is better than the balanced ones, and the equal cut is not."""
     while True:
         layer_s, micro_batches = _case(draws, num_devices=3, num_layers=7), 2
@@ -171,11 +169,11 @@ order, with one layer or more for each. In how many ways can that be done?""",
             "A cut is a choice of the places between layers at which a new device begins.",
             "`math.comb` counts choices.",
         ),
-        draw=_ways,
+        draw=lambda draws: {"layers": draws.randint(8, 24), "devices": draws.randint(3, 5)},
         judge=judge_ways,
     ),
     TRACE,
-    Exercise(
+    code_exercise(
         name="cut",
         question="""**Write the planner** (10 points). `cut(layer_s)` gets the seconds of each layer on each device: \
 `layer_s[device][layer]`. It returns how many layers each device gets, such as `[3, 1]`: contiguous, in the devices' \
@@ -186,11 +184,9 @@ order, one layer or more for each. The slowest device must be as fast as possibl
             "best[d][n] = the minimum over k of max(best[d - 1][k], seconds of layers k to n on device d - 1).",
             "Keep for each (d, n) the k that was best, and walk back from the end.",
         ),
-        draw=random_seed,
         judge=judge_cut,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="cut_within",
         question="""**With memory** (10 points). `cut_within(layer_s, layer_bytes, budgets)` gets also each layer's \
 bytes and each device's budget. It returns the best cut that fits, or `None` if none fits.""",
@@ -200,9 +196,7 @@ bytes and each device's budget. It returns the best cut that fits, or `None` if 
             "A range of layers that does not fit takes infinitely long.",
             "If the best of all is infinite, no cut fits.",
         ),
-        draw=random_seed,
         judge=judge_cut_within,
-        is_code=True,
     ),
     Exercise(
         name="beat",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from workbench.core.job import Fidelity
 from workbench.profiler.host import HostProfile
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     Verdict,
     WrongAnswerError,
     comparison,
@@ -31,10 +32,10 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import random_seed
+from workbench_labs.exercises.judging import Function, code_exercise
 from workbench_labs.probing import WITHIN, Amounts, fresh_probes, measure
 
-Numbers = Mapping[str, float]
+Rates = Mapping[str, float]
 """A device: flops_per_s, memory_bytes_per_s, latency_s, bytes_per_s."""
 GIVEN = """\
 name = "garden"
@@ -81,9 +82,8 @@ def noisy_messages(draws: Random, latency_s: float, bytes_per_s: float) -> list[
     return messages
 
 
-def judge_fit_link(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_fit_link(answer: Function, draws: Random) -> str:
     """Compare latency and bandwidth with those from which disturbed measurements were drawn."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * 125_000)
         messages = noisy_messages(draws, *link)
@@ -112,11 +112,10 @@ def _amounts(flops: float = 0.0, memory: float = 0.0, sent: float = 0.0) -> Amou
     return {"flops": flops, "memory_bytes": memory, "sent_bytes": sent}
 
 
-def judge_seconds_of(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_seconds_of(answer: Function, draws: Random) -> str:
     """Check properties: each resource alone takes amount / rate, arithmetic and memory work at the same time, a
     message comes afterwards.
     """
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         device = {
             "flops_per_s": draws.uniform(1, 100) * 1e9,
@@ -126,7 +125,7 @@ def judge_seconds_of(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
         }
         flops, memory, sent = draws.uniform(1, 90) * 1e8, draws.uniform(1, 90) * 1e7, draws.uniform(1, 90) * 1e4
 
-        def seconds(why: str, *, device: Numbers = device, expected: float, **given: float) -> float:
+        def seconds(why: str, *, device: Rates = device, expected: float, **given: float) -> float:
             operation = _amounts(**given)
             answered_s = number_of(answer(operation, device))
             if abs(answered_s - expected) > CLOSE * max(expected, 1e-9):
@@ -175,7 +174,7 @@ def described(text: str) -> Cluster:
         return load_cluster(path)
 
 
-def judge_cluster(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_cluster(answer: Any, numbers: Numbers) -> str:
     """Does a text describe a cluster that has what the question asks for?"""
     if not isinstance(answer, str):
         raise WrongAnswerError(f"The text of a cluster's file is asked for; this is {answer!r:.80}.")
@@ -193,7 +192,7 @@ def _shares(devices: Sequence[Device]) -> list[float]:
     return [device.host_share or 0.0 for device in devices]
 
 
-def _unlike(devices: Sequence[Device], numbers: Mapping[str, Any]) -> str:
+def _unlike(devices: Sequence[Device], numbers: Numbers) -> str:
     """Return what a cluster lacks of what the question asks for; an empty text if nothing."""
     shares, rates = _shares(devices), sorted(device.link.bytes_per_s * 8e-6 for device in devices)
     if len(devices) < 3:
@@ -222,7 +221,7 @@ def _cluster_table(cluster: Cluster) -> Any:
     return comparison("Your cluster", ("device", "host_share", "gflops", "Mbit/s"), rows)
 
 
-def judge_transfer(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_transfer(answer: Any, numbers: Numbers) -> str:
     """Compare with a transfer of the workbench's own cluster: both latencies, and the rate of the slower end."""
     ends = [(numbers["first_mbit"], numbers["first_ms"]), (numbers["second_mbit"], numbers["second_ms"])]
     devices = tuple(
@@ -240,7 +239,7 @@ def judge_transfer(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, link.transfer_s(nbytes), 0.01, right)
 
 
-def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_ridge(answer: Any, numbers: Numbers) -> str:
     """Try one size after another until arithmetic takes longer than memory."""
     flops_per_s, bytes_per_s = numbers["gflops"] * 1e9, numbers["gigabytes"] * 1e9
     first = next(n for n in count(1) if 2 * n**3 / flops_per_s >= 12 * n**2 / bytes_per_s)
@@ -249,15 +248,7 @@ def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"From n = {first} on: 2 n³ / {flops_per_s:.3g} is more than 12 n² / {bytes_per_s:.3g}."
 
 
-def _cluster(draws: Random) -> dict[str, Any]:
-    return {
-        "cores": draws.choice([0.8, 1.2, 1.5]),
-        "factor": draws.randint(3, 8),
-        "megabits": draws.choice([20, 25, 40, 50]),
-    }
-
-
-def _transfer(draws: Random) -> dict[str, Any]:
+def _transfer(draws: Random) -> Numbers:
     """Return a transfer of which each part takes more than the tolerance."""
     while True:
         first, second = draws.sample([20, 50, 100, 250], 2)
@@ -270,10 +261,6 @@ def _transfer(draws: Random) -> dict[str, Any]:
                 "first_ms": first_ms,
                 "second_ms": second_ms,
             }
-
-
-def _ridge(draws: Random) -> dict[str, Any]:
-    return {"gflops": draws.randint(4, 120), "gigabytes": draws.choice([0.5, 1, 2, 4, 8])}
 
 
 EXERCISES = (
@@ -289,10 +276,14 @@ all other links are faster.""",
             "A device may have its own `bandwidth_mbit_per_s`; the one in `[defaults]` holds for the others.",
             "Choose the slowest device's share first; the fastest has the factor times as much, of `gflops`, too.",
         ),
-        draw=_cluster,
+        draw=lambda draws: {
+            "cores": draws.choice([0.8, 1.2, 1.5]),
+            "factor": draws.randint(3, 8),
+            "megabits": draws.choice([20, 25, 40, 50]),
+        },
         judge=judge_cluster,
     ),
-    Exercise(
+    code_exercise(
         name="seconds_of",
         question="""**Write the model** (8 points). `seconds_of(operation, device)` returns seconds. `operation` has \
 `flops`, `memory_bytes` and `sent_bytes`; `device` has `flops_per_s`, `memory_bytes_per_s`, `latency_s` and \
@@ -304,11 +295,9 @@ is sent if `sent_bytes` is 0.""",
             "Of two things that happen at the same time, the longer one counts: `max`.",
             "A message of 0 bytes is no message: it has no latency either.",
         ),
-        draw=random_seed,
         judge=judge_seconds_of,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="fit_link",
         question="""**Fit a link** (10 points). `fit_link(messages)` gets a list of `[bytes, seconds]`, measured \
 several times for each size, and returns `[latency_s, bytes_per_s]`. Some messages were held up because the computer \
@@ -320,9 +309,7 @@ did something else. Both numbers must be within 10 %.""",
             "Plain least squares looks at the large messages only. Divide each equation by its seconds, so that every "
             "size counts alike: `numpy.linalg.lstsq`.",
         ),
-        draw=random_seed,
         judge=judge_fit_link,
-        is_code=True,
     ),
     Exercise(
         name="transfer",
@@ -349,13 +336,13 @@ decide (to 1)?""",
             "2 n³ / F = 12 n² / M.",
             "n = 6 F / M, rounded up.",
         ),
-        draw=_ridge,
+        draw=lambda draws: {"gflops": draws.randint(4, 120), "gigabytes": draws.choice([0.5, 1, 2, 4, 8])},
         judge=judge_ridge,
     ),
 )
 
 
-def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+def usable(name: str, answer: Function) -> Function:
     """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
     return answer if is_right(EXERCISES, name, answer) else _OWN[name]
 
@@ -368,7 +355,7 @@ def _plain_fit(messages: Sequence[Sequence[float]]) -> list[float]:
     return [max(0.0, small - sizes[0] / bytes_per_s), bytes_per_s]
 
 
-def _plain_seconds(operation: Numbers, device: Numbers) -> float:
+def _plain_seconds(operation: Rates, device: Rates) -> float:
     work_s = max(operation["flops"] / device["flops_per_s"], operation["memory_bytes"] / device["memory_bytes_per_s"])
     sent = operation["sent_bytes"]
     return work_s + (device["latency_s"] + sent / device["bytes_per_s"] if sent else 0.0)
@@ -383,15 +370,15 @@ def usable_cluster(text: str | None) -> str:
     return text if text and len(described_devices) > 1 and all(_shares(described_devices)) else GIVEN
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_OWN: dict[str, Function] = {
     "fit_link": _plain_fit,
     "seconds_of": _plain_seconds,
 }
 
 
 def twelve(
-    seconds_of: Callable[..., Any],
-    device: Numbers,
+    seconds_of: Function,
+    device: Rates,
     cluster: Cluster,
     rank: int,
     host: HostProfile,

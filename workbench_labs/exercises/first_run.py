@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from workbench_labs.course.verdict import Exercise, require_number
+from workbench_labs.course.verdict import Exercise, Numbers, require_number
 
 
-def judge_waits(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_waits(answer: Any, numbers: Numbers) -> str:
     """Compare with both devices' busy time, sample by sample."""
     fast, slow = (sum([numbers[which]] * numbers["samples"]) for which in ("fast_ms", "slow_ms"))
     share = (slow - fast) / slow
     return require_number(answer, share, 0.01, f"It works for {fast} of {slow} ms, and waits for {share:.0%}.")
 
 
-def judge_training(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_training(answer: Any, numbers: Numbers) -> str:
     """Compare with the sum of all epochs."""
     epochs = [numbers["first_s"]] + [numbers["cached_s"]] * (numbers["epochs"] - 1)
     return require_number(answer, sum(epochs), 0, f"{' + '.join(map(str, epochs))} = {sum(epochs)} s.")
 
 
-def _two_devices(draws: Random) -> dict[str, Any]:
+def _two_devices(draws: Random) -> Numbers:
     fast = 2 * draws.randint(3, 9)
     return {"samples": draws.randint(2, 8), "fast_ms": fast, "slow_ms": fast + draws.randint(3, 30)}
 
 
-def _epochs(draws: Random) -> dict[str, Any]:
+def _epochs(draws: Random) -> Numbers:
     first = 2 * draws.randint(10, 25)
     return {"first_s": first, "cached_s": first // draws.randint(4, 8), "epochs": draws.randint(3, 8)}
 

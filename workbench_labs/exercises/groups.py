@@ -4,13 +4,20 @@ V-A, Eq. 4).  The judge tries everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import Any
 
-from workbench_labs.course.verdict import Exercise, WrongAnswerError, comparison
-from workbench_labs.exercises.judging import counts_of, every_division, numbers_of, random_seed, require_best
+from workbench_labs.course.verdict import Exercise, Numbers, WrongAnswerError, comparison
+from workbench_labs.exercises.judging import (
+    Function,
+    code_exercise,
+    counts_of,
+    every_division,
+    numbers_of,
+    require_best,
+)
 
 CASES = 50
 MOST_SAMPLES = 8
@@ -21,9 +28,8 @@ def slowest_s(counts: Sequence[int], sample_s: Sequence[float]) -> float:
     return max(count * seconds for count, seconds in zip(counts, sample_s, strict=True))
 
 
-def judge_divide(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_divide(answer: Function, draws: Random) -> str:
     """Compare the slowest device of a student's division with that of the best of all."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         samples = draws.randint(1, MOST_SAMPLES)
         sample_s = [draws.choice([1, 1.5, 2, 3, 4, 8]) for _ in range(draws.randint(1, 4))]
@@ -40,7 +46,7 @@ def judge_divide(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"No division is faster, in {CASES} random groups."
 
 
-def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_trace(answer: Any, numbers: Numbers) -> str:
     """Compare a row of the table with the best of all cuts of each beginning."""
     first, second = numbers["first"], numbers["second"]
     expected = [
@@ -55,7 +61,7 @@ def judge_trace(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"best[2] is {expected}; the last one is the answer for all layers."
 
 
-def _two_devices(draws: Random) -> dict[str, Any]:
+def _two_devices(draws: Random) -> Numbers:
     first = [draws.randint(1, 5) for _ in range(5)]
     return {"first": first, "second": [draws.choice([2, 3]) * seconds for seconds in first]}
 
@@ -74,7 +80,7 @@ each. Give the list `best[2][2]`, `best[2][3]`, `best[2][4]`, `best[2][5]`.""",
     draw=_two_devices,
     judge=judge_trace,
 )
-DIVIDE = Exercise(
+DIVIDE = code_exercise(
     name="divide",
     question="""**Divide a group's samples** (6 points). `divide(samples, sample_s)` gets a number of samples and the \
 seconds that each device takes for one. It returns whole samples for each device, `samples` in all, none allowed, so \
@@ -85,7 +91,5 @@ that the last one finishes as early as possible.""",
         "The device that would have finished it first: the least (count + 1) * seconds.",
         "`min(range(len(sample_s)), key=lambda d: (counts[d] + 1) * sample_s[d])`, as often as there are samples.",
     ),
-    draw=random_seed,
     judge=judge_divide,
-    is_code=True,
 )

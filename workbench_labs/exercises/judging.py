@@ -15,16 +15,25 @@ from workbench.core.schedule import Schedule
 from workbench.core.timeline import Timeline
 from workbench.simulator import simulate
 from workbench.widgets.tables import Table
-from workbench_labs.course.verdict import WrongAnswerError, comparison, number_of, require_list
+from workbench_labs.course.verdict import Exercise, Numbers, WrongAnswerError, comparison, number_of, require_list
 
 Choice = TypeVar("Choice")
+Function = Callable[..., Any]
+"""A student's."""
 CLOSE = 1e-5
 """Float32 is precise enough: so much, or this share of a value, may differ."""
 
 
-def random_seed(draws: Random) -> dict[str, Any]:
-    """Return the numbers of an exercise whose judge makes random cases."""
-    return {"seed": draws.getrandbits(32)}
+def code_exercise(*, judge: Callable[[Any, Random], str], **texts: Any) -> Exercise:
+    """Return an exercise whose answer is a function, which is tried on random cases.
+
+    judge: (function, generator of the cases) -> what to say of a right function.  Raises WrongAnswerError.
+    """
+
+    def judge_seed(answer: Any, numbers: Numbers) -> str:
+        return judge(answer, Random(numbers["seed"]))
+
+    return Exercise(draw=lambda draws: {"seed": draws.getrandbits(32)}, judge=judge_seed, is_code=True, **texts)
 
 
 def numbers_of(answer: Any, what: str, length: int) -> list[float]:
@@ -108,6 +117,11 @@ def every_division(total: int, size: int) -> Iterator[tuple[int, ...]]:
     """Yield every way to divide whole things among `size`, of which some may get none."""
     for bars in combinations(range(total + size - 1), size - 1):
         yield tuple(stop - start - 1 for start, stop in pairwise((-1, *bars, total + size - 1)))
+
+
+def within(needs: Iterable[float], budgets: Iterable[float]) -> bool:
+    """Return whether no device needs more than it has."""
+    return all(need <= budget for need, budget in zip(needs, budgets, strict=True))
 
 
 def spans_of(counts: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -26,6 +26,7 @@ from workbench.widgets.tables import Table
 from workbench_labs import gathering
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
@@ -33,7 +34,7 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import in_virtual_time, random_seed
+from workbench_labs.exercises.judging import Function, code_exercise, in_virtual_time
 from workbench_labs.exercises.layer_ring import (
     CASES,
     gathering_of,
@@ -54,7 +55,7 @@ MEGABITS = 4.0
 """Of the executed ring's links, a second."""
 COLLECTIVES = {"scheme 1": (ALLGATHER, REDUCESCATTER) * 2, "scheme 2": (ALLGATHER, REDUCESCATTER)}
 """The synchronisations of one layer (Galaxy+, Table II)."""
-Term = Callable[..., Any]
+Term = Function
 
 
 def _matrix(draws: Random, rows: int, columns: int) -> Tensor:
@@ -97,9 +98,8 @@ def _entry(value: Any) -> float:
     return math.nan if isinstance(value, float) and math.isnan(value) else number_of(value)
 
 
-def judge_mlp_term(answer: Term, numbers: Mapping[str, Any]) -> str:
+def judge_mlp_term(answer: Term, draws: Random) -> str:
     """Compare with the whole network in which all other rows of W2 are zero: that is the device's term."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         tokens, hidden, columns = draws.randint(2, 5), draws.randint(2, 5), draws.randint(3, 9)
         start = draws.randint(0, columns - 2)
@@ -113,9 +113,8 @@ def judge_mlp_term(answer: Term, numbers: Mapping[str, Any]) -> str:
     return f"It is the device's term in {CASES} random networks, and uses only the device's own weights."
 
 
-def judge_heads_term(answer: Term, numbers: Mapping[str, Any]) -> str:
+def judge_heads_term(answer: Term, draws: Random) -> str:
     """Compare with torch's whole attention in which the rows of W_O of all other heads are zero."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         tokens, heads, size = draws.randint(2, 5), draws.randint(2, 5), draws.randint(2, 3)
         hidden = heads * size
@@ -133,7 +132,7 @@ def judge_heads_term(answer: Term, numbers: Mapping[str, Any]) -> str:
     return f"It is the term of the device's heads in {CASES} random attentions, and uses only its own weights."
 
 
-def judge_travelling(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_travelling(answer: Any, numbers: Numbers) -> str:
     """Compare with the bytes that all devices send in a layer's ring collectives (Galaxy+, Table II)."""
     size, tokens, hidden = numbers["devices"], numbers["tokens"], numbers["hidden"]
     each = 4 * tokens * hidden
@@ -143,7 +142,7 @@ def judge_travelling(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, total, 0.005, right)
 
 
-def judge_tiles(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_tiles(answer: Any, numbers: Numbers) -> str:
     """Do so many tiles hide at least 80 % of the messages' time (simulated)?"""
     count = number_of(answer)
     if count != int(count):
@@ -170,7 +169,7 @@ def slow_cluster(name: str, megabits: float) -> Cluster:
     return with_bandwidth(load_cluster(name), megabits)
 
 
-def _layer(draws: Random) -> dict[str, Any]:
+def _layer(draws: Random) -> Numbers:
     devices = draws.randint(3, 8)
     return {
         "devices": devices,
@@ -180,7 +179,7 @@ def _layer(draws: Random) -> dict[str, Any]:
     }
 
 
-def _tiles(draws: Random) -> dict[str, Any]:
+def _tiles(draws: Random) -> Numbers:
     """Return products and links with which one tile a share hides too little, and so do 32."""
     while True:
         numbers = {"megabits": draws.choice([1.5, 2.0, 2.5, 3.0, 4.0]), "product_ms": draws.randint(10, 40)}
@@ -190,7 +189,7 @@ def _tiles(draws: Random) -> dict[str, Any]:
 
 
 EXERCISES = (
-    Exercise(
+    code_exercise(
         name="mlp_term",
         question="""**Cut a feed-forward network** (8 points). `mlp_term(x, w1, w2, start, stop)` returns the term \
 of a device that has the columns `start` to `stop - 1` of W1 and the same rows of W2: a matrix as large as `x`. All \
@@ -202,11 +201,9 @@ matrices are lists of rows. What the device does not have is `nan` in `w1` and `
             "With torch: `torch.tensor(w1)[:, start:stop]` and `torch.tensor(w2)[start:stop, :]`; `.tolist()` in the "
             "end.",
         ),
-        draw=random_seed,
         judge=judge_mlp_term,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="heads_term",
         question="""**Cut attention by heads** (10 points). `heads_term(x, w_q, w_k, w_v, w_o, head_size, first, \
 last)` returns the term of a device that has the heads `first` to `last - 1`. Head *h* has the columns *h* x \
@@ -217,9 +214,7 @@ last)` returns the term of a device that has the heads `first` to `last - 1`. He
             "The scores of a head are Q K^T / sqrt(head_size); softmax goes over each row.",
             "A head's term is softmax(scores) V times the head's rows of W_O.",
         ),
-        draw=random_seed,
         judge=judge_heads_term,
-        is_code=True,
     ),
     Exercise(
         name="travelling",
@@ -234,7 +229,7 @@ tokens, hidden size {hidden}, numbers of 4 bytes. How many bytes do all devices 
         draw=_layer,
         judge=judge_travelling,
     ),
-    Exercise(
+    code_exercise(
         name="ring",
         question="""**Write the ring** (8 points). `ring(num_devices)` returns the rounds of an all-gather. A round is \
 a list of messages `[source, destination, share]`; share *i* is what device *i* has at the beginning. In each round \
@@ -246,11 +241,9 @@ send what it had before the round. In the end everybody has all shares, and nobo
             "In the next round a device passes on what has just come.",
             "`%` wraps around: in round k device i sends share `(i - k) % num_devices`.",
         ),
-        draw=random_seed,
         judge=judge_ring,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="tile_order",
         question="""**Choose the order** (6 points). `tile_order(num_devices, device)` returns the shares in the order \
 in which the device multiplies them, such as `[2, 0, 1]`. A product begins when its share is there. No device shall \
@@ -261,9 +254,7 @@ wait longer than it must.""",
             "Shares come from the device before: first its own, then the one of the device before that.",
             "Look at your ring: what does device i get in round k?",
         ),
-        draw=random_seed,
         judge=judge_tile_order,
-        is_code=True,
     ),
     Exercise(
         name="tiles",
@@ -282,7 +273,7 @@ messages' time is hidden? Each message costs 0.3 ms more, whatever its size.""",
 )
 
 
-def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+def usable(name: str, answer: Function) -> Function:
     """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
     return answer if is_right(EXERCISES, name, answer) else _OWN[name]
 
@@ -292,7 +283,7 @@ def _plain_term(x: Any, w1: Any, w2: Any, start: int, stop: int) -> Tensor:
     return torch.relu(torch.tensor(x) @ first[:, start:stop]) @ second[start:stop]
 
 
-_OWN: dict[str, Callable[..., Any]] = {
+_OWN: dict[str, Function] = {
     "mlp_term": _plain_term,
     "ring": plain_ring,
     "tile_order": plain_order,

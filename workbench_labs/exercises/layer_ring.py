@@ -5,7 +5,7 @@ Galaxy+, section III-D: tiles that travel while others are multiplied, Fig. 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -58,16 +58,15 @@ def _fault(messages: Sequence[Sequence[int]], holds: Sequence[set[int]]) -> str:
     return ""
 
 
-def judge_ring(answer: Callable[[int], Any], numbers: Mapping[str, Any]) -> str:
+def judge_ring(answer: Callable[[int], Any], draws: Random) -> str:
     """Replay the ring on two to eight devices: n messages of new shares in n - 1 rounds give everybody everything."""
     for size in range(2, 9):
         rounds_of(answer, size)
     return "On 2 to 8 devices everybody has everything after n - 1 rounds, and every message brings something new."
 
 
-def judge_tile_order(answer: Callable[[int, int], Any], numbers: Mapping[str, Any]) -> str:
+def judge_tile_order(answer: Callable[[int, int], Any], draws: Random) -> str:
     """Simulate the ring with each device's order: no order takes less than (n - 1) max(p, t) + p."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         size, product_s, transfer_s = draws.randint(2, 6), draws.randint(1, 9), draws.randint(1, 9)
         orders = orders_of(answer, size)

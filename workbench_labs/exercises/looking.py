@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Any
 
 import torch
 
 from workbench_labs.course.verdict import WrongAnswerError, comparison
-from workbench_labs.exercises.judging import require_close
+from workbench_labs.exercises.judging import Function, require_close
 
 CASES, TEXTS = 50, 10
 
 
-def judge_leak(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_leak(answer: Function, draws: Random) -> str:
     """Try a detector on messages in which a list of ids was hidden, and on others that look alike."""
-    draws = Random(numbers["seed"])
     for number in range(CASES):
         secret = [draws.randint(0, 300) for _ in range(draws.randint(3, 8))]
         message = [draws.gauss(0.0, 1.0) for _ in range(draws.randint(20, 60))]
@@ -43,9 +41,8 @@ def judge_leak(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"It finds ids that stand one after the other, and only these, in {CASES} messages."
 
 
-def judge_invert(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_invert(answer: Function, draws: Random) -> str:
     """Try to read texts of made-up words, whose states point in their embeddings' directions and have any length."""
-    draws = Random(numbers["seed"])
     for _ in range(TEXTS):
         words, width = draws.randint(20, 40), draws.randint(12, 16)
         embeddings = [

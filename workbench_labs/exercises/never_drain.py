@@ -7,7 +7,7 @@ The judges use the workbench's schedules and planners, or try all answers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from itertools import accumulate
 from random import Random
@@ -16,14 +16,12 @@ from typing import Any
 from workbench.core.catalogue import load_cluster
 from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, random_profile
-from workbench.planners import Problem
 from workbench.planners.asynchronous import partition_in_order
 from workbench.planners.equation3 import Equation3, pace_of
-from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.descriptions import describe
-from workbench_labs.confidant import delayed_descent, stashed
+from workbench_labs.confidant import costs_of, delayed_descent, stashed
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
@@ -35,15 +33,16 @@ from workbench_labs.course.verdict import (
 from workbench_labs.exercises.cuts import cut_of, every_cut, stage_seconds
 from workbench_labs.exercises.judging import (
     CLOSE,
+    Function,
+    code_exercise,
     counts_of,
     every_division,
     is_none,
-    random_seed,
     require_best,
     require_close,
     spans_of,
+    within,
 )
-from workbench_labs.planning import as_described
 
 CASES = 50
 HEAD_CASES = 12
@@ -67,9 +66,8 @@ def operations_of(num_stages: int, stage: int, count: int) -> tuple[list[str], l
     return texts, versions
 
 
-def judge_stash(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_stash(answer: Function, draws: Random) -> str:
     """Compare the version of each operation with the workbench's schedule."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         stages, count = draws.randint(1, 5), draws.randint(1, 9)
         stage = draws.randrange(stages)
@@ -79,9 +77,8 @@ def judge_stash(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"Every mini-batch goes back with the version with which it came, in {CASES} pipelines of the workbench."
 
 
-def judge_descend(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_descend(answer: Function, draws: Random) -> str:
     """Compare the weights with delayed gradient descent, whose gradients are as old as the stage has others behind."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         stages, count, width = draws.randint(1, 5), draws.randint(1, 12), draws.randint(1, 3)
         stage, rate = draws.randrange(stages), draws.choice([0.05, 0.1, 0.2])
@@ -116,6 +113,12 @@ def stage_mb(counts: Sequence[int], layer_mb: Sequence[float], activation_mb: fl
     ]
 
 
+def fitting_cuts(layer_mb: Sequence[float], activation_mb: float, budgets: Sequence[float]) -> list[tuple[int, ...]]:
+    """Return every cut that fits."""
+    cuts = every_cut(len(layer_mb), len(budgets))
+    return [cut for cut in cuts if within(stage_mb(cut, layer_mb, activation_mb), budgets)]
+
+
 def pace(counts: Sequence[int], layer_s: Seconds, link_s: Sequence[float]) -> float:
     """Return the seconds of a mini-batch in the long run: the slowest stage, or twice the slowest link (Eq. 3)."""
     links = (2 * link_s[start - 1] for start, _ in spans_of(counts) if start)
@@ -135,23 +138,13 @@ def cut_case(draws: Random) -> tuple[list[list[float]], list[float], list[int], 
     return layer_s, link_s, layer_mb, activation_mb, [round(share * draws.uniform(0.9, 2.6)) for _ in range(size)]
 
 
-def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_partition(answer: Function, draws: Random) -> str:
     """Compare the pace with that of the best of all cuts that fit; where none fits, None is right."""
-    draws = Random(numbers["seed"])
     refused = 0
     for _ in range(CASES):
         layer_s, link_s, layer_mb, activation_mb, budgets = cut_case(draws)
         size, layers = len(layer_s), len(layer_mb)
-
-        def fits(
-            cut: Sequence[int],
-            sizes: Sequence[float] = layer_mb,
-            each: float = activation_mb,
-            most: Sequence[int] = budgets,
-        ) -> bool:
-            return all(need <= budget for need, budget in zip(stage_mb(cut, sizes, each), most, strict=True))
-
-        possible = [cut for cut in every_cut(layers, size) if fits(cut)]
+        possible = fitting_cuts(layer_mb, activation_mb, budgets)
         cut_given = answer(layer_s, link_s, layer_mb, activation_mb, budgets)
         if is_none(cut_given, possible, f"Budgets of {budgets} MB"):
             refused += 1
@@ -162,7 +155,7 @@ def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
             for place, need in enumerate(stage_mb(counts, layer_mb, activation_mb))
         ]
         details = comparison("Your cut", ("place", "layers", "needs (MB)", "has (MB)"), rows)
-        if not fits(counts):
+        if counts not in possible:
             raise WrongAnswerError(f"Your cut {list(counts)} does not fit.", details)
         seconds = partial(pace, layer_s=layer_s, link_s=link_s)
         require_best(counts, possible, seconds, f"With your cut {list(counts)} a mini-batch", details)
@@ -172,13 +165,10 @@ def judge_partition(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> s
 @cache
 def paper_costs(batch_size: int) -> Equation3:
     """Return the terms of Eq. 3 for the paper's side of the lab."""
-    bare = as_described(load_cluster(PAPER_CLUSTER))
-    sizes: dict[str, Any] = {"batch_sizes": (batch_size,), "sequence_lengths": (PAPER_TOKENS,)}
-    profile = analytic_profile(describe(PAPER_MODEL), bare, technique="full", **sizes)
-    return Equation3(Problem(profile, bare, batch_size=batch_size, sequence_length=PAPER_TOKENS))
+    return costs_of(PAPER_MODEL, load_cluster(PAPER_CLUSTER), batch_size=batch_size, tokens=PAPER_TOKENS)
 
 
-def judge_order(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_order(answer: Any, numbers: Numbers) -> str:
     """Does an order with its layers fit, and is it faster than Eq. 3's best in the cluster's order?"""
     costs = paper_costs(numbers["batch_size"])
     devices, layers = costs.cluster.devices, costs.profile.num_layers
@@ -201,9 +191,8 @@ def judge_order(answer: Any, numbers: Mapping[str, Any]) -> str:
     return said
 
 
-def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_heads(answer: Function, draws: Random) -> str:
     """Compare the slowest processor with that of the best of all divisions."""
-    draws = Random(numbers["seed"])
     cases = list[HeadProfile]()
     while len(cases) < HEAD_CASES:
         profile = random_profile(draws)
@@ -223,7 +212,7 @@ def judge_heads(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"It is as fast as the best of all divisions, on {HEAD_CASES} devices."
 
 
-def judge_stable_rate(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_stable_rate(answer: Any, numbers: Numbers) -> str:
     """Does a descent come down just below the rate, and run away just above it?"""
     rate, delay, curvature = number_of(answer), numbers["delay"], numbers["curvature"]
 
@@ -238,9 +227,8 @@ def judge_stable_rate(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"Below it the descent ends at 0, above it it does not ({formula} = {exact:.3f})."
 
 
-def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_compatibility(answer: Function, draws: Random) -> str:
     """Compare with the workbench's Eq. 4, where all devices differ and where some are alike."""
-    draws = Random(numbers["seed"])
     for number in range(CASES):
         size, layers = draws.randint(1, 5), draws.randint(2, 4)
         capacities = [[draws.uniform(1, 9) for _ in range(layers)] for _ in range(size)]
@@ -261,7 +249,7 @@ def judge_compatibility(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
     return f"It is Eq. 4, in {CASES} cases."
 
 
-def judge_notice(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_notice(answer: Any, numbers: Numbers) -> str:
     """Compare with loading, the window under way, and the move, one after the other."""
     load_s = numbers["megabytes"] / numbers["megabytes_per_s"]
     expected = load_s + numbers["window_s"] + numbers["move_s"]
@@ -269,17 +257,8 @@ def judge_notice(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, expected, 0.005, right)
 
 
-def _notice(draws: Random) -> dict[str, Any]:
-    return {
-        "megabytes": draws.randint(60, 200),
-        "megabytes_per_s": draws.choice([20, 25, 40]),
-        "window_s": draws.randint(10, 30) / 10,
-        "move_s": draws.randint(2, 8) / 10,
-    }
-
-
 EXERCISES = (
-    Exercise(
+    code_exercise(
         name="partition",
         question="""**Cut within memory** (10 points). `partition(layer_s, link_s, layer_mb, activation_mb, \
 budgets_mb)` returns how many layers each device gets, such as `[3, 1]`, or `None` if no cut fits. `layer_s[device]\
@@ -293,9 +272,7 @@ versions) and `activation_mb` of each layer 1 + *d* times. The least seconds of 
             "best[i][n] = min over k of max(best[i - 1][k], 2 link_s[k - 1], seconds of layers k to n), infinite if "
             "they do not fit.",
         ),
-        draw=random_seed,
         judge=judge_partition,
-        is_code=True,
     ),
     Exercise(
         name="order",
@@ -312,7 +289,7 @@ that list for what the explorer shows.""",
         draw=lambda draws: {"batch_size": draws.randint(8, 17)},
         judge=judge_order,
     ),
-    Exercise(
+    code_exercise(
         name="stash",
         question="""**Stash the weights** (5 points). `stash(operations)` gets the operations of one stage, such as \
 `["F0", "F1", "B0", "F2", "B1", "B2"]`. Each backward pass ends with an update, which makes the next version; \
@@ -324,11 +301,9 @@ that of its own forward pass.""",
             "After which operations is there one version more?",
             "`used[number] = newest` at F; at B look it up, then add 1 to the newest.",
         ),
-        draw=random_seed,
         judge=judge_stash,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="descend",
         question="""**Train with it** (10 points). `descend(operations, weights, inputs, targets, rate)` trains a \
 stage of one linear layer: mini-batch *m* has the input `inputs[m]` (a list as long as `weights`) and the target \
@@ -340,9 +315,7 @@ subtracts rate times the gradient from the *newest* weights. Return the weights 
             "`list(weights)` is a copy; `weights` alone is the same list, which changes.",
             "At F: stash[m] = copy. At B: error with stash[m], step from the newest weights, delete stash[m].",
         ),
-        draw=random_seed,
         judge=judge_descend,
-        is_code=True,
     ),
     Exercise(
         name="stable_rate",
@@ -359,7 +332,7 @@ shrinks. What does the factor before w<sup>2</sup> do to the gradient?",
         draw=lambda draws: {"delay": draws.randint(1, 5), "curvature": draws.choice([0.8, 1.25, 1.5, 2.5, 4])},
         judge=judge_stable_rate,
     ),
-    Exercise(
+    code_exercise(
         name="heads",
         question="""**Heads over processors** (5 points). `heads(times)` gets `times[p][k - 1]`, the milliseconds of \
 k heads on processor p, for 1 to K heads. It returns how many heads each processor gets, K in all, some perhaps none. \
@@ -370,11 +343,9 @@ All compute at the same time; the slowest counts.""",
             "Give the heads away one by one: to which processor goes the next?",
             "To the one that ends first with it. No earlier gift need be taken back: times never fall with more heads.",
         ),
-        draw=random_seed,
         judge=judge_heads,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="compatibility",
         question="""**Who stands in?** (5 points) `compatibility(capacities, batteries, p, eta)` returns Eq. 4's DC \
 of each idle device. `capacities[device]` are the seconds of 1, 2, ... layers; H is their sum. H and the charge b are \
@@ -385,9 +356,7 @@ mapped to 0 to 1, from the least to the most of all devices. Where all are equal
             "(value - least) / (most - least), for the sums and for the charges.",
             "p * b / (H + eta) for each device; mind the case most == least.",
         ),
-        draw=random_seed,
         judge=judge_compatibility,
-        is_code=True,
     ),
     Exercise(
         name="notice",
@@ -400,13 +369,18 @@ the move ({move_s} s). How many seconds before it leaves must a device give noti
             "Megabytes over megabytes per second are seconds.",
             "Loading, then a whole window at worst, then the move.",
         ),
-        draw=_notice,
+        draw=lambda draws: {
+            "megabytes": draws.randint(60, 200),
+            "megabytes_per_s": draws.choice([20, 25, 40]),
+            "window_s": draws.randint(10, 30) / 10,
+            "move_s": draws.randint(2, 8) / 10,
+        },
         judge=judge_notice,
     ),
 )
 
 
-def usable_descend(descend: Callable[..., Any]) -> tuple[Callable[..., Any], str]:
+def usable_descend(descend: Function) -> tuple[Function, str]:
     """Return a student's function with its name, or the workbench's descent while it is not right."""
     return (descend, "yours") if is_right(EXERCISES, "descend", descend) else (_descended, "the workbench's")
 
@@ -416,15 +390,11 @@ def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: An
     return delayed_weights(weights, inputs, targets, rate, delay)
 
 
-def usable_partition(partition: Callable[..., Any], case: Sequence[Any]) -> list[int]:
+def usable_partition(partition: Function, case: Sequence[Any]) -> list[int]:
     """Return a student's cut, or the best of all that fit while the student's is not right."""
     layer_s, link_s, layer_mb, activation_mb, budgets = case
     if is_right(EXERCISES, "partition", partition):
         return list(cut_of(partition(*case), len(layer_mb), len(layer_s)))
-    possible = [
-        cut
-        for cut in every_cut(len(layer_mb), len(layer_s))
-        if all(need <= budget for need, budget in zip(stage_mb(cut, layer_mb, activation_mb), budgets, strict=True))
-    ]
-    fastest = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
-    return list(fastest)
+    possible = fitting_cuts(layer_mb, activation_mb, budgets)
+    best = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
+    return list(best)

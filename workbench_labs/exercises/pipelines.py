@@ -28,6 +28,7 @@ from workbench.simulator.simulate import live_counts
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
@@ -35,10 +36,12 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import in_virtual_time
+from workbench_labs.exercises.judging import Function, code_exercise, in_virtual_time
 
 OrderOf = Callable[[int, int, int], Sequence[str]]
 """(stages, stage, micro-batches) -> the stage's operations in order, such as ["F0", "F1", "B0", "B1"]."""
+Both = tuple[Timeline, Timeline]
+"""A program simulated, and executed."""
 CASES = 25
 CLOSE = 1e-9
 BACKWARD = 2.0
@@ -95,9 +98,8 @@ def _random_case(draws: Random) -> tuple[list[list[str]], dict[str, list[float]]
     return lists, seconds, simulated(schedule_of(texts, num_stages, num_micro_batches), seconds)
 
 
-def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_event_loop(answer: Function, draws: Random) -> str:
     """Compare a student's event loop with the simulator, on random pipelines, and on lists that can never end."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         lists, seconds, expected = _random_case(draws)
         answered = require_list(answer(lists, seconds["F"], seconds["B"]), "The result", len(lists))
@@ -127,9 +129,8 @@ def judge_event_loop(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
     raise WrongAnswerError(f"Stage 0 does B0 before F0: that never ends. Raise ValueError; it returned {stuck!r:.80}.")
 
 
-def _judge_order(answer: OrderOf, numbers: Mapping[str, Any], *, most_contexts: Callable[[int, int, int], int]) -> str:
+def _judge_order(answer: OrderOf, draws: Random, *, most_contexts: Callable[[int, int, int], int]) -> str:
     """Check an order by its properties: it ends, it is as short as the formula says, it keeps as few as it may."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         stages, count = draws.randint(1, 6), draws.randint(1, 9)
         forward_s, backward_s = draws.randint(1, 6), draws.randint(1, 6)
@@ -157,10 +158,10 @@ def _judge_order(answer: OrderOf, numbers: Mapping[str, Any], *, most_contexts: 
     return f"It is as short as (M + p - 1)(F + B) in {CASES} random pipelines, and keeps no activations too long."
 
 
-def judge_gpipe(answer: OrderOf, numbers: Mapping[str, Any]) -> str:
+def judge_gpipe(answer: OrderOf, draws: Random) -> str:
     """Check GPipe: as short as the formula, and no backward pass before the last forward pass of its stage."""
-    said = _judge_order(answer, numbers, most_contexts=lambda stages, stage, count: count)
-    stages, count = numbers["stages"], numbers["micro_batches"]
+    said = _judge_order(answer, draws, most_contexts=lambda stages, stage, count: count)
+    stages, count = draws.randint(3, 9), draws.randint(4, 24)
     for stage in range(stages):
         kinds = "".join(kind for kind, _ in slots_of(answer(stages, stage, count), count))
         if kinds != "F" * count + "B" * count:
@@ -170,12 +171,12 @@ def judge_gpipe(answer: OrderOf, numbers: Mapping[str, Any]) -> str:
     return said
 
 
-def judge_one_f_one_b(answer: OrderOf, numbers: Mapping[str, Any]) -> str:
+def judge_one_f_one_b(answer: OrderOf, draws: Random) -> str:
     """Check 1F1B: as short as GPipe, and stage s of p keeps at most p - s micro-batches' activations."""
-    return _judge_order(answer, numbers, most_contexts=lambda stages, stage, count: min(stages - stage, count))
+    return _judge_order(answer, draws, most_contexts=lambda stages, stage, count: min(stages - stage, count))
 
 
-def judge_bubble(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_bubble(answer: Any, numbers: Numbers) -> str:
     """Compare with the share of the time in which a device of a balanced pipeline waits: (p - 1) / (M + p - 1)."""
     stages, count = numbers["stages"], numbers["micro_batches"]
     share = (stages - 1) / (count + stages - 1)
@@ -184,12 +185,8 @@ def judge_bubble(answer: Any, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _sizes(draws: Random) -> dict[str, Any]:
-    return {"stages": draws.randint(3, 9), "micro_batches": draws.randint(4, 24), "seed": draws.getrandbits(32)}
-
-
 EXERCISES = (
-    Exercise(
+    code_exercise(
         name="event_loop",
         question="""**Write the event loop** (10 points). `event_loop(orders, forward_s, backward_s)` gets for each \
 stage the list of its operations, such as `["F0", "F1", "B0", "B1"]`, and the seconds of a forward and \
@@ -206,11 +203,9 @@ can ever start again, raise `ValueError`.""",
             "Go over the stages again and again; start what can start. If a whole round starts nothing and something "
             "is left, it is a deadlock.",
         ),
-        draw=_sizes,
         judge=judge_event_loop,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="gpipe",
         question="""**Write GPipe** (5 points). `gpipe(num_stages, stage, num_micro_batches)` returns the operations \
 of one stage as texts: all forward passes, then all backward passes.""",
@@ -220,11 +215,9 @@ of one stage as texts: all forward passes, then all backward passes.""",
             "`[f'F{m}' for m in range(n)]` are the forward passes.",
             "The backward passes of which micro-batch can begin first? Any order that is the same on all stages works.",
         ),
-        draw=_sizes,
         judge=judge_gpipe,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="one_f_one_b",
         question="""**Write 1F1B** (10 points). `one_f_one_b(num_stages, stage, num_micro_batches)` returns the \
 operations of one stage. It must be as short as GPipe, but stage *s* of *p* may keep the activations of at most \
@@ -235,9 +228,7 @@ operations of one stage. It must be as short as GPipe, but stage *s* of *p* may 
             "A stage before it begins with a few forward passes, so that the stages behind have work: how many?",
             "p - s - 1 forward passes first, then one forward and one backward in turn, then the backward passes left.",
         ),
-        draw=_sizes,
         judge=judge_one_f_one_b,
-        is_code=True,
     ),
     Exercise(
         name="bubble",
@@ -249,7 +240,7 @@ micro-batches, and links are free. During which share of the time does a device 
             "A device works for M (F + B). Filling and draining takes p - 1 turns more.",
             "(p - 1) / (M + p - 1).",
         ),
-        draw=_sizes,
+        draw=lambda draws: {"stages": draws.randint(3, 9), "micro_batches": draws.randint(4, 24)},
         judge=judge_bubble,
     ),
 )
@@ -282,7 +273,7 @@ def program_on(
     return Program.on(cluster, schedule, costs)
 
 
-def both_ways(program: Program, cluster: Cluster, fidelity: Fidelity) -> tuple[Timeline, Timeline]:
+def both_ways(program: Program, cluster: Cluster, fidelity: Fidelity) -> Both:
     """Return a program simulated, and executed by emulated devices with made-up contents."""
     return simulate(program), execute_program(program, default_pool().acquire(cluster, fidelity))
 
@@ -295,7 +286,7 @@ def run_both(
     num_micro_batches: int = 8,
     forward_s: float = 0.02,
     backward_s: float = 0.04,
-) -> tuple[Timeline, Timeline]:
+) -> Both:
     """Return a pipeline simulated, and executed by emulated devices with made-up contents; both with the links."""
     cluster = load_cluster(cluster_name)
     size = cluster.world_size

@@ -6,7 +6,7 @@ device may be left out.  The judge simulates every cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from random import Random
@@ -19,13 +19,14 @@ from workbench.simulator import simulate
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
     require_number,
 )
 from workbench_labs.exercises.cuts import every_cut, stage_bytes, stage_seconds
-from workbench_labs.exercises.judging import counts_of, random_seed
+from workbench_labs.exercises.judging import code_exercise, counts_of, within
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, named, program_on, schedule_of
 
 Planner = Callable[..., Sequence[int]]
@@ -53,8 +54,17 @@ class Case:
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Return whether each device has room for its layers."""
-        needs = stage_bytes(counts, self.layer_bytes)
-        return all(nbytes <= budget for nbytes, budget in zip(needs, self.budgets, strict=True))
+        return within(stage_bytes(counts, self.layer_bytes), self.budgets)
+
+    @property
+    def plans(self) -> list[tuple[int, ...]]:
+        """Return every plan that fits."""
+        return [plan for plan in every_plan(len(self.layer_bytes), len(self.budgets)) if self.fits(plan)]
+
+    @property
+    def best(self) -> tuple[int, ...]:
+        """Return the plan with the shortest simulated mini-batch."""
+        return min(self.plans, key=lambda plan: self.pipeline(plan).makespan_s)
 
     def ask(self, planner: Planner) -> tuple[int, ...]:
         """Return a planner's answer: layers of each device.  Raises WrongAnswerError if it is none, or does not fit."""
@@ -106,19 +116,17 @@ def draw_case(draws: Random) -> Case:
             send_s=draws.choice([0.002, 0.02, 0.1, 0.3]),
             micro_batches=draws.choice([2, 4, 8]),
         )
-        if any(case.fits(counts) for counts in every_plan(len(layers), size)):
+        if case.plans:
             return case
 
 
-def judge_planner(answer: Planner, numbers: Mapping[str, Any]) -> str:
+def judge_planner(answer: Planner, draws: Random) -> str:
     """Compare a planner's simulated mini-batches with those of the best plans that fit."""
-    draws = Random(numbers["seed"])
     ratios: list[tuple[float, Case, tuple[int, ...], tuple[int, ...]]] = []
     for _ in range(CASES):
         case = draw_case(draws)
         counts = case.ask(answer)
-        plans = [plan for plan in every_plan(len(case.layer_bytes), len(case.budgets)) if case.fits(plan)]
-        best = min(plans, key=lambda plan, case=case: case.pipeline(plan).makespan_s)  # type: ignore[misc]
+        best = case.best
         ratio = case.pipeline(counts).makespan_s / case.pipeline(best).makespan_s
         ratios.append((ratio, case, counts, best))
     worst = max(ratios, key=lambda one: one[0])
@@ -144,7 +152,7 @@ def _worst_table(ratio: float, case: Case, counts: Sequence[int], best: Sequence
     return comparison(title, ("device", "ms of each layer", "MB", "your layers", "best"), rows)
 
 
-def two_devices(numbers: Mapping[str, Any]) -> tuple[float, float]:
+def two_devices(numbers: Numbers) -> tuple[float, float]:
     """Return the seconds of a mini-batch in GPipe on one device, and on two of the same speed (simulated)."""
     layers = numbers["layers"]
     case = Case(
@@ -158,14 +166,14 @@ def two_devices(numbers: Mapping[str, Any]) -> tuple[float, float]:
     return case.pipeline((layers, 0), gpipe_order).makespan_s, case.pipeline(halves, gpipe_order).makespan_s
 
 
-def judge_two_devices(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_two_devices(answer: Any, numbers: Numbers) -> str:
     """Compare with the simulated mini-batches of one device and of two."""
     alone_s, both_s = two_devices(numbers)
     why = f"One device takes {1e3 * alone_s:g} ms, two take {1e3 * both_s:g} ms (simulated)."
     return require_number(answer, alone_s / both_s, 0.005, why)
 
 
-def _two_devices(draws: Random) -> dict[str, Any]:
+def _two_devices(draws: Random) -> Numbers:
     """Return a pipeline of two stages whose messages are shorter than its operations, so that only two are seen."""
     layers, layer_ms = 2 * draws.randint(2, 6), draws.randint(4, 9)
     send_ms = draws.randint(layers * layer_ms // 6 + 1, layers * layer_ms // 4)
@@ -190,7 +198,7 @@ compute on. How many times as fast is a mini-batch then, to 0.5 %?""",
         draw=_two_devices,
         judge=judge_two_devices,
     ),
-    Exercise(
+    code_exercise(
         name="planner",
         question="""**Your planner** (15 points). `planner(layer_s, layer_bytes, budgets, send_s, micro_batches)` \
 returns how many layers each device gets, in the devices' order, such as `[3, 0, 1]`; 0 leaves a device out. \
@@ -206,9 +214,7 @@ and 1.3 times in the worst.""",
             "Try every set of devices with every cut that fits, and take the one whose formula is smallest; or carry "
             "your event loop of lab 02 over.",
         ),
-        draw=random_seed,
         judge=judge_planner,
-        is_code=True,
     ),
 )
 
@@ -220,5 +226,4 @@ def usable(planner: Planner) -> Planner:
 
 def _best_plan(*given: Any) -> tuple[int, ...]:
     case = Case(**dict(zip(Case.__dataclass_fields__, given, strict=True)))
-    plans = (plan for plan in every_plan(len(case.layer_bytes), len(case.budgets)) if case.fits(plan))
-    return min(plans, key=lambda plan: case.pipeline(plan).makespan_s)
+    return case.best

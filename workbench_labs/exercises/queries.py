@@ -4,7 +4,7 @@ what a step needs (P-RGE, published as MobiZO, section 3).  The judges try all c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from workbench.planners.shares import smallest_maximum
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
@@ -19,11 +20,12 @@ from workbench_labs.course.verdict import (
     require_number,
 )
 from workbench_labs.exercises.judging import (
+    Function,
+    code_exercise,
     counts_of,
     every_division,
     is_none,
     numbers_of,
-    random_seed,
     require_best,
 )
 
@@ -61,9 +63,9 @@ def _choice_of(answer: Any, product: int) -> Choice:
     return choice
 
 
-def judge_choose(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_choose(answer: Function, draws: Random) -> str:
     """Try all choices: as many queries as fit into memory and time, and among those the fastest."""
-    draws, none = Random(numbers["seed"]), 0
+    none = 0
     for _ in range(CASES):
         product, sizes, budget_mb, limit_s = _budget_case(draws)
         fitting = [
@@ -115,9 +117,9 @@ def slowest_s(counts: Sequence[int], first_s: Sequence[float], query_s: Sequence
     )
 
 
-def judge_spread(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_spread(answer: Function, draws: Random) -> str:
     """Compare the slowest device with that of the best of all divisions."""
-    draws, spared = Random(numbers["seed"]), 0
+    spared = 0
     for _ in range(CASES):
         devices, queries = draws.randint(1, 4), draws.randint(1, 9)
         first_s = [draws.randint(0, 12) / 4 for _ in range(devices)]
@@ -131,7 +133,7 @@ def judge_spread(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"It is as fast as the best of all divisions in {CASES} random clusters; in {spared} a device gets nothing."
 
 
-def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_ridge(answer: Any, numbers: Numbers) -> str:
     """Is it the least number of tokens for which arithmetic takes at least as long as reading the weights?"""
     tokens = number_of(answer)
     if tokens != int(tokens) or tokens < 1:
@@ -145,32 +147,20 @@ def judge_ridge(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"From {tokens:g} tokens on the machine computes all the time; with fewer it waits for memory."
 
 
-def judge_checkpointing(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_checkpointing(answer: Any, numbers: Numbers) -> str:
     """Compare with all layers' inputs, and the activations of one layer."""
     layers, inside, edge = numbers["layers"], numbers["inside_mb"], numbers["edge_mb"]
     right = f"{layers} inputs of {edge} MB, and {inside} MB while one layer is computed again."
     return require_number(answer, layers * edge + inside, 0.001, right)
 
 
-def judge_traffic(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_traffic(answer: Any, numbers: Numbers) -> str:
     """Compare with the losses of both signs that the other devices send."""
     received = numbers["queries"] - numbers["own"]
     return require_number(answer, 8 * received, 0, f"{received} queries, two losses of 4 bytes each: {8 * received}.")
 
 
-def _ridge(draws: Random) -> dict[str, Any]:
-    return {
-        "gflops": draws.randint(20, 400) * 10,
-        "gb_per_s": draws.randint(8, 120),
-        "weight_bytes": draws.choice([2, 4]),
-    }
-
-
-def _checkpointing(draws: Random) -> dict[str, Any]:
-    return {"layers": draws.randint(12, 40), "inside_mb": draws.randint(20, 90), "edge_mb": draws.randint(1, 6)}
-
-
-def _traffic(draws: Random) -> dict[str, Any]:
+def _traffic(draws: Random) -> Numbers:
     queries = draws.choice([8, 16, 32])
     return {"queries": queries, "own": draws.randint(1, queries // 2), "values": draws.randint(100, 900) * 1000}
 
@@ -187,7 +177,11 @@ From how many tokens on does computing take as long as reading the weights?""",
             "Reading: bytes over bytes per second. Computing: 2 x tokens over operations per second.",
             "Set both equal, solve for tokens, and round up.",
         ),
-        draw=_ridge,
+        draw=lambda draws: {
+            "gflops": draws.randint(20, 400) * 10,
+            "gb_per_s": draws.randint(8, 120),
+            "weight_bytes": draws.choice([2, 4]),
+        },
         judge=judge_ridge,
     ),
     Exercise(
@@ -201,10 +195,14 @@ inside of one layer again when the backward pass gets there. How many MB are kep
             "And what is there in addition, while one layer is computed again?",
             "All inputs, plus the inside of a single layer.",
         ),
-        draw=_checkpointing,
+        draw=lambda draws: {
+            "layers": draws.randint(12, 40),
+            "inside_mb": draws.randint(20, 90),
+            "edge_mb": draws.randint(1, 6),
+        },
         judge=judge_checkpointing,
     ),
-    Exercise(
+    code_exercise(
         name="choose",
         question="""**Choose q, E and p** (8 points) `choose(product, sizes, budget_mb, limit_s)` returns `[q, E, p]` \
 with q x E = product, where p copies go through the model together (p divides 2q), or `None` if nothing fits. A \
@@ -216,9 +214,7 @@ a dict with these names. Take as many queries as fit into memory and time; among
             "Collect those that fit. If the list is empty, return None.",
             "max(fitting, key=lambda one: (one[0], -seconds(one))) prefers queries, then time.",
         ),
-        draw=random_seed,
         judge=judge_choose,
-        is_code=True,
     ),
     Exercise(
         name="traffic",
@@ -234,7 +230,7 @@ this device receive in a step, to make the same update as they?""",
         draw=_traffic,
         judge=judge_traffic,
     ),
-    Exercise(
+    code_exercise(
         name="spread",
         question="""**Spread the queries** (8 points) `spread(queries, first_s, query_s)` returns how many queries \
 each device gets. A device with n > 0 queries takes `first_s + n query_s` seconds, a device without any takes none. \
@@ -245,14 +241,12 @@ All wait for the slowest: make it as fast as possible.""",
             "Give the queries one by one, each to the device that would then be done first.",
             "min(devices, key=lambda d: first_s[d] + (counts[d] + 1) * query_s[d]), once for each query.",
         ),
-        draw=random_seed,
         judge=judge_spread,
-        is_code=True,
     ),
 )
 
 
-def usable_spread(spread: Callable[..., Any]) -> Callable[..., Any]:
+def usable_spread(spread: Function) -> Function:
     """Return a student's rule, or the planner's own as long as it is not written or not right."""
     return spread if is_right(EXERCISES, "spread", spread) else _planned
 

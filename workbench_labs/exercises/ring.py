@@ -5,7 +5,7 @@ The judges run the workbench's ring in virtual time, try all devices, or know th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, combinations, pairwise
 from random import Random
 from typing import Any
@@ -14,13 +14,14 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.methods.ringada.rank_job import initiator_order
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
     require_number,
     whole_number,
 )
-from workbench_labs.exercises.judging import random_seed, require_close
+from workbench_labs.exercises.judging import Function, code_exercise, require_close
 from workbench_labs.exercises.looking import judge_invert, judge_leak, nearest
 from workbench_labs.exercises.unfreezing import Policy, every, judge_unfreeze
 from workbench_labs.ring import ring_memory_bytes, ring_plan, ring_timeline
@@ -38,9 +39,8 @@ def _spans(blocks: Sequence[int]) -> list[list[int]]:
     return [[start + 1, stop] for start, stop in pairwise(accumulate(blocks, initial=0))]
 
 
-def judge_terminator(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_terminator(answer: Function, draws: Random) -> str:
     """Compare with the ring's schedule: the terminator is the lowest device that does a backward pass."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         blocks = _blocks(draws)
         depth, spans = draws.randint(1, sum(blocks)), _spans(blocks)
@@ -60,9 +60,8 @@ def judge_terminator(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
     return f"It is the last device that does a backward pass, in {CASES} random rings (simulated)."
 
 
-def judge_next_initiator(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_next_initiator(answer: Function, draws: Random) -> str:
     """Compare a whole round with the workbench's order of initiators, on links of which no two are equally fast."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         size = draws.randint(3, 6)
         pairs = list(combinations(range(size), 2))
@@ -95,9 +94,8 @@ def _initiators(rates: Sequence[Sequence[float]]) -> tuple[int, ...]:
     return initiator_order(Cluster(name="ring", devices=devices, pairs=pairs), ring_plan((1,) * size))
 
 
-def judge_memory(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_memory(answer: Function, draws: Random) -> str:
     """Compare with the peak of each device's memory in the simulator, to a tenth of an MB."""
-    draws = Random(numbers["seed"])
     for _ in range(MEMORY_CASES):
         blocks, block_mb, context_mb = _blocks(draws), draws.randint(5, 60), draws.randint(2, 80)
         depth = draws.randint(1, sum(blocks))
@@ -108,14 +106,14 @@ def judge_memory(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"It is the simulator's peak on every device, in {MEMORY_CASES} random rings."
 
 
-def judge_link_bytes(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_link_bytes(answer: Any, numbers: Numbers) -> str:
     """Compare with a float32 for each sample, token and hidden unit."""
     expected = 4 * numbers["samples"] * numbers["tokens"] * numbers["hidden"]
     right = f"4 x {numbers['samples']} x {numbers['tokens']} x {numbers['hidden']} = {expected:,} bytes."
     return require_number(answer, expected, 0.01, right)
 
 
-def judge_least_time(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_least_time(answer: Any, numbers: Numbers) -> str:
     """Compare with the simulator's long run, on a device for each block and free links."""
     depth, blocks = numbers["depth"], numbers["blocks"]
     expected = (
@@ -125,20 +123,8 @@ def judge_least_time(answer: Any, numbers: Mapping[str, Any]) -> str:
     return require_number(answer, expected, 0.001, f"{depth} forward and {depth} backward passes, one after the other.")
 
 
-def _message(draws: Random) -> dict[str, Any]:
-    return {
-        "samples": draws.choice([4, 8, 16]),
-        "tokens": draws.randint(10, 60),
-        "hidden": draws.choice([256, 384, 768]),
-    }
-
-
-def _depth(draws: Random) -> dict[str, Any]:
-    return {"depth": draws.randint(3, 9), "blocks": draws.randint(10, 14)}
-
-
 EXERCISES = (
-    Exercise(
+    code_exercise(
         name="terminator",
         question="""**Where does the gradient stop?** (5 points) `terminator(spans, depth)` gets the blocks of each \
 device as `[first, last]`, counted from 1, in the order of the ring, and the number of trained adapters from the top. \
@@ -149,11 +135,9 @@ It returns the place of the terminator, counted from 0.""",
             "The paper's condition: 1(beta(u) <= N - Dep + 1 <= epsilon(u)) > 0.",
             "Look for the place whose span holds block N - depth + 1.",
         ),
-        draw=random_seed,
         judge=judge_terminator,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="next_initiator",
         question="""**Who is next?** (5 points) `next_initiator(now, left, rates)` gets the present initiator, the \
 list of devices that were not initiator yet in this round, and `rates[a][b]` in Mbit/s. It returns the device with the \
@@ -164,9 +148,7 @@ best channel to the present one (section IV-B, step 3).""",
             "Which row of `rates` belongs to the present initiator?",
             "`max(left, key=...)`.",
         ),
-        draw=random_seed,
         judge=judge_next_initiator,
-        is_code=True,
     ),
     Exercise(
         name="least_time",
@@ -179,10 +161,10 @@ the long run?""",
             "A trained block takes the next mini-batch after its own update. What lies between the two?",
             "The next mini-batch waits until the gradient has come down to the lowest trained block.",
         ),
-        draw=_depth,
+        draw=lambda draws: {"depth": draws.randint(3, 9), "blocks": draws.randint(10, 14)},
         judge=judge_least_time,
     ),
-    Exercise(
+    code_exercise(
         name="memory",
         question="""**What must fit** (5 points). `memory(blocks, depth, block_mb, context_mb)` returns the megabytes \
 that each device of the ring needs at its peak, as a list. `blocks` has the number of blocks of each device, the top \
@@ -194,11 +176,9 @@ that each device of the ring needs at its peak, as a list. `blocks` has the numb
             "The lowest trained block is block N - depth + 1, counted from 1. How many of a device's blocks are above?",
             "A device with blocks from `first` to `last` trains max(0, last - max(first, N - depth + 1) + 1) of them.",
         ),
-        draw=random_seed,
         judge=judge_memory,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="unfreeze",
         question="""**Write a policy** (10 points). `unfreeze(step, losses, depth)` is asked before each round of 10 \
 mini-batches: `step` rounds are done, `losses` has the mean loss of each, `depth` adapters are trained so far (1 at \
@@ -212,9 +192,7 @@ until the loss is 0.3, on 12 trainings whose pace differs. Be 5 % faster, on ave
             "Wait three rounds, find the pace from the first three losses, then unfreeze one more every third or so of "
             "it.",
         ),
-        draw=random_seed,
         judge=judge_unfreeze,
-        is_code=True,
     ),
     Exercise(
         name="link_bytes",
@@ -226,10 +204,14 @@ until the loss is 0.3, on 12 trainings whose pace differs. Be 5 % faster, on ave
             "One number for each sentence, token and hidden unit.",
             "A float32 has 4 bytes.",
         ),
-        draw=_message,
+        draw=lambda draws: {
+            "samples": draws.choice([4, 8, 16]),
+            "tokens": draws.randint(10, 60),
+            "hidden": draws.choice([256, 384, 768]),
+        },
         judge=judge_link_bytes,
     ),
-    Exercise(
+    code_exercise(
         name="leak",
         question="""**Write a detector** (5 points). `leak(message, ids)` gets the numbers of a message, as a list of \
 floats, and a list of ids, such as a sentence's tokens. It returns whether all ids stand in the message one after the \
@@ -240,11 +222,9 @@ other.""",
             "`message[i : i + len(ids)] == ids` compares a piece; 101.0 == 101 in Python.",
             "Try every i from 0 to len(message) - len(ids), the last one included.",
         ),
-        draw=random_seed,
         judge=judge_leak,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="invert",
         question="""**Read a hidden state** (10 points). `invert(states, embeddings)` gets the hidden states of a \
 text's tokens and the embeddings of all words, each a list of vectors. It returns the number of a word for each state. \
@@ -255,9 +235,7 @@ Layer norms change the length of a vector; its direction stays about the same.""
             "The cosine: the dot product over both lengths.",
             "Divide every vector by its length, then take the word with the largest dot product.",
         ),
-        draw=random_seed,
         judge=judge_invert,
-        is_code=True,
     ),
 )
 

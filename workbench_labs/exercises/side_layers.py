@@ -4,7 +4,7 @@ the lab's other exercises (see caches).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from random import Random
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     is_right,
     require_list,
@@ -21,7 +22,7 @@ from workbench_labs.course.verdict import (
 )
 from workbench_labs.exercises import caches
 from workbench_labs.exercises.caches import CASES, Record
-from workbench_labs.exercises.judging import random_seed, require_close
+from workbench_labs.exercises.judging import Function, code_exercise, require_close
 
 
 def side_output(tap: Tensor, side: Tensor, down: Tensor, mix: Tensor) -> Tensor:
@@ -43,9 +44,8 @@ def _described(tap: Any, side: Any, down: Any, mix: Any) -> str:
     return f"tap = {tap}, side = {side}, down = {down}, mix = {mix}."
 
 
-def judge_side_layer(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_side_layer(answer: Function, draws: Random) -> str:
     """Compare a side layer with torch's, on random taps."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         case = _layer_case(draws)
         expected = side_output(*(torch.tensor(values, dtype=torch.float64) for values in case))
@@ -53,9 +53,8 @@ def judge_side_layer(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> 
     return f"It equals torch's in {CASES} random cases."
 
 
-def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_side_gradient(answer: Function, draws: Random) -> str:
     """Compare the gradients of a side layer with those of torch's autograd; the tap needs none."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         case = _layer_case(draws)
         after = [round(draws.uniform(-2, 2), 2) for _ in case[1]]
@@ -78,13 +77,13 @@ def judge_side_gradient(answer: Callable[..., Any], numbers: Mapping[str, Any]) 
     return f"It equals autograd's in {CASES} random cases, and nothing goes back to the tap."
 
 
-def fewest_epochs(numbers: Mapping[str, Any]) -> int:
+def fewest_epochs(numbers: Numbers) -> int:
     """Return the first number of epochs that takes at most half as long with the cache."""
     first, moved, cached = numbers["first_s"], numbers["moved_s"], numbers["cached_s"]
     return next(epochs for epochs in count(1) if first + moved + (epochs - 1) * cached <= epochs * first / 2)
 
 
-def judge_half_time(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_half_time(answer: Any, numbers: Numbers) -> str:
     """Compare with the first number of epochs that takes at most half as long, counted up from one."""
     first, moved, cached = numbers["first_s"], numbers["moved_s"], numbers["cached_s"]
     fewest = fewest_epochs(numbers)
@@ -96,7 +95,7 @@ def judge_half_time(answer: Any, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _epochs(draws: Random) -> dict[str, Any]:
+def _epochs(draws: Random) -> Numbers:
     """Return epochs for which the ratio of an epoch without and with the cache is not the answer."""
     while True:
         first = 10 * draws.randint(6, 20)
@@ -106,7 +105,7 @@ def _epochs(draws: Random) -> dict[str, Any]:
 
 
 EXERCISES = (
-    Exercise(
+    code_exercise(
         name="side_layer",
         question="""**Write a side layer** (6 points). `side_layer(tap, side, down, mix)` gets the backbone's \
 activation `tap` of one token (*d* numbers), the output `side` of the side layer before (*w* numbers), the projection \
@@ -117,11 +116,9 @@ activation `tap` of one token (*d* numbers), the output `side` of the side layer
             "The number for a list `row` is `sum(x * y for x, y in zip(row, tap))`.",
             "`math.tanh(mix * down_tap[i] + (1 - mix) * side[i])` for each i; import math inside the function.",
         ),
-        draw=random_seed,
         judge=judge_side_layer,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="side_gradient",
         question="""**Write its backward pass** (10 points). `side_gradient(tap, side, down, mix, after)` gets also \
 `after`, the gradient of the loss by the layer's output (*w* numbers). It returns a dict with the gradients by `side`, \
@@ -133,9 +130,7 @@ activation `tap` of one token (*d* numbers), the output `side` of the side layer
             "The derivative of tanh is 1 - tanh squared. So dz[i] = after[i] * (1 - output[i] ** 2).",
             "mix: the sum of dz[i] * (u[i] - side[i]). side: (1 - mix) * dz[i]. down[i][j]: mix * dz[i] * tap[j].",
         ),
-        draw=random_seed,
         judge=judge_side_gradient,
-        is_code=True,
     ),
     *caches.EXERCISES,
     Exercise(
@@ -155,7 +150,7 @@ does the whole training take at most half as long as without a cache?""",
 )
 
 
-def usable(name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+def usable(name: str, answer: Function) -> Function:
     """Return a student's function, or torch's as long as the student's is not written or not right."""
     return answer if is_right(EXERCISES, name, answer) else STAND_INS[name]
 
@@ -181,7 +176,7 @@ def _torch_stale(fresh: Mapping[str, Record], cached: Mapping[str, Record], tole
     return [name for name in fresh if not is_kept(name)]
 
 
-STAND_INS: dict[str, Callable[..., Any]] = {
+STAND_INS: dict[str, Function] = {
     "side_layer": _torch_layer,
     "side_gradient": _torch_gradient,
     "stale_records": _torch_stale,

@@ -6,7 +6,7 @@ The judge's losses are planes and bowls, whose gradients are known by another wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from workbench.methods.p_rge.zeroth_order.directions import NORMAL
 from workbench_labs.bowl import Bowl, descents, mean_slope
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
@@ -25,7 +26,13 @@ from workbench_labs.course.verdict import (
     require_list,
     require_number,
 )
-from workbench_labs.exercises.judging import CLOSE, numbers_of, random_seed, require_close
+from workbench_labs.exercises.judging import (
+    CLOSE,
+    Function,
+    code_exercise,
+    numbers_of,
+    require_close,
+)
 
 Moves = Sequence[Sequence[float]]
 """[[seed, scale], ...]: scale times the noise of the seed is added, one after the other."""
@@ -51,15 +58,14 @@ def _dot(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def judge_slope(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_slope(answer: Any, numbers: Numbers) -> str:
     """Compare with the difference of both losses over the distance between both points."""
     slope = (numbers["plus"] - numbers["minus"]) / (2 * numbers["epsilon"])
     return require_number(answer, slope, 0.005, f"{slope:.4g}: both points are 2 epsilon apart.")
 
 
-def judge_estimate(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_estimate(answer: Function, draws: Random) -> str:
     """Compare with the mean of z (z * gradient) on planes; then the error's law, and a descent into a bowl."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         dimension, queries, epsilon = draws.randint(1, 6), draws.randint(1, 5), draws.choice([0.5, 0.1, 0.01])
         gradient, noise, losses = _plane(draws, dimension, queries, epsilon)
@@ -88,7 +94,7 @@ def judge_estimate(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> st
     )
 
 
-def judge_queries(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_queries(answer: Any, numbers: Numbers) -> str:
     """Is it the least number of queries whose error is small enough?"""
     dimension, share = numbers["dimension"], numbers["percent"] / 100
     queries = number_of(answer)
@@ -100,9 +106,8 @@ def judge_queries(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"(d + 1) / q <= {share:g} from q = {queries:,.0f} on. Nobody takes that many."
 
 
-def judge_walk(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_walk(answer: Function, draws: Random) -> str:
     """Check the noise (normal, by its seed alone) and the walk: exactly the same in one go and in two."""
-    draws = Random(numbers["seed"])
     _require_normal(answer, [draws.getrandbits(32) for _ in range(4)])
     for _ in range(CASES):
         dimension = draws.randint(1, 6)
@@ -135,7 +140,7 @@ def judge_walk(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"The noise is normal and belongs to its seed. {CASES} walks end at the same bits in one go and in two."
 
 
-def _require_normal(answer: Callable[..., Any], seeds: Sequence[int]) -> None:
+def _require_normal(answer: Function, seeds: Sequence[int]) -> None:
     """Raise WrongAnswerError unless the noise of seeds is standard normal, independent, and the same again."""
 
     def drawn(seed: int) -> list[float]:
@@ -156,9 +161,8 @@ def _require_normal(answer: Callable[..., Any], seeds: Sequence[int]) -> None:
         raise WrongAnswerError("Values of one noise, and noises of two seeds, are independent; yours are not.")
 
 
-def judge_moves(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_moves(answer: Function, draws: Random) -> str:
     """Compare the step that the moves make with that along the estimated gradient of a plane."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         dimension, queries, epsilon = draws.randint(1, 6), draws.randint(1, 5), draws.choice([0.5, 0.1, 0.01])
         rate = draws.choice([0.004, 0.1, 1.0])
@@ -176,7 +180,7 @@ def judge_moves(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
     return f"In {CASES} cases the moves are a step against the estimated gradient."
 
 
-def judge_log(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_log(answer: Any, numbers: Numbers) -> str:
     """Compare with four bytes for each seed and for each scalar."""
     queries, steps = numbers["queries"], numbers["steps"]
     return require_number(
@@ -184,12 +188,12 @@ def judge_log(answer: Any, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def slope_error(epsilon: float, numbers: Mapping[str, Any]) -> float:
+def slope_error(epsilon: float, numbers: Numbers) -> float:
     """Return the model of a slope's error: rounding of the losses over epsilon, and curvature times epsilon squared."""
     return numbers["rounding"] / epsilon + numbers["bend"] * epsilon**2
 
 
-def judge_epsilon(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_epsilon(answer: Any, numbers: Numbers) -> str:
     """Is the error at the answer within 2 % of the least error on a fine grid?"""
     epsilon = number_of(answer)
     if epsilon <= 0:
@@ -202,25 +206,10 @@ def judge_epsilon(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"With {epsilon:.3g} the error is {error:.3g}; on a fine grid the least one is {least:.3g}."
 
 
-def _slope(draws: Random) -> dict[str, Any]:
+def _slope(draws: Random) -> Numbers:
     minus, difference = draws.randint(400, 900) / 1000, draws.randint(10, 90) / 1000
     plus = round(minus + draws.choice([1, -1]) * difference, 3)
     return {"plus": plus, "minus": minus, "epsilon": draws.choice([0.01, 0.02, 0.05])}
-
-
-def _queries(draws: Random) -> dict[str, Any]:
-    return {
-        "dimension": draws.randint(20, 900) * 1000 + draws.randint(0, 7),
-        "percent": draws.choice([10, 25, 50, 100]),
-    }
-
-
-def _log(draws: Random) -> dict[str, Any]:
-    return {"queries": draws.choice([2, 4, 8, 16]), "steps": draws.randint(3, 40) * 500}
-
-
-def _epsilon(draws: Random) -> dict[str, Any]:
-    return {"rounding": draws.randint(1, 9) * 10.0 ** draws.choice([-8, -7, -6, -5]), "bend": draws.randint(1, 40) / 10}
 
 
 EXERCISES = (
@@ -237,7 +226,7 @@ EXERCISES = (
         draw=_slope,
         judge=judge_slope,
     ),
-    Exercise(
+    code_exercise(
         name="estimate",
         question="""**Write the estimator** (6 points). `estimate(losses, noise, epsilon)` gets for each query a pair \
 `[plus, minus]` of losses and its noise z, a list of d numbers. It returns the estimated gradient, d numbers: the mean \
@@ -248,9 +237,7 @@ over the queries of slope times noise.""",
             "Each query proposes slope times z; the estimate is the mean of these proposals, entry by entry.",
             "q is len(losses), d is len(noise[0]).  NumPy or torch may be imported inside.",
         ),
-        draw=random_seed,
         judge=judge_estimate,
-        is_code=True,
     ),
     Exercise(
         name="queries_needed",
@@ -262,10 +249,13 @@ least number of queries for which the law allows a squared error of {percent} % 
             "Set it equal to the share, and solve for q.",
             "The share is a number such as 0.25; round q up.",
         ),
-        draw=_queries,
+        draw=lambda draws: {
+            "dimension": draws.randint(20, 900) * 1000 + draws.randint(0, 7),
+            "percent": draws.choice([10, 25, 50, 100]),
+        },
         judge=judge_queries,
     ),
-    Exercise(
+    code_exercise(
         name="walk",
         question="""**Draw it again** (8 points). `walk(theta, moves)` gets d numbers and moves `[[seed, scale], …]`. \
 For each move, one after the other, it adds scale times the seed's noise to theta, and it returns the new theta. The \
@@ -277,11 +267,9 @@ the same bits, in one go and in two.""",
             "random.Random(seed).gauss(0, 1) draws one normal number; a generator that others use, too, has moved on.",
             "Add each move to theta before the next one; a sum of all noises first rounds differently.",
         ),
-        draw=random_seed,
         judge=judge_walk,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="moves_of",
         question="""**A step is seeds and scalars** (5 points). `moves_of(losses, seeds, epsilon, learning_rate)` \
 gets a pair `[plus, minus]` and a seed for each query. It returns the moves of the step, `[[seed, scale], …]` in the \
@@ -292,9 +280,7 @@ order of the seeds, with which `walk` goes against the estimated gradient.""",
             "The scale of a query has its slope, the learning rate and the number of queries.",
             "Downhill: the scale is negative where the slope is positive.",
         ),
-        draw=random_seed,
         judge=judge_moves,
-        is_code=True,
     ),
     Exercise(
         name="log",
@@ -306,7 +292,7 @@ scalars, of 32 bits each. How many bytes are that?""",
             "32 bits are 4 bytes.",
             "Steps times queries times the bytes of one query.",
         ),
-        draw=_log,
+        draw=lambda draws: {"queries": draws.choice([2, 4, 8, 16]), "steps": draws.randint(3, 40) * 500},
         judge=judge_log,
     ),
     Exercise(
@@ -320,13 +306,16 @@ scalars, of 32 bits each. How many bytes are that?""",
             "At the least sum its derivative is 0: one part falls as fast as the other one rises.",
             "-r / ε² + 2 b ε = 0.",
         ),
-        draw=_epsilon,
+        draw=lambda draws: {
+            "rounding": draws.randint(1, 9) * 10.0 ** draws.choice([-8, -7, -6, -5]),
+            "bend": draws.randint(1, 40) / 10,
+        },
         judge=judge_epsilon,
     ),
 )
 
 
-def best_on_bowl(estimate: Callable[..., Any], queries: Sequence[int], *, passes: int) -> int:
+def best_on_bowl(estimate: Function, queries: Sequence[int], *, passes: int) -> int:
     """Return which number of queries ends lowest on the bowl with the same number of passes: medians of 25 descents."""
     curves = descents(Bowl(), queries, passes=passes, repeats=25, estimate=estimate)
     return min(queries, key=lambda count: curves[f"q = {count}"][-1][1])
@@ -347,10 +336,10 @@ def _moves_of(losses: Any, seeds: Sequence[int], epsilon: float, learning_rate: 
     return [[seed, -learning_rate * slope / len(slopes)] for seed, slope in zip(seeds, slopes, strict=True)]
 
 
-_OWN: dict[str, Callable[..., Any]] = {"estimate": mean_slope, "walk": _walk, "moves_of": _moves_of}
+_OWN: dict[str, Function] = {"estimate": mean_slope, "walk": _walk, "moves_of": _moves_of}
 
 
-def usable(answer: Callable[..., Any]) -> Callable[..., Any]:
+def usable(answer: Function) -> Function:
     """Return a student's function, or the workbench's own of its name as long as it is not written or not right."""
     name = answer.__name__
     return answer if is_right(EXERCISES, name, answer) else _OWN[name]

@@ -5,7 +5,7 @@ The judge serves streams on the workbench's virtual devices, which break by scri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -18,13 +18,14 @@ from workbench.methods.galaxy_plus.serving.records import ServingReport
 from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, compare
 from workbench_labs.course.verdict import (
     Exercise,
+    Numbers,
     WrongAnswerError,
     comparison,
     is_right,
     number_of,
     require_number,
 )
-from workbench_labs.exercises.judging import random_seed, require_close
+from workbench_labs.exercises.judging import Function, code_exercise, require_close
 from workbench_labs.inference_problem import Service, described_problem, settings_for
 from workbench_labs.ruling import Rule, ruled_by
 
@@ -104,11 +105,11 @@ def undecided(seed: int) -> tuple[tuple[str, tuple[Fault, ...], int, float], ...
     return tuple(cases)
 
 
-def judge_rule(answer: Rule, numbers: Mapping[str, Any]) -> str:
+def judge_rule(answer: Rule, draws: Random) -> str:
     """Serve three streams under hidden scripts, and compare with never leaving out and with the workbench's rule."""
-    draws, rows = Random(f"{numbers['seed']} usual"), []
+    seed, rows = draws.getrandbits(32), []
     usual_ms = [draws.uniform(5.0, 40.0) for _ in range(world().size)]
-    for name, faults, noise, possible in undecided(numbers["seed"]):
+    for name, faults, noise, possible in undecided(seed):
         report = world().serve(faults, decided_by=ruled_by(answer, usual_ms), seed=noise)
         reached = goodput(report)
         counts = (len(report.events_of("excluded")), len(report.events_of("readmitted")))
@@ -126,9 +127,8 @@ def judge_rule(answer: Rule, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def judge_slowness(answer: Callable[..., Any], numbers: Mapping[str, Any]) -> str:
+def judge_slowness(answer: Function, draws: Random) -> str:
     """Compare with the workbench's comparison of devices, block by block."""
-    draws = Random(numbers["seed"])
     for _ in range(CASES):
         size, blocks = draws.randint(3, 5), draws.choice([3, 5])
         expected = [[draws.uniform(1, 5) for _ in range(blocks)] for _ in range(size)]
@@ -157,7 +157,7 @@ def break_even(rank: int, percent: float) -> float:
     return low
 
 
-def judge_break_even(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_break_even(answer: Any, numbers: Numbers) -> str:
     """Is a request that waits as much longer than one without the device as required, to a twentieth?"""
     waits_s, least_s = (
         world().slowed_s(numbers["device"], max(1.0, number_of(answer))),
@@ -168,26 +168,12 @@ def judge_break_even(answer: Any, numbers: Mapping[str, Any]) -> str:
     return f"Waiting takes {waits_s:.3f} s, leaving it out {least_s:.3f} s (simulated)."
 
 
-def judge_outage(answer: Any, numbers: Mapping[str, Any]) -> str:
+def judge_outage(answer: Any, numbers: Numbers) -> str:
     """Compare with silence, plan, reading and the repeated request, one after the other."""
     reads_s = numbers["megabytes"] / numbers["megabytes_per_s"]
     expected = numbers["silence_s"] + numbers["plan_s"] + reads_s + numbers["request_s"]
     parts = f"{numbers['silence_s']:g} + {numbers['plan_s']:g} + {reads_s:g} + {numbers['request_s']:g}"
     return require_number(answer, expected, 0.005, f"{parts} = {expected:g} s.")
-
-
-def _device(draws: Random) -> dict[str, Any]:
-    return {"device": draws.randrange(3), "percent": draws.choice([15, 20, 25, 30, 40])}
-
-
-def _outage(draws: Random) -> dict[str, Any]:
-    return {
-        "silence_s": draws.choice([2, 3, 5]),
-        "plan_s": draws.choice([0.1, 0.2, 0.4]),
-        "megabytes": draws.choice([30, 45, 60]),
-        "megabytes_per_s": draws.choice([30, 60]),
-        "request_s": draws.choice([0.5, 0.8, 1.2]),
-    }
 
 
 EXERCISES = (
@@ -203,10 +189,10 @@ without it? `world.slowed_s({device}, 2.0)` are the seconds of a request if it i
             "Halve the range again and again: a loop of ten steps.",
             "You look for the factor at which `world.slowed_s` is `world.without_s` and the per cent more.",
         ),
-        draw=_device,
+        draw=lambda draws: {"device": draws.randrange(3), "percent": draws.choice([15, 20, 25, 30, 40])},
         judge=judge_break_even,
     ),
-    Exercise(
+    code_exercise(
         name="slowness",
         question="""**Who is slow?** (5 points) `slowness(measured, expected)` gets the seconds of each device for \
 each block, `[device][block]`, as reported and as the plan expects them. For each block: divide measured by expected, \
@@ -218,11 +204,9 @@ number is odd). So a cost model that is wrong for all makes no straggler.""",
             "For device d and block b: quotient[d][b] over the median of quotient[e][b] for all e but d.",
             "`statistics.median` takes any list; the last step is a median over blocks.",
         ),
-        draw=random_seed,
         judge=judge_slowness,
-        is_code=True,
     ),
-    Exercise(
+    code_exercise(
         name="rule",
         question="""**Write the rule** (15 points). `rule(times_ms, history)` is asked at each report. `times_ms[d]` \
 are the milliseconds of device d's work, `None` if it does not answer; `history` are the former reports, oldest first. \
@@ -242,9 +226,7 @@ goodput must be 97 % of what is possible: the better of never leaving out and th
             "Leave d out if in each of the last three reports it took more than 1.8 times its usual time. The same "
             "condition takes it back.",
         ),
-        draw=random_seed,
         judge=judge_rule,
-        is_code=True,
     ),
     Exercise(
         name="outage",
@@ -258,7 +240,13 @@ answered, to 0.5 %?""",
             "Which of these would a killed device spare you?",
             "Silence, plan, reading, request.",
         ),
-        draw=_outage,
+        draw=lambda draws: {
+            "silence_s": draws.choice([2, 3, 5]),
+            "plan_s": draws.choice([0.1, 0.2, 0.4]),
+            "megabytes": draws.choice([30, 45, 60]),
+            "megabytes_per_s": draws.choice([30, 60]),
+            "request_s": draws.choice([0.5, 0.8, 1.2]),
+        },
         judge=judge_outage,
     ),
 )

@@ -13,7 +13,6 @@ from typing import Any
 from workbench.core.catalogue import load_cluster
 from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
-from workbench.core.timeline import Timeline
 from workbench.methods.ringada.published import RING, layer_times, load_constants, round_program
 from workbench.methods.ringada.schedule import Iteration
 from workbench.simulator.steps import equal_blocks
@@ -22,7 +21,7 @@ from workbench_labs.course.verdict import (
     comparison,
     whole_number,
 )
-from workbench_labs.exercises.pipelines import both_ways
+from workbench_labs.exercises.pipelines import Both, both_ways
 from workbench_labs.planning import on_this_computer
 from workbench_labs.ring import ring_plan
 
@@ -97,9 +96,9 @@ def all_at_once(step: int, losses: Sequence[float], depth: int) -> int:
     return BLOCKS
 
 
-def judge_unfreeze(answer: Policy, numbers: Mapping[str, Any]) -> str:
+def judge_unfreeze(answer: Policy, draws: Random) -> str:
     """Is the policy faster than any fixed interval, on average over trainings whose pace it does not know?"""
-    trainings = learning(Random(numbers["seed"]))
+    trainings = learning(draws)
     fixed = {
         f"every {rounds}": [policy_time(every(rounds), *training)[0] for training in trainings] for rounds in INTERVALS
     }
@@ -137,7 +136,7 @@ def run_policy(
     layer_s: float = 0.004,
     rounds: int = 12,
     fidelity: Fidelity = "auto",
-) -> tuple[Timeline, Timeline]:
+) -> Both:
     """Return a ring of twelve blocks with the depths that a policy chooses on the first drawn training, a mini-batch
     for each round: simulated, and executed by emulated devices with made-up contents.
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from workbench.plots import svg
 from workbench_labs.pictures.shapes import (
     ACTIVATION,
@@ -18,14 +16,15 @@ from workbench_labs.pictures.shapes import (
     MARGIN,
     MESSAGE,
     TRAINED,
+    Pictures,
     arrow,
     block,
     card,
     drum,
     frame,
     heading,
-    legend,
     matrix,
+    muted,
     words,
 )
 
@@ -59,16 +58,20 @@ def backpropagation() -> str:
         left = x + column * (bar + 6)
         colour = FORWARD if column < 4 else BACKWARD
         parts.append(svg.box(left, base - layer * 14, bar, layer * 14, colour, rx=2))
-        parts.append(words(left + bar / 2, base + 17, f"layer {layer}", size=12, colour=svg.MUTED))
-    entries = ((ARROW, FORWARD, "forward pass"), (ARROW, BACKWARD, "backward pass"), (BOX, TRAINED, "trained layer"))
+        parts.append(muted(left + bar / 2, base + 17, f"layer {layer}"))
     return card(
         "Backpropagation",
         "The forward pass goes through the layers from first to last and keeps each layer's activations. The "
         "backward pass goes from the loss to the first layer and needs them again, so memory is largest between the"
         " two.",
         *parts,
-        legend(base + 50, *entries, (BOX, ACTIVATION, "kept until the backward pass")),
         height=base + 72,
+        entries=(
+            (ARROW, FORWARD, "forward pass"),
+            (ARROW, BACKWARD, "backward pass"),
+            (BOX, TRAINED, "trained layer"),
+            (BOX, ACTIVATION, "kept until the backward pass"),
+        ),
     )
 
 
@@ -104,15 +107,20 @@ def activation_cache() -> str:
                     arrow(BACKWARD, (left - 4, 252), (left - 23, 252)),
                 ]
         parts.append(words(x + 12, 283, "side network, trained", anchor="start", font_weight="bold"))
-    entries = ((ARROW, FORWARD, "forward"), (ARROW, BACKWARD, "backward"), (BOX, FROZEN, "frozen"))
     return card(
         "Activation cache",
         "In the first epoch the frozen model computes the activations of each sample, which are stored. Because the"
         " model does not change, later epochs read them instead of computing them. Only the side network is "
         "trained.",
         *parts,
-        legend(322, *entries, (BOX, TRAINED, "trained"), (BOX, CACHE, "cache")),
         height=344,
+        entries=(
+            (ARROW, FORWARD, "forward"),
+            (ARROW, BACKWARD, "backward"),
+            (BOX, FROZEN, "frozen"),
+            (BOX, TRAINED, "trained"),
+            (BOX, CACHE, "cache"),
+        ),
     )
 
 
@@ -128,7 +136,7 @@ def zeroth_order() -> str:
     parts += [
         arrow(svg.MUTED, (left - 8, base), (left + wide + 14, base)),
         arrow(svg.MUTED, (left, base + 8), (left, 62)),
-        words(left + 8, 72, "loss", anchor="start", size=12, colour=svg.MUTED),
+        muted(left + 8, 72, "loss", anchor="start"),
         svg.path(line, FORWARD, stroke_width=2.5),
     ]
     ends = [(left + wide * share, loss(share)) for share in (0.46, 0.86)]
@@ -152,7 +160,7 @@ def zeroth_order() -> str:
     parts.append(heading(352, 34, "One step", "forward passes only: no activations are kept"))
     parts += [
         block(352, 112, 84, 56, "weights\nw", TRAINED),
-        words(394, 190, "z: from a seed", size=12, colour=svg.MUTED),
+        muted(394, 190, "z: from a seed"),
     ]
     for y, name, result in ((70, "w + ε z", "L_+"), (166, "w − ε z", "L_−")):
         middle_y = y + 22
@@ -194,7 +202,7 @@ def layer_cut() -> str:
     for number, (name, what, rows) in enumerate(steps):
         left = x + number * (wide + bar + 2 * gap)
         centre = left + wide / 2
-        parts += [words(centre, 44, name, font_weight="bold"), words(centre, 62, what, size=12, colour=svg.MUTED)]
+        parts += [words(centre, 44, name, font_weight="bold"), muted(centre, 62, what)]
         for rank in range(3):
             parts.append(
                 matrix(
@@ -214,15 +222,18 @@ def layer_cut() -> str:
             turned = f"translate({edge + bar / 2 + 4.5:g} {y + height / 2:g}) rotate(-90)"
             parts.append(svg.box(edge, y, bar, height, COLLECTIVE, rx=5))
             parts.append(words(0, 0, called, colour=svg.PAPER, transform=turned))
-    entries = ((BOX, ACTIVATION, "rows: tokens"), (BOX, FORWARD, "columns of the weights: heads, or neurons"))
     return card(
         "A layer cut over three devices",
         "Attention and feed-forward are cut by columns of their weights: each device has some heads and some "
         "neurons, and all tokens. Between them each device has some tokens, whole. An all-gather leads from tokens "
         "to columns, a reduce-scatter back. The shares are unequal, like the devices.",
         *parts,
-        legend(y + height + 36, *entries, (BOX, COLLECTIVE, "all devices exchange")),
         height=y + height + 58,
+        entries=(
+            (BOX, ACTIVATION, "rows: tokens"),
+            (BOX, FORWARD, "columns of the weights: heads, or neurons"),
+            (BOX, COLLECTIVE, "all devices exchange"),
+        ),
     )
 
 
@@ -235,27 +246,30 @@ def device() -> str:
         frame(left, y, wide, tall, "a device"),
         block(left + 18, y + 42, 138, 76, "arithmetic\nFLOP/s", FORWARD),
         block(left + 174, y + 42, 138, 76, "memory\nbytes/s", CACHE),
-        words(left + wide / 2, y + 146, "at the same time: the longer one counts", size=12, colour=svg.MUTED),
+        muted(left + wide / 2, y + 146, "at the same time: the longer one counts"),
         frame(right, y, 190, tall, "another device"),
         arrow(MESSAGE, (left + wide + 6, y + 92), (right - 6, y + 92)),
         words(middle, y + 58, "latency", font_weight="bold"),
-        words(middle, y + 76, "s for any message", size=12, colour=svg.MUTED),
+        muted(middle, y + 76, "s for any message"),
         words(middle, y + 118, "bandwidth", font_weight="bold"),
-        words(middle, y + 136, "bytes/s after that", size=12, colour=svg.MUTED),
+        muted(middle, y + 136, "bytes/s after that"),
     ]
-    entries = ((BOX, FORWARD, "what it computes"), (BOX, CACHE, "what it reads and writes"))
     return card(
         "A device is four numbers",
         "A device does arithmetic at so many operations a second and moves so many bytes of its memory a second, both "
         "at the same time. A message to another device takes the latency, whatever its size, and its bytes over the "
         "bandwidth.",
         *parts,
-        legend(y + tall + 34, *entries, (ARROW, MESSAGE, "a message")),
         height=y + tall + 56,
+        entries=(
+            (BOX, FORWARD, "what it computes"),
+            (BOX, CACHE, "what it reads and writes"),
+            (ARROW, MESSAGE, "a message"),
+        ),
     )
 
 
-MECHANISMS: Mapping[str, Callable[[], str]] = {
+MECHANISMS: Pictures = {
     "device": device,
     "backpropagation": backpropagation,
     "activation_cache": activation_cache,

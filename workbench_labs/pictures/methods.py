@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from workbench.plots import svg
 from workbench.schedules.published import build_published
 from workbench_labs.pictures.schedules import counted_from_1, devices, timeline_of
@@ -18,6 +16,7 @@ from workbench_labs.pictures.shapes import (
     MARGIN,
     MESSAGE,
     TRAINED,
+    Pictures,
     arrow,
     block,
     card,
@@ -25,7 +24,7 @@ from workbench_labs.pictures.shapes import (
     frame,
     heading,
     lanes,
-    legend,
+    muted,
     words,
 )
 
@@ -38,7 +37,7 @@ def pac_plus() -> str:
     for x, name, samples in columns:
         parts += [
             words(x + 43, 94, name),
-            words(x + 43, 111, f"{samples} samples", size=11.5, colour=svg.MUTED),
+            muted(x + 43, 111, f"{samples} samples", size=11.5),
             block(x, 124, 86, 42, "frozen", FROZEN),
             arrow(FORWARD, (x + 43, 168), (x + 43, 188)),
             block(x, 190, 86, 42, "side", TRAINED),
@@ -52,7 +51,7 @@ def pac_plus() -> str:
     ):
         ends = [(261, y), (329, y)]
         parts.append(arrow(colour, *(ends[::-1] if is_back else ends)))
-        parts.append(words(295, y + (16 if is_back else -8), name, size=11, colour=svg.MUTED))
+        parts.append(muted(295, y + (16 if is_back else -8), name, size=11))
     for number in range(3):
         y = 48 + number * 92
         parts += [
@@ -66,15 +65,20 @@ def pac_plus() -> str:
         svg.box(732, 48, 32, 266, COLLECTIVE, rx=5),
         words(0, 0, "all-reduce", colour=svg.PAPER, transform=turned),
     ]
-    entries = ((ARROW, FORWARD, "forward"), (ARROW, BACKWARD, "backward"), (BOX, FROZEN, "frozen model"))
     return card(
         "PAC+",
         "First epoch: groups of devices form a pipeline. Each device has its group's layers of the frozen model and"
         " of the side network, computes its share of each micro-batch, and stores the activations. Later epochs: "
         "every device trains the whole side network on cached activations, and an all-reduce adds up the gradients.",
         *parts,
-        legend(342, *entries, (BOX, TRAINED, "side network, trained"), (BOX, CACHE, "cache")),
         height=364,
+        entries=(
+            (ARROW, FORWARD, "forward"),
+            (ARROW, BACKWARD, "backward"),
+            (BOX, FROZEN, "frozen model"),
+            (BOX, TRAINED, "side network, trained"),
+            (BOX, CACHE, "cache"),
+        ),
     )
 
 
@@ -104,16 +108,7 @@ def p_rge() -> str:
         ]
     parts.append(block(28, 230, 744, 32, "", COLLECTIVE))
     parts.append(words(400, 251, "all devices exchange g_1 … g_4: four numbers, no gradient", colour=svg.PAPER))
-    parts.append(
-        words(
-            400,
-            350,
-            "Each device draws every z_i again from its seed, so all get the same weights.",
-            size=12,
-            colour=svg.MUTED,
-        )
-    )
-    entries = ((BOX, FORWARD, "forward pass"), (BOX, FROZEN, "frozen"), (ARROW, MESSAGE, "a few bytes"))
+    parts.append(muted(400, 350, "Each device draws every z_i again from its seed, so all get the same weights."))
     return card(
         "P-RGE, published as MobiZO",
         "The four queries of a step are divided over three devices, each of which has the whole model. A query is "
@@ -121,8 +116,13 @@ def p_rge() -> str:
         "The devices exchange these numbers, draw all directions again from their seeds, and all make the same "
         "update.",
         *parts,
-        legend(380, *entries, (BOX, TRAINED, "trained: few weights")),
         height=402,
+        entries=(
+            (BOX, FORWARD, "forward pass"),
+            (BOX, FROZEN, "frozen"),
+            (ARROW, MESSAGE, "a few bytes"),
+            (BOX, TRAINED, "trained: few weights"),
+        ),
     )
 
 
@@ -133,7 +133,7 @@ def galaxy_plus() -> str:
         y = 48 + number * 74
         parts.append(frame(28, y, 226, 64, f"device {number + 1}", note))
         parts += [svg.box(40 + head * 27, y + 32, 21, 20, FORWARD, rx=3) for head in range(heads)]
-    parts.append(words(141, 292, "12 attention heads of every layer", size=12, colour=svg.MUTED))
+    parts.append(muted(141, 292, "12 attention heads of every layer"))
     timelines = [
         timeline_of(build_published("ring_allgather_gemm", {"ranks": 3, "overlapped": overlapped}), SEND=0.8)
         for overlapped in (0, 1)
@@ -162,15 +162,18 @@ def galaxy_plus() -> str:
             )
         )
         top += 148
-    entries = ((BOX, FORWARD, "head; product of a tile"), (BOX, MESSAGE, "a tile travels"), (BOX, svg.TRACK, "waiting"))
     return card(
         "Galaxy+",
         "Left: each device has as many attention heads of every layer as its speed and memory allow. Right: tiles "
         "of the sequence travel around a ring. If each device multiplies one tile while the next one is on its way,"
         " the exchange is hidden behind the products.",
         *parts,
-        legend(332, *entries),
         height=354,
+        entries=(
+            (BOX, FORWARD, "head; product of a tile"),
+            (BOX, MESSAGE, "a tile travels"),
+            (BOX, svg.TRACK, "waiting"),
+        ),
     )
 
 
@@ -207,13 +210,12 @@ def ringada() -> str:
         arrow(BACKWARD, (left + wide + 4, middle[1] + 14), (right - 4, middle[1] + 14)),
         words(400, middle[0] - 10, "hidden states"),
         words(400, middle[1] + 34, "gradients"),
-        words(444, 150, "once around, back to where the labels are;", size=12.5, colour=svg.MUTED),
-        words(444, 168, "the gradient stops at the terminator;", size=12.5, colour=svg.MUTED),
-        words(444, 186, "then device 2 is the initiator", size=12.5, colour=svg.MUTED),
-        words(left + 78, 178, "forward", size=12, anchor="end", colour=svg.MUTED),
-        words(left + 162, 178, "backward", size=12, anchor="start", colour=svg.MUTED),
+        muted(444, 150, "once around, back to where the labels are;", size=12.5),
+        muted(444, 168, "the gradient stops at the terminator;", size=12.5),
+        muted(444, 186, "then device 2 is the initiator", size=12.5),
+        muted(left + 78, 178, "forward", anchor="end"),
+        muted(left + 162, 178, "backward", anchor="start"),
     ]
-    entries = ((ARROW, FORWARD, "forward"), (ARROW, BACKWARD, "backward"), (BOX, FROZEN, "frozen"))
     return card(
         "RingAda",
         "Four devices on a ring each have a block of layers and their own data, which stay there. Device 1, the "
@@ -221,8 +223,14 @@ def ringada() -> str:
         "the labels. The gradient goes back as far as the lowest adapter that is trained. Then the next device "
         "becomes the initiator.",
         *parts,
-        legend(352, *entries, (BOX, TRAINED, "trained so far"), (BOX, CACHE, "data that stay")),
         height=374,
+        entries=(
+            (ARROW, FORWARD, "forward"),
+            (ARROW, BACKWARD, "backward"),
+            (BOX, FROZEN, "frozen"),
+            (BOX, TRAINED, "trained so far"),
+            (BOX, CACHE, "data that stay"),
+        ),
     )
 
 
@@ -235,7 +243,7 @@ def confidant() -> str:
         x = 28 + number * 190
         parts.append(frame(x, 48, 160, 92, name, note))
         if number == 1:
-            parts.append(words(x + 80, 86, layers, size=12, colour=svg.MUTED))
+            parts.append(muted(x + 80, 86, layers))
             parts.append(block(x + 12, 96, 86, 32, "CPU: 8 heads", TRAINED, size=11))
             parts.append(block(x + 102, 96, 46, 32, "GPU: 4", TRAINED, size=11))
         else:
@@ -247,19 +255,23 @@ def confidant() -> str:
     parts.append(heading(MARGIN, 182, "A pipeline that never drains", "weights change after every mini-batch"))
     timeline = timeline_of(build_published("asynchronous_1f1b", {"ranks": 3, "micro_batches": 10}))
     parts.append(lanes(timeline, 112, 196, 660, names=devices(3), label=counted_from_1))
-    entries = ((BOX, FORWARD, "forward pass"), (BOX, BACKWARD, "backward pass"), (BOX, TRAINED, "trained"))
     return card(
         "Confidant",
         "Three devices have as many layers as their speed and memory allow. The processors of one device divide the"
         " attention heads of its layers. A fourth device stands by and takes over when one leaves. Below: mini-"
         "batches follow each other through the pipeline without a pause.",
         *parts,
-        legend(318, *entries, (BOX, svg.TRACK, "idle")),
         height=340,
+        entries=(
+            (BOX, FORWARD, "forward pass"),
+            (BOX, BACKWARD, "backward pass"),
+            (BOX, TRAINED, "trained"),
+            (BOX, svg.TRACK, "idle"),
+        ),
     )
 
 
-METHODS: Mapping[str, Callable[[], str]] = {
+METHODS: Pictures = {
     "pac_plus": pac_plus,
     "p_rge": p_rge,
     "galaxy_plus": galaxy_plus,

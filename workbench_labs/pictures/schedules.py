@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from workbench.core.costs import TableCosts
@@ -21,10 +20,11 @@ from workbench_labs.pictures.shapes import (
     MARGIN,
     OLDER,
     TRAINED,
+    Pictures,
     card,
     heading,
     lanes,
-    legend,
+    muted,
     words,
 )
 
@@ -65,15 +65,15 @@ def pipeline() -> str:
             words(724, y + 32 + rank * 32, str(count), font_weight="bold")
             for rank, count in enumerate(live_counts(schedule, timeline.spans, "ctx"))
         ]
-        parts.append(words(724, y, "activations kept", size=12, colour=svg.MUTED))
+        parts.append(muted(724, y, "activations kept"))
         y += 142
     return card(
         "Pipeline: GPipe and 1F1B",
         "Three devices each hold a part of the model; six micro-batches pass through. Both orders take equally "
         "long. GPipe keeps the activations of all six micro-batches, 1F1B those of at most three.",
         *parts,
-        legend(y + 12, *PASSES),
         height=y + 34,
+        entries=PASSES,
     )
 
 
@@ -98,15 +98,18 @@ def weight_stashing() -> str:
         parts.append(svg.box(x + begin_s * scale, top, (end_s - begin_s) * scale, 18, TRAINED, rx=3))
         parts.append(svg.box(x + end_s * scale, top, (used_s - end_s) * scale, 18, OLDER, rx=3))
     y += 16 + 4 * 24
-    entries = (*PASSES[:2], (BOX, TRAINED, "newest weights"), (BOX, OLDER, "older weights, stashed"))
     return card(
         "Weight stashing",
         "Mini-batches follow each other through three devices without a pause. Each pass is marked with the mini-"
         "batch and with the version of the weights that it uses: a backward pass uses the version of its forward "
         "pass, so device 1 keeps up to three versions.",
         *parts,
-        legend(y + 26, *entries),
         height=y + 48,
+        entries=(
+            *PASSES[:2],
+            (BOX, TRAINED, "newest weights"),
+            (BOX, OLDER, "older weights, stashed"),
+        ),
     )
 
 
@@ -139,13 +142,7 @@ def all_reduce() -> str:
     columns = _ring_states(ranks)
     step_width = (shapes.WIDTH - MARGIN - x - wide) / (len(columns) - 1)
     parts = [
-        words(
-            x + (number + 0.5) * step_width + wide / 2 - step_width / 2,
-            68,
-            str(number) if number else "begin",
-            size=12,
-            colour=svg.MUTED,
-        )
+        muted(x + (number + 0.5) * step_width + wide / 2 - step_width / 2, 68, str(number) if number else "begin")
         for number in range(len(columns))
     ]
     for first, last, name in ((1, 3, "reduce-scatter: add"), (4, 6, "all-gather: copy")):
@@ -170,12 +167,8 @@ def all_reduce() -> str:
         "one, which adds it to its own: then each has the sum of one piece. In three more steps the sums go round. "
         "Each device sends six pieces, whatever the number of devices: less than twice its gradient.",
         *parts,
-        words(
-            shapes.WIDTH / 2,
-            bottom + 14,
-            "Number: how many devices' terms a piece has. Framed: what has just arrived.",
-            size=12,
-            colour=svg.MUTED,
+        muted(
+            shapes.WIDTH / 2, bottom + 14, "Number: how many devices' terms a piece has. Framed: what has just arrived."
         ),
         height=bottom + 36,
     )
@@ -218,7 +211,7 @@ def _ring_states(ranks: int) -> list[tuple[list[list[int]], set[tuple[int, int]]
     return states
 
 
-SCHEDULES: Mapping[str, Callable[[], str]] = {
+SCHEDULES: Pictures = {
     "pipeline": pipeline,
     "weight_stashing": weight_stashing,
     "all_reduce": all_reduce,

@@ -6,7 +6,8 @@ Lengths are pixels of a card that is 800 wide.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.core.schedule import Op
@@ -28,7 +29,10 @@ RIM: dict[str, Any] = {"stroke": FROZEN, "stroke_width": 1.25}
 DASHED_RIM: dict[str, Any] = RIM | {"stroke_dasharray": "5 4"}
 """The line around what is absent, or only stands by."""
 
+Pictures = Mapping[str, Callable[[], str]]
 Point = tuple[float, float]
+Entry = tuple[str, str, str]
+"""Of a legend: BOX, ARROW or DASHED, colour, words."""
 
 LIGHT = {"ink": "#1f1f1f", "muted": "#595959", "paper": "#ffffff", "ground": "#f7f7f5", "track": style.LIGHT_GREY}
 LIGHT |= {"mid-grey": style.MID_GREY, "dark-grey": style.DARK_GREY, "older": "#e4c3d5"}
@@ -44,17 +48,18 @@ def _sheet() -> str:
     return light_rule + style.DARK_PAGE(".picture{" + dark + "}")
 
 
-def card(title: str, description: str, *parts: str, height: float) -> str:
+def card(title: str, description: str, *parts: str, height: float, entries: Sequence[Entry] = ()) -> str:
     """Return a whole picture on a ground, readable on a light and on a dark page.
 
-    title, description: words for those who cannot see it.
+    title, description: words for those who cannot see it.  entries: the legend's, at the bottom.
     """
     ground = svg.box(0.5, 0.5, WIDTH - 1, height - 1, "var(--workbench-ground)", rx=10, stroke="var(--workbench-track)")
     words = svg.tag("title", svg.escape(title), id="title") + svg.tag("desc", svg.escape(description), id="desc")
+    foot = [legend(height - 22, *entries)] if entries else []
     return (
         svg.tag(
             "svg",
-            "\n".join([words, svg.tag("style", _sheet()), ground, *parts, ""]),
+            "\n".join([words, svg.tag("style", _sheet()), ground, *parts, *foot, ""]),
             xmlns="http://www.w3.org/2000/svg",
             viewBox=f"0 0 {WIDTH} {height:g}",
             width=WIDTH,
@@ -89,6 +94,10 @@ def words(
     shown += _run(line[place:], 0.0, -down)
     attributes = {"font_size": None if size == SIZE else size, "fill": colour or None, "text_anchor": anchor or None}
     return svg.tag("text", shown, x=float(x), y=float(y), **attributes, **more)
+
+
+muted = partial(words, size=12, colour=svg.MUTED)
+"""Return a line in small, lighter type."""
 
 
 def _run(part: str, size: float, down: float) -> str:
@@ -129,7 +138,7 @@ def frame(x: float, y: float, width: float, height: float, name: str, note: str 
     """Return a device, or another thing that holds others: a box with its name in the corner, and a note opposite."""
     drawn = svg.box(x, y, width, height, svg.PAPER, rx=9, **(DASHED_RIM if dashed else RIM))
     drawn += words(x + 12, y + 20, name, anchor="start", font_weight="bold")
-    return drawn + (words(x + width - 12, y + 20, note, anchor="end", size=12, colour=svg.MUTED) if note else "")
+    return drawn + (muted(x + width - 12, y + 20, note, anchor="end") if note else "")
 
 
 def arrow(colour: str, *points: Point, dashed: bool = False) -> str:
@@ -165,8 +174,8 @@ def matrix(x: float, y: float, width: float, height: float, count: int, own: ran
 BOX, ARROW, DASHED = "box", "arrow", "dashed"
 
 
-def legend(y: float, *entries: tuple[str, str, str]) -> str:
-    """Return what the colours mean, in one centred row.  entries: (BOX, ARROW or DASHED, colour, words)."""
+def legend(y: float, *entries: Entry) -> str:
+    """Return what the colours mean, in one centred row."""
     mark = 29.0
     widths = [mark + len(text) * 6.4 for _, _, text in entries]
     gap = min(22.0, (WIDTH - 2 * MARGIN - sum(widths)) / max(1, len(entries) - 1))
@@ -177,7 +186,7 @@ def legend(y: float, *entries: tuple[str, str, str]) -> str:
             parts.append(svg.box(x + 8, y - 10, 14, 12, colour, rx=2.5))
         else:
             parts.append(arrow(colour, (x, y - 4), (x + 22, y - 4), dashed=kind == DASHED))
-        parts.append(words(x + mark, y, text, size=12, anchor="start", colour=svg.MUTED))
+        parts.append(muted(x + mark, y, text, anchor="start"))
         x += width + gap
     return "".join(parts)
 

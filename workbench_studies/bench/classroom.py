@@ -16,21 +16,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.report import Report
 from workbench.core.run_folder import child_environment, scratch_folder
 from workbench.runs.as_text import as_command
-from workbench_studies.bench.frame import Progress, jobs_of, line_of, require_words
+from workbench_studies.bench.frame import Figures, Progress, jobs_of, line_of, require_words
 
 STUDENTS = (1, 2, 3, 4)
 WORDS = tuple(map(str, STUDENTS))
 MOST_S = 1800
 
 
-def bench(progress: Progress = print, *, only: Iterable[str] = ()) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Iterable[str] = ()) -> Figures:
     """Return for each number of students: how many runs stayed valid, their time dilation, their minutes, and by how
     much predicted and measured steps differ.
 

@@ -29,7 +29,7 @@ from workbench.models.loading import load_stack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.processors import Place, pinned, places
 from workbench.profiler.timing import Call, time_calls
-from workbench_studies.bench.frame import Progress, jobs_of, ratios, require_words
+from workbench_studies.bench.frame import Figures, Progress, jobs_of, ratios, require_words
 from workbench_studies.bench.ringada import Side, cluster_of, measure
 
 ROUNDS = 3
@@ -92,7 +92,7 @@ def points() -> dict[str, Point]:
     }
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> Figures:
     """Return each side's training seconds and its speedup over the first side of its point: with its spread, simulated,
     and at most.
 
@@ -117,7 +117,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     }
 
 
-def frameworks() -> list[dict[str, Any]]:
+def frameworks() -> list[Figures]:
     """Return the milliseconds of two layers with LoRA on one core, forward and back, by PyTorch and by JAX, timed in
     turn.
     """
@@ -156,14 +156,12 @@ def frameworks() -> list[dict[str, Any]]:
     ]
 
 
-def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[dict[str, Any]]:
+def table(name: str, sides: Mapping[str, Side], bound: float | None) -> list[Figures]:
     """Return a point's rows.  bound: the largest possible speedup; None: computed from each side's busiest device.
 
     share_of_bound: the measured speedup over the bound.
     """
-    predicted_s = {
-        side: sum(step.predicted_s or 0.0 for step in measured.reports[0].steps) for side, measured in sides.items()
-    }
+    predicted_s = {side: measured.reports[0].predicted_s for side, measured in sides.items()}
     base, rows = next(iter(sides)), []
     for side, measured in sides.items():
         ratio = ratios(sides[base].seconds, measured.seconds, "speedup")

@@ -40,7 +40,7 @@ from workbench.schedules import (
     split_heads,
 )
 from workbench.simulator import simulate
-from workbench_studies.bench.frame import Progress, line_of, require_kernel_links, require_words
+from workbench_studies.bench.frame import Figures, Progress, line_of, require_kernel_links, require_words
 
 Network = Literal["switch", "slow", "wifi", "unequal"]
 """Wires of a switch, slow wires, Wi-Fi stations of equal rates, and Wi-Fi stations of unequal rates."""
@@ -169,14 +169,14 @@ def bench(
     sizes: Sequence[int] = (),
     rounds: int = ROUNDS,
     dilation: float | None = None,
-) -> dict[str, Any]:
+) -> Figures:
     """Return measured over simulated time of every program by network and size, and the executor's own overhead.
 
     only: some of WORDS, the networks.  rounds: a third of them measures LONG networks.
     dilation: how much slower devices and links are emulated, for a busy machine; None: WORKBENCH_DILATION.
     Raises RuntimeSetupError if the kernel does not shape links.
     """
-    points: list[dict[str, Any]] = []
+    points: list[Figures] = []
     executor_s: list[float] = []
     dilation = dilation or asked_dilation() or 1.0
     require_words(only, WORDS)
@@ -207,7 +207,7 @@ def bench(
 
 def measure(
     cluster: Cluster, make_cases: Callable[[], dict[str, Case]], *, dilation: float, rounds: int, warm: bool = True
-) -> tuple[list[dict[str, Any]], list[float]]:
+) -> tuple[list[Figures], list[float]]:
     """Execute programs in turn on emulated devices; return a point for each, and the executors' seconds an operation.
 
     make_cases: makes the programs by name; it is called on each device, too.  rounds: how often each is measured.
@@ -221,7 +221,7 @@ def measure(
     return points, [result["own_s"] for result in results]
 
 
-def run_rank(context: RankContext, given: tuple[Callable[[], dict[str, Case]], int, bool]) -> dict[str, Any]:
+def run_rank(context: RankContext, given: tuple[Callable[[], dict[str, Case]], int, bool]) -> Figures:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
     overhead.
 
@@ -291,7 +291,7 @@ def _own_cost(executor: Executor) -> float:
     return min(seconds)
 
 
-def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> dict[str, Any]:
+def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> Figures:
     simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
@@ -20,9 +21,11 @@ from workbench.core.job import Job
 from workbench.core.run_folder import child_environment
 from workbench.core.serial import read_toml
 from workbench.runtime.engines import EngineCluster
-from workbench.runtime.memory import read_memory
+from workbench.runtime.memory import read_memory, reset_peak
 
 Progress = Callable[[str], None]
+Figures = dict[str, Any]
+"""The result of a benchmark, or of one of its points: values by name."""
 Step = Callable[[int], object]
 T = TypeVar("T")
 
@@ -98,11 +101,12 @@ def require_kernel_links(engines: EngineCluster, name: str) -> None:
         )
 
 
-def child_peak_bytes(module: str, side: str, *arguments: object) -> int:
-    """Return the last number that a module's child process prints.  Raises RuntimeSetupError with the child's output if
-    it fails.
+def child_peak_bytes(measure: Callable[..., int], side: str, *arguments: str | int) -> int:
+    """Return what a function of a module measures of a side in a child process.  Raises RuntimeSetupError with the
+    child's output if it fails.
     """
-    command = [sys.executable, "-m", module, side, *map(str, arguments)]
+    values = [msgspec.json.encode(value).decode() for value in (side, *arguments)]
+    command = [sys.executable, "-m", __name__, measure.__module__, measure.__name__, *values]
     # Freed memory is returned at once, so that the peak is the memory needed at one time; glibc otherwise keeps freed
     # memory for reuse.
     environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -125,10 +129,13 @@ def peak_bytes(load: Callable[[], T], run: Callable[[T], object]) -> int:
     own_bytes = read_memory().rss_bytes
     loaded = load()
     gc.collect()
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError as error:
+    if not reset_peak():
         problem = "This system does not reset a process's high-water mark."
-        raise ConfigError("A peak was to be measured.", problem, "Run it on Linux.") from error
+        raise ConfigError("A peak was to be measured.", problem, "Run it on Linux.")
     run(loaded)
     return read_memory().peak_rss_bytes - own_bytes
+
+
+if __name__ == "__main__":
+    module, function, *values = sys.argv[1:]
+    print(getattr(import_module(module), function)(*map(msgspec.json.decode, values)))

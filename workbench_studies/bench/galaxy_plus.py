@@ -21,7 +21,7 @@ from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles
 from workbench.profiler.host import gemm_rate
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.engines import EngineCluster
-from workbench_studies.bench.frame import Progress, line_of, require_words
+from workbench_studies.bench.frame import Figures, Progress, line_of, require_words
 from workbench_studies.bench.inference_parts import (
     CLUSTERS,
     LENGTH,
@@ -77,7 +77,7 @@ class Selection(NamedTuple):
         return cls(*(tuple(entry for entry in kind if str(entry).lower() in lowered) or tuple(kind) for kind in KINDS))
 
 
-def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any]:
+def bench(progress: Progress = print, only: Sequence[str] = ()) -> Figures:
     """Return the latency of every baseline over Galaxy+'s, how much of the shorter side overlap hides, the scaling, the
     planner's time.
 
@@ -99,8 +99,8 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> dict[str, Any
             gemm_rate(seconds=0.4) for _ in range(5)
         )  # other load on a shared host only lowers the rate
         progress(f"One core of this host: {host_flops_per_s / 1e9:.0f} GFLOP/s")
-        points: list[dict[str, Any]] = []
-        scaling: dict[str, Any] = {}
+        points: list[Figures] = []
+        scaling: Figures = {}
         fidelity = ""
         for name in selection.clusters:
             for mbit in selection.mbit_per_s:
@@ -132,7 +132,7 @@ def _models(selection: Selection, folder: Path, progress: Progress) -> Iterator[
 
 def _point(
     model: BenchModel, name: str, mbit: int, cluster: Cluster, engines: EngineCluster, selection: Selection
-) -> dict[str, Any]:
+) -> Figures:
     """Measure one model on one cluster: every side's latency, and the blocks of scheme 1 separately."""
     price = model.prices(cluster, LENGTH)
     ids, ours = random_ids(LENGTH), model.plan(cluster)
@@ -153,7 +153,7 @@ def _point(
     return where | latencies | (overlap_point(split, price, results, dilation=DILATION) if overlap else {})
 
 
-def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: SequencePrice) -> dict[str, Any]:
+def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: SequencePrice) -> Figures:
     seconds = {side.name: next(r.seconds[side.name] for r in results if side.name in r.seconds) for side in sides}
     outputs = {side.name: next(r.outputs[side.name] for r in results if side.name in r.outputs) for side in sides}
     expected = outputs["local"]
@@ -163,7 +163,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Seq
     ours = sides[0].plan
     assert ours is not None
     usual_s = median(seconds["galaxy_plus"])
-    point: dict[str, Any] = {"galaxy_plus_s": usual_s / DILATION}
+    point: Figures = {"galaxy_plus_s": usual_s / DILATION}
     for side in sides[1:]:
         pairs = list(zip(seconds[side.name], seconds["galaxy_plus"], strict=False))
         ratios = [theirs / (mine if len(pairs) > 1 else usual_s) for theirs, mine in pairs]
@@ -182,7 +182,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Seq
     return point
 
 
-def _result(points: list[dict[str, Any]], others: dict[str, Any], fidelity: str) -> dict[str, Any]:
+def _result(points: list[Figures], others: Figures, fidelity: str) -> Figures:
     """Return the summary: the smallest ratio of each requested kind, and all points."""
 
     def least(names: Sequence[str], **where: Any) -> float | None:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
@@ -19,7 +18,7 @@ from workbench.core.job import Mode
 from workbench.core.report import Report
 from workbench.experiment import run
 from workbench.runtime.engines import default_pool
-from workbench_studies.bench.frame import Progress, jobs_of, line_of, require_words
+from workbench_studies.bench.frame import Figures, Progress, jobs_of, line_of, require_words
 
 CLUSTER, HOT, SHARE, BEGINS = "laptop-equal", 1, 0.03, 0.25
 """HOT: the rank of the device that gets hot.  SHARE: of a core, which each device has.  BEGINS: the part of the cold
@@ -28,7 +27,7 @@ DEVICES, SPEEDS = (2, 4), (0.8, 0.5, 0.2)
 WORDS = (*map(str, DEVICES), *map(str, SPEEDS))
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = ()) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = ()) -> Figures:
     """Return the seconds of the run of each method if the hot device stays and if it leaves, over those of devices that
     stay cold.
 
@@ -43,7 +42,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = ()) -> dict[str, 
             cold = load_cluster(CLUSTER).emulated(SHARE).part(range(count))
             cold_s = {mode: _seconds(run_of(name, cold, mode)) for mode in ("simulate", "execute")}
             for speed in speeds:
-                point: dict[str, Any] = {"method": name, "devices": count, "speed when hot": speed}
+                point: Figures = {"method": name, "devices": count, "speed when hot": speed}
                 for side in ("stays", "leaves"):
                     cluster = with_hot(cold, speed, BEGINS * cold_s["simulate"], leaves=side == "leaves")
                     for mode, word in (("simulate", "simulated"), ("execute", "emulated")):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from workbench.planners import Problem
 from workbench.profiler.cache import cached
 from workbench.profiler.descriptions import describe
 from workbench.runtime.engines import EngineCluster
-from workbench_studies.bench.frame import Progress, line_of
+from workbench_studies.bench.frame import Figures, Progress, line_of
 from workbench_studies.bench.inference_sides import Side, SidesJob, SidesResult, block_ends, run_sides
 
 LENGTH = 284
@@ -165,7 +165,7 @@ class BenchModel:
         return tune(problem, galaxy_plus.plans(problem), price)
 
 
-def planning_point(progress: Progress) -> dict[str, Any]:
+def planning_point(progress: Progress) -> Figures:
     """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and its gain over
     Algorithm 1.
     """
@@ -176,7 +176,7 @@ def planning_point(progress: Progress) -> dict[str, Any]:
         for device in known
     ]
     cluster = Cluster(name="Env. B twice", devices=tuple(devices))
-    points: dict[str, Any] = {}
+    points: Figures = {}
     for name in PLANNED_MODELS:
         described = replace(describe(name), num_layers=PLANNED_LAYERS)
         first, last = end_bytes(described)
@@ -206,7 +206,7 @@ def planning_point(progress: Progress) -> dict[str, Any]:
     }
 
 
-def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Progress) -> dict[str, Any]:
+def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, progress: Progress) -> Figures:
     """Return the share of linear scaling at 96 tokens a device, and the speed-up at 384 tokens, by number of devices.
 
     A layer's time is the time between the ends of two layers' last connections, on any device.  The parts before the

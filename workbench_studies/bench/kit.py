@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from workbench.core.catalogue import KIT, load_cluster
 from workbench.core.cluster import Cluster, DataPlane, Device
@@ -31,7 +30,7 @@ from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.runtime.ssh_login import agent_command, with_log
 from workbench.runtime.ssh_setup import bring_code, install
-from workbench_studies.bench.frame import Progress, ratios, require_words, turns
+from workbench_studies.bench.frame import Figures, Progress, ratios, require_words, turns
 
 FILE_BYTES = 90_000_000
 JOB = Job(
@@ -52,14 +51,14 @@ do."""
 ROUNDS = 3
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS) -> Figures:
     """Return seconds, MB/s, and ratios to the same run on emulated devices with links of the same speed.
 
     only: some of WORDS, none is all.  Raises ConfigError if no cluster is named kit.
     """
     require_words(only, WORDS)
     cluster = load_cluster(KIT)
-    figures: dict[str, Any] = {"devices": cluster.world_size, "model": JOB.model}
+    figures: Figures = {"devices": cluster.world_size, "model": JOB.model}
     with tempfile.TemporaryDirectory() as folder:
         for part in only or WORDS:
             figures |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
@@ -110,11 +109,11 @@ def _start(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
     return {"first_step_s": firsts[0]} | {f"start_{stage}_s": seconds for stage, seconds in report.spent_s.items()}
 
 
-def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> dict[str, Any]:
+def _epochs(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> Figures:
     """Return the seconds of an epoch, and the ratio to emulated devices.  Both have the profile that the real ones
     measured.
     """
-    figures, costs = dict[str, Any](), None
+    figures, costs = Figures(), None
     job = replace(JOB, train_samples=160, faults=_paced(cluster))
     planes: tuple[DataPlane, ...] = ("plain", "tls")
     for data in planes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
@@ -19,7 +18,7 @@ from workbench.methods.base import Event
 from workbench.runs.progress import RunState
 from workbench.widgets.live import LiveView, parts_of
 from workbench.widgets.run_panel import LiveProgress
-from workbench_studies.bench.frame import Progress, jobs_of
+from workbench_studies.bench.frame import Figures, Progress, jobs_of
 
 BLOCK = 12
 """Steps of a block; the first WARM_UP of each do not count."""
@@ -69,7 +68,7 @@ class Alternating:
         return (time.thread_time() - begin_s) / DRAWINGS
 
 
-def bench(progress: Progress) -> dict[str, Any]:
+def bench(progress: Progress) -> Figures:
     """Return the median ratio of a step with the view to one without, over neighbouring blocks, and its spread."""
     [(_, job)] = jobs_of("live").items()
     view = Alternating(job)

@@ -8,9 +8,8 @@ resident memory above the libraries.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from workbench.core.plan import Activations, Plan, Share, Stage
 from workbench.core.schedule import Value
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
-from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
+from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_model
 from workbench.models.loading import load_stack
 from workbench.models.quantization import held_bytes
 from workbench.models.stack import BackboneStage
@@ -37,8 +36,17 @@ from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.schedules.pieces import StepLayout
 from workbench.schedules.pipeline import backpropagation
 from workbench.tasks.tokenize import Batch
-from workbench_studies.bench.frame import Progress, Step, child_peak_bytes, interleaved, line_of, peak_bytes, ratios
-from workbench_studies.bench.p_rge import batch_of, prompts
+from workbench_studies.bench.frame import (
+    Figures,
+    Progress,
+    Step,
+    child_peak_bytes,
+    interleaved,
+    line_of,
+    peak_bytes,
+    ratios,
+)
+from workbench_studies.bench.p_rge import batch_of, prge_step, prompts
 
 Side = Literal["LoRA", "LoRA recomputing", "LoRA on disk", "LoRA torch.utils.checkpoint", "Parallel Adapters", "P-RGE"]
 OURS, TORCH, ON_DISK = "LoRA recomputing", "LoRA torch.utils.checkpoint", "LoRA on disk"
@@ -56,7 +64,7 @@ def bench(
     length: int = LENGTH,
     samples: int = SAMPLES,
     rounds: int = ROUNDS,
-) -> dict[str, Any]:
+) -> Figures:
     """Return each side's step time, peak memory, and both over those of torch.utils.checkpoint.
 
     samples: number of samples in a step, each of `length` tokens; P-RGE divides them among its queries.
@@ -67,7 +75,7 @@ def bench(
         seconds = interleaved(sides, rounds)
         weights = {side: _weights_bytes(side, models) for side in get_args(Side)}
     del sides, models
-    peaks = {side: child_peak_bytes(__name__, side, model, length, samples) for side in get_args(Side)}
+    peaks = {side: child_peak_bytes(side_peak_bytes, side, model, length, samples) for side in get_args(Side)}
     points = []
     for side in get_args(Side):
         of_step = peaks[side] - weights[side]
@@ -111,8 +119,7 @@ def step_of(side: str, model: str, length: int, samples: int, loaded: Any = lamb
     rows = prompts(model, length)
     if side == "P-RGE":
         causal = load_causal_model(model, TrainableConfig())
-        estimator = Prge(causal, ZerothOrderConfig(queries=QUERIES, learning_rate=1e-6))
-        return partial(estimator.step, batch_of(rows, max(1, samples // QUERIES)))
+        return prge_step(causal, batch_of(rows, max(1, samples // QUERIES)), QUERIES)
     technique = ITS_MODEL.get(side, "lora")
     stage, optimizer = loaded(technique) or trained_model(model, technique)
     encoded = batch_of(rows, samples)
@@ -187,7 +194,7 @@ def _weights_bytes(side: str, models: dict[str, Trained]) -> int:
     return held_bytes(models[ITS_MODEL.get(side, "lora")][0])
 
 
-def _child(side: str, model: str, length: int, samples: int) -> int:
+def side_peak_bytes(side: str, model: str, length: int, samples: int) -> int:
     """Return this process's peak above the memory of the libraries."""
     torch.set_num_threads(THREADS)
     step_of(side, SMALL, length, 4)(0)
@@ -197,13 +204,3 @@ def _child(side: str, model: str, length: int, samples: int) -> int:
             step(number)
 
     return peak_bytes(partial(step_of, side, model, length, samples), run)
-
-
-def main(words: Sequence[str]) -> None:
-    """Print the peak of one side."""
-    side, model, length, samples = words
-    sys.stdout.write(f"{_child(side, model, int(length), int(samples))}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,8 +7,7 @@ memory minus the process's memory after loading the runtime and before loading t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, product
@@ -39,6 +38,7 @@ from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts
 from workbench.tasks.prompts.encoding import EncodedRow
 from workbench_studies.bench.frame import (
     LONG_S,
+    Figures,
     Progress,
     Step,
     child_peak_bytes,
@@ -86,11 +86,19 @@ def batch_of(encoded: EncodedPrompts, count: int, first: int = 0) -> PromptBatch
     return collate_prompts(encoded, [index % len(encoded) for index in range(first, first + count)])
 
 
-def memory_points(model: str, length: int, progress: Progress) -> list[dict[str, Any]]:
+def prge_step(causal: CausalModel, batch: PromptBatch, queries: int, **settings: Any) -> Step:
+    """Return P-RGE's step on a batch."""
+    config = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE, **settings)
+    return partial(Prge(causal, config).step, batch)
+
+
+def memory_points(model: str, length: int, progress: Progress) -> list[Figures]:
     """Return each side's peak, and its ratio to the peak of inference with the same number of rows."""
     points = []
     for queries, batch in SETTINGS:
-        peaks = {side: child_peak_bytes(__name__, side, model, length, queries, batch) for side in get_args(Side)}
+        peaks = {
+            side: child_peak_bytes(side_peak_bytes, side, model, length, queries, batch) for side in get_args(Side)
+        }
         for side, peak in peaks.items():
             points.append(
                 {
@@ -106,7 +114,7 @@ def memory_points(model: str, length: int, progress: Progress) -> list[dict[str,
     return points
 
 
-def _child(side: str, model: str, length: int, queries: int, batch: int) -> int:
+def side_peak_bytes(side: str, model: str, length: int, queries: int, batch: int) -> int:
     """Return this process's peak minus the memory of the runtime alone."""
     torch.set_num_threads(2)
     rows = prompts(model, length)
@@ -122,12 +130,11 @@ def _run(side: str, causal: CausalModel, rows: EncodedPrompts, queries: int, bat
         all_rows = batch_of(rows, 2 * queries * batch)
         step = torch.inference_mode()(lambda number: causal.part_losses(all_rows))
     elif side == "first-order LoRA-FA":
-        reference = FirstOrder(causal, "sgd", 1e-6)
-        step = lambda number: reference.step(batch_of(rows, queries * batch))  # noqa: E731
+        reference = FirstOrder(causal, "sgd", LEARNING_RATE)
+        step = partial(reference.step, batch_of(rows, queries * batch))
     else:
         copies: Copies = "kept" if side.endswith("copies") else "per_layer"
-        estimator = Prge(causal, ZerothOrderConfig(queries=queries, learning_rate=1e-6, copies=copies))
-        step = lambda number: estimator.step(batch_of(rows, batch), number)  # noqa: E731
+        step = prge_step(causal, batch_of(rows, batch), queries, copies=copies)
     for number in range(STEPS):
         step(number)
 
@@ -172,7 +179,7 @@ WORDS = (*AGAINST, "memory")
 """The sections."""
 
 Grid = Sequence[tuple[int, int]]
-Points = Iterator[dict[str, Any]]
+Points = Iterator[Figures]
 
 
 def bench(
@@ -183,7 +190,7 @@ def bench(
     length: int = LENGTH,
     grid: Grid = GRID,
     rounds: int = ROUNDS,
-) -> dict[str, Any]:
+) -> Figures:
     """Return step times of each side and their ratios, with the spread over the rounds, and peak memory of child
     processes.
 
@@ -194,7 +201,7 @@ def bench(
     """
     require_words(only, WORDS)
     sections = tuple(only) or WORDS
-    points: list[dict[str, Any]] = []
+    points: list[Figures] = []
     with torch_threads(THREADS), torch.random.fork_rng(devices=[]):
         for point in _points(sections, model, length, grid, rounds):
             points.append(point)
@@ -236,17 +243,16 @@ def _points(sections: Sequence[str], model: str, length: int, grid: Grid, rounds
 def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
     """Yield MeZO's steps over P-RGE's, both over LoRA-FA, for each (q, E)."""
     for queries, batch in grid:
-        config = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE)
         rows = batch_of(data, batch)
         # With one query there is nothing to batch in the outer loop.
         executions = get_args(Execution) if queries > 1 else ("sequential", "both")
-        sides = {name: partial(Prge(model, replace(config, execution=name)).step, rows) for name in executions}
+        sides = {name: prge_step(model, rows, queries, execution=name) for name in executions}
         tried = {name: median(seconds) for name, seconds in interleaved(sides, CHOICE_ROUNDS).items()}
         chosen = _fastest(tried)
-        seconds = interleaved({"MeZO": partial(Mezo(model, config).step, rows), "P-RGE": sides[chosen]}, rounds)
-        point = _ratio_point("steps", queries, batch, seconds["MeZO"], seconds["P-RGE"])
+        mezo = Mezo(model, ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE))
+        seconds = interleaved({"MeZO": partial(mezo.step, rows), "P-RGE": sides[chosen]}, rounds)
         others = {f"{name}_ms": 1e3 * tried_s for name, tried_s in tried.items()}
-        yield point | {"weights": storage, "execution": chosen, "tried": others}
+        yield _point("steps", queries, batch, seconds.values(), storage, chosen) | {"tried": others}
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:
@@ -259,14 +265,10 @@ def _copies_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds:
     """Yield steps with all perturbed copies in memory over steps with one B, whose copies are made for one layer at a
     time, for E = 1.
     """
+    rows = batch_of(data, 1)
     for queries in dict.fromkeys(queries for queries, _ in grid):
-        config, rows = ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE), batch_of(data, 1)
-        seconds = interleaved(
-            {copies: partial(Prge(model, replace(config, copies=copies)).step, rows) for copies in get_args(Copies)},
-            rounds,
-        )
-        point = _ratio_point("copies", queries, 1, seconds["kept"], seconds["per_layer"])
-        yield point | {"weights": "float32", "execution": config.execution}
+        sides = {copies: prge_step(model, rows, queries, copies=copies) for copies in ("kept", "per_layer")}
+        yield _point("copies", queries, 1, interleaved(sides, rounds).values())
 
 
 def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
@@ -274,27 +276,19 @@ def _full_points(model: str, data: EncodedPrompts, rounds: int) -> Points:
 
     All use the same number of samples per step: the baselines' batches have q x E rows.
     """
-    adapted, full = (
-        load_causal_model(model, TrainableConfig()),
-        load_causal_model(model, TrainableConfig(technique="full")),
-    )
+    adapted = load_causal_model(model, TrainableConfig())
+    full = load_causal_model(model, TrainableConfig(technique="full"))
     first_order = FirstOrder(load_causal_model(model, TrainableConfig()), "sgd", LEARNING_RATE)
     mezo = Mezo(full, ZerothOrderConfig(queries=1, epsilon=1e-3, learning_rate=LEARNING_RATE))
     for queries, batch in ((1, 1), (1, 4), (4, 1), (4, 4)):
-        prge = Prge(adapted, ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE))
-        rows, all_rows = batch_of(data, batch), batch_of(data, queries * batch)
+        all_rows = batch_of(data, queries * batch)
         sides: dict[str, Step] = {
-            "P-RGE": partial(prge.step, rows),
             "MeZO": partial(mezo.step, all_rows),
+            "P-RGE": prge_step(adapted, batch_of(data, batch), queries),
             "first-order": partial(first_order.step, all_rows),
         }
-        seconds = interleaved(sides, rounds)
-        point = _ratio_point("full", queries, batch, seconds["MeZO"], seconds["P-RGE"])
-        yield point | {
-            "weights": "float32",
-            "execution": "both",
-            "first_order_ms": 1e3 * median(seconds["first-order"]),
-        }
+        *compared, first_order_s = interleaved(sides, rounds).values()
+        yield _point("full", queries, batch, compared) | {"first_order_ms": 1e3 * median(first_order_s)}
 
 
 def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
@@ -302,30 +296,22 @@ def _storage_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds
 
     Separately, every pass dequantizes all weights.
     """
-    executions: dict[str, Execution] = {"apart": "sequential", "together": "inner"}
-    config = ZerothOrderConfig(queries=1, learning_rate=LEARNING_RATE)
     for batch in dict.fromkeys(batch for _, batch in grid):
         rows = batch_of(data, batch)
-        seconds = interleaved(
-            {
-                side: partial(Prge(model, replace(config, execution=execution)).step, rows)
-                for side, execution in executions.items()
-            },
-            rounds,
-        )
-        yield _ratio_point("quantized", 1, batch, seconds["apart"], seconds["together"]) | {
-            "weights": storage,
-            "execution": "inner",
-        }
+        sides = {execution: prge_step(model, rows, 1, execution=execution) for execution in ("sequential", "inner")}
+        yield _point("quantized", 1, batch, interleaved(sides, rounds).values(), storage, "inner")
 
 
-def _ratio_point(
-    section: str, queries: int, batch: int, slow: Sequence[float], fast: Sequence[float]
-) -> dict[str, Any]:
-    """Return a point: medians, and the ratio round by round."""
+def _point(
+    section: str,
+    queries: int,
+    batch: int,
+    seconds: Iterable[Sequence[float]],
+    weights: str = "float32",
+    execution: str = "both",
+) -> Figures:
+    """Return a point: medians, and the ratio round by round, of the baseline's seconds and those of P-RGE."""
+    slow, fast = seconds
     sides = {"against": AGAINST[section], "against_ms": 1e3 * median(slow), "prge_ms": 1e3 * median(fast)}
-    return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast)}
-
-
-if __name__ == "__main__":
-    print(_child(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])))
+    used = {"weights": weights, "execution": execution}
+    return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast), **used}

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, g
 from workbench.models.matmul import matmul_backend
 from workbench.profiler.timing import torch_threads
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
-from workbench_studies.bench.frame import Progress, child_peak_bytes, peak_bytes
+from workbench_studies.bench.frame import Figures, Progress, child_peak_bytes, peak_bytes
 from workbench_studies.bench.p_rge import batch_of, prompts
 
 POINTS = (
@@ -37,7 +35,7 @@ MEMORY_STEPS = 3
 Point = tuple[str, int, int, int, int, str]
 
 
-def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> dict[str, Any]:
+def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> Figures:
     """Return a row for each model: export, file, step times, the largest relative deviation of a loss, peak memory.
 
     Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
@@ -55,7 +53,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
     }
 
 
-def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
+def _point(point: Point, folder: Path, progress: Progress) -> Figures:
     model, length, queries, batch, steps, loss = point
     path = folder / f"{model}-{loss}.pte"
     progress(f"Exporting {model}")
@@ -80,7 +78,7 @@ def _point(point: Point, folder: Path, progress: Progress) -> dict[str, Any]:
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(engine_step.losses) - 1))))
     peaks = {
-        side: child_peak_bytes(__name__, side, path, model, length, queries, batch, loss)
+        side: child_peak_bytes(side_peak_bytes, side, str(path), model, length, queries, batch, loss)
         for side in ("engine", "eager")
     }
     return {
@@ -121,7 +119,7 @@ class Eager:
         return losses
 
 
-def _child(side: str, path: Path, model: str, length: int, queries: int, batch: int, loss: str) -> int:
+def side_peak_bytes(side: str, path: str, model: str, length: int, queries: int, batch: int, loss: str) -> int:
     """Return this process's peak memory minus its memory with libraries and no model; the program's file counts where
     it is resident.
     """
@@ -133,7 +131,7 @@ def _child(side: str, path: Path, model: str, length: int, queries: int, batch: 
     )  # loads all libraries
 
     def in_engine(_: None) -> None:
-        trainer = EngineTrainer(path, threads=THREADS)
+        trainer = EngineTrainer(Path(path), threads=THREADS)
         for step in range(MEMORY_STEPS):
             trainer.step(_batch(rows, batch, step), LEARNING_RATE)
 
@@ -150,8 +148,3 @@ def _child(side: str, path: Path, model: str, length: int, queries: int, batch: 
 def _batch(rows: EncodedPrompts, count: int, step: int) -> PromptBatch:
     """Return the rows of one of a few steps."""
     return batch_of(rows, count, step % 5 * count)
-
-
-if __name__ == "__main__":
-    length, queries, batch = map(int, sys.argv[4:7])
-    print(_child(sys.argv[1], Path(sys.argv[2]), sys.argv[3], length, queries, batch, sys.argv[7]))

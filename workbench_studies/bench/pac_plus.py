@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +34,7 @@ from workbench.tasks import load_task
 from workbench.tasks.batching import cached_epoch_batches, epoch_batches
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate, tokenize
 from workbench.trainings.techniques import taped
-from workbench_studies.bench.frame import Progress, line_of, ratios, turns
+from workbench_studies.bench.frame import Figures, Progress, line_of, ratios, turns
 
 MODEL, TASK = "all-MiniLM-L6-v2", "sentiment"
 BATCH_SIZE, REDUCTION, RANK, THREADS = 32, 8, 8, 2
@@ -130,7 +129,7 @@ class SideFineTuning:
         return context.output.item()
 
 
-def bench(progress: Progress = print) -> dict[str, Any]:
+def bench(progress: Progress = print) -> Figures:
     """Return the seconds of an epoch of each side and the ratios to the cached epoch, with their spread over the
     rounds.
 
@@ -140,7 +139,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
         return _bench(folder, progress)
 
 
-def _bench(folder: Path, progress: Progress) -> dict[str, Any]:
+def _bench(folder: Path, progress: Progress) -> Figures:
     task = load_task(TASK)
     split = tokenize(task.train, load_tokenizer(MODEL), max_length=128)
     stack = load_stack(MODEL)

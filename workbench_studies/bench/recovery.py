@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
@@ -25,7 +24,7 @@ from workbench.core.serial import read_toml
 from workbench.experiment import run
 from workbench.methods.base import Event
 from workbench.runtime.engines import default_pool
-from workbench_studies.bench.frame import JOBS, Progress, jobs_of, require_words
+from workbench_studies.bench.frame import JOBS, Figures, Progress, jobs_of, require_words
 from workbench_studies.bench.serving import REQUESTS_PER_S, serve_randomly, soak_cluster
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
@@ -50,9 +49,7 @@ def words_of(names: Iterable[str]) -> tuple[str, ...]:
 WORDS = (*words_of(jobs_of("recovery")), *FAULTS)
 
 
-def bench(
-    progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0
-) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = ROUNDS, soak: int = 0) -> Figures:
     """Return the seconds of each recovery, on the emulated devices' clock: the medians of some runs, and the maximum.
 
     only: methods or kinds of faults, none is all.  soak: instead, so many short runs with random faults.  Raises
@@ -72,7 +69,7 @@ def bench(
     return {"cluster": CLUSTER, "model": Job().model, "rounds": rounds, "points": points}
 
 
-def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> dict[str, Any]:
+def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: Progress) -> Figures:
     cluster = load_cluster(CLUSTER)
     device = cluster.devices[DEVICE].name
     faults = FAULTS[kind].format(device=device, step=step, later=step + 4)
@@ -117,7 +114,7 @@ SERVED, SERVED_FAULTS_EVERY_S = 100, 2.0
 SERVING = "galaxy_plus, serving"
 
 
-def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress: Progress) -> dict[str, Any]:
+def _soak(count: int, methods: Sequence[str], jobs: Mapping[str, Job], progress: Progress) -> Figures:
     """Do short runs with random faults; compare the results that do not depend on the devices with an undisturbed run.
 
     Raises AssertionError for a wrong result or leftovers.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -30,10 +30,10 @@ from workbench.experiment import run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
 from workbench.methods.ringada.published import depth_of, load_constants
-from workbench.runtime.memory import read_memory
+from workbench.runtime.memory import read_memory, reset_peak
 from workbench.simulator import simulate
 from workbench.trainings.rings import Curve
-from workbench_studies.bench.frame import Progress, jobs_of, ratios, require_words, turns
+from workbench_studies.bench.frame import Figures, Progress, jobs_of, ratios, require_words, turns
 from workbench_studies.bench.inference_parts import SIZES, save_model
 from workbench_studies.papers.ringada.executed import kept_curves
 
@@ -53,7 +53,7 @@ class Side:
     @property
     def seconds(self) -> list[float]:
         """Return the seconds of each run."""
-        return [measured_s(report) for report in self.reports]
+        return [report.measured_s for report in self.reports]
 
     @property
     def peak_bytes(self) -> int:
@@ -89,7 +89,7 @@ def _over_predicted(step: StepRecord) -> float:
     return (step.measured_s or 0.0) / (step.predicted_s or 1.0)
 
 
-def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
+def side_table(name: str, sides: Mapping[str, Side]) -> list[Figures]:
     """Return a row for each side of a point.
 
     step_off: median and 95 % of the steps' deviations from the simulated seconds.  over_bound: over the busiest
@@ -106,7 +106,7 @@ def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
                 "s": median(seconds),
                 "over_RingAda": ratio["ratio"],
                 "spread": f"{ratio['ratio_min']:.2f}-{ratio['ratio_max']:.2f}",
-                "over_simulated": median(seconds) / sum(step.predicted_s or 0.0 for step in measured.reports[0].steps),
+                "over_simulated": median(seconds) / measured.reports[0].predicted_s,
                 "step_off": median(off),
                 "step_off_p95": off[round(0.95 * (len(off) - 1))],
                 "over_bound": median(seconds) / measured.busiest_s,
@@ -118,7 +118,7 @@ def side_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     return rows
 
 
-def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
+def depth_table(name: str, sides: Mapping[str, Side]) -> list[Figures]:
     """Return a row for each number of layers that RingAda trained: times, other sides' mini-batches over its own, and
     memory.
 
@@ -128,7 +128,7 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     full = {side: measured.by_depth()[max(measured.peaks)] for side, measured in sides.items()}
     single = sides["Single"].peaks[max(ring.peaks)]
     for depth, (seconds, over_predicted, nbytes) in ring.by_depth().items():
-        row: dict[str, Any] = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
+        row: Figures = {"point": name, "trained": depth, "s": seconds, "over_simulated": over_predicted}
         row |= {f"{side} over it": full[side][0] / seconds for side in others}
         row["MB"] = f"{ring.peaks[depth][0] / 1e6:.0f} / {nbytes / 1e6:.0f}"
         row |= {
@@ -144,7 +144,7 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[dict[str, Any]]:
     return rows
 
 
-def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequence[Curve]]) -> list[dict[str, Any]]:
+def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequence[Curve]]) -> list[Figures]:
     """Return the time to RingAda's last loss, and the validation score after equal time, with the standard deviation
     over the seeds.
 
@@ -185,11 +185,6 @@ def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequen
     return rows
 
 
-def measured_s(report: Report) -> float:
-    """Return the seconds of a run's steps."""
-    return sum(step.measured_s or 0.0 for step in report.steps)
-
-
 BERT_BASE = "bert-base"
 POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
 """Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on
@@ -228,12 +223,11 @@ class Watch:
 
     def _peak(self, pid: int) -> int:
         reading = read_memory(pid)
-        with suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+        reset_peak(pid)
         return reading.anonymous_bytes + max(0, reading.peak_rss_bytes - reading.rss_bytes)
 
 
-def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> dict[str, Any]:
+def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int = 1) -> Figures:
     """Return each side's seconds of training and memory, measured and simulated, and RingAda's by the number of trained
     layers.
 
@@ -241,7 +235,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     another word.
     """
     require_words(only, WORDS)
-    points, depths, losses = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    points, depths, losses = list[Figures](), list[Figures](), list[Figures]()
     curves = kept_curves(cache_folder() / "reproduce" / "ringada")
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
         with ExitStack() as stack:
@@ -298,7 +292,7 @@ def measure(
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)
         progress(
-            f"{name}, round {turn + 1}, {side}: {measured_s(report):.1f} s{'' if report.valid else ' (host too busy)'}"
+            f"{name}, round {turn + 1}, {side}: {report.measured_s:.1f} s{'' if report.valid else ' (host too busy)'}"
         )
     measured = {}
     for side, job in jobs.items():

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan, one_device_stages
 from workbench.core.profile import Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
@@ -44,7 +44,7 @@ from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 from workbench.simulator import makespan_s
 from workbench.tasks.tokenize import TokenizedSplit, collate
-from workbench_studies.bench.frame import Progress, line_of, ratios, require_kernel_links, turns
+from workbench_studies.bench.frame import Figures, Progress, line_of, ratios, require_kernel_links, turns
 
 MODEL = "all-MiniLM-L6-v2"
 LAYERS = (2, 2, 1, 1)
@@ -149,7 +149,7 @@ class _PacedStage(PipelineStage):
         ).result
 
 
-def bench(progress: Progress = print) -> dict[str, Any]:
+def bench(progress: Progress = print) -> Figures:
     """Return the step times of both sides at several bandwidths, and the ratio ours / torch with its spread.
 
     Raises RuntimeSetupError if the kernel does not shape links: we cannot pace torch's side.
@@ -191,7 +191,7 @@ def bench(progress: Progress = print) -> dict[str, Any]:
     }
 
 
-def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
+def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> Figures:
     """Run both sides in turn on this rank; return every round's monotonic begin and end, and every step's loss, by
     side.
     """
@@ -216,7 +216,7 @@ def run_rank(context: RankContext, rank_job: PacPlusRankJob) -> dict[str, Any]:
     return {"spans": spans, "losses": losses, "late_s": session.pacer.late_s, "paced_s": session.pacer.paced_s}
 
 
-def _point(mbit: int, bound_s: float, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _point(mbit: int, bound_s: float, results: list[Figures]) -> Figures:
     seconds = {
         name: [
             (max(end for _, end in turn) - min(begin for begin, _ in turn)) / STEPS
@@ -254,11 +254,7 @@ def _cluster(mbit_per_s: float) -> Cluster:
 
 
 def _job(cluster: Cluster, adapter: ParallelAdapterConfig, host_layers: Layers, folder: Path) -> PacPlusRankJob:
-    stops = tuple(accumulate(LAYERS))
-    stages = tuple(
-        Stage(start=stop - count, stop=stop, shares=(Share(rank=rank, samples=MICRO_BATCH_SIZE),))
-        for rank, (stop, count) in enumerate(zip(stops, LAYERS, strict=True))
-    )
+    stages = one_device_stages(range(len(LAYERS)), tuple(accumulate(LAYERS, initial=0)), MICRO_BATCH_SIZE)
     plan = Plan(
         method="pac_plus", stages=stages, micro_batch_size=MICRO_BATCH_SIZE, num_micro_batches=NUM_MICRO_BATCHES
     )

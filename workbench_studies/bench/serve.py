@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -17,7 +17,7 @@ import psutil
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.serving.text_service import TextService, text_service
 from workbench.models.generation import Sampling
-from workbench_studies.bench.frame import Progress
+from workbench_studies.bench.frame import Figures, Progress
 from workbench_studies.bench.serving import soak_cluster
 
 MODEL = "tiny-llama-2"
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
     expected: list[int]
 
 
-def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
+def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
     """Return the figures at every rate of faults.  soak: so many texts in all, by default NUM_TEXTS.
 
     Raises AssertionError for a text that is lost, comes twice or differs from one process's.
@@ -126,7 +126,7 @@ class _Load:
             return killed
 
 
-def _point(service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> dict[str, Any]:
+def _point(service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> Figures:
     policy, load = service.policy, _Load(service, requests, count, every, progress)
     done, again, begin_s = policy.step, policy.num_again, time.monotonic()
     load.run()

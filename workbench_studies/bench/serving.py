@@ -23,7 +23,7 @@ from workbench.methods.galaxy_plus.serving.records import (
 from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import settle, warm_up
 from workbench.runtime.engines import EngineCluster
-from workbench_studies.bench.frame import Progress
+from workbench_studies.bench.frame import Figures, Progress
 
 SOAK_MODEL = "tiny-bert-2"
 SOAK_LENGTH = 16
@@ -39,7 +39,7 @@ NUM_REQUESTS = 2000
 SHOWN_EVERY = 500
 
 
-def bench(progress: Progress = print, *, soak: int = 0) -> dict[str, Any]:
+def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
     """Return the figures of a stream under random faults.  soak: so many requests, by default NUM_REQUESTS.
 
     Raises AssertionError for a lost or wrong answer, or leftovers.

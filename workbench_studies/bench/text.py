@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.request import Request, urlopen
 
 import torch
@@ -26,7 +26,7 @@ from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.sharding.whole import WholeModel
 from workbench.models.text import LocalWriter, Writer
 from workbench.models.tokenizer import TextTokenizer
-from workbench_studies.bench.frame import Progress, interleaved, line_of, ratios, require_words, turns
+from workbench_studies.bench.frame import Figures, Progress, interleaved, line_of, ratios, require_words, turns
 
 MODEL = "SmolLM2-135M"
 CLUSTER = "galaxy-env-b"
@@ -44,7 +44,7 @@ class _Timed(NamedTuple):
     per_s: float
 
 
-def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int = ROUNDS) -> dict[str, Any]:
+def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int = ROUNDS) -> Figures:
     """Return the figures.  only: some of WORDS, none is all.
 
     Raises AssertionError if two sides write different texts.
@@ -52,7 +52,7 @@ def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int =
     require_words(only, WORDS)
     tokenizer = load_tokenizer(MODEL)
     assert isinstance(tokenizer, TextTokenizer)
-    ids, results = tokenizer.prompt(PROMPT), dict[str, Any]()
+    ids, results = tokenizer.prompt(PROMPT), Figures()
     if "process" in (only or WORDS):
         results |= _in_one_process(ids, rounds)
         progress(line_of(results))
@@ -61,7 +61,7 @@ def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int =
     return {"numbers_are": "emulated; of one process: measured", "model": MODEL, "new tokens": NEW_TOKENS} | results
 
 
-def _in_one_process(ids: list[int], rounds: int) -> dict[str, Any]:
+def _in_one_process(ids: list[int], rounds: int) -> Figures:
     """Return transformers' seconds over ours, and how many times as many tokens a second TOGETHER texts make."""
     model, writer = load_model(MODEL), LocalWriter(MODEL, WholeModel(MODEL))
     texts = dict[str, list[int]]()
@@ -122,7 +122,7 @@ def _llama_cpp(path: Path) -> Callable[[list[int]], list[int]]:
     return ask
 
 
-def _on_devices(ids: list[int], rounds: int, progress: Progress) -> list[dict[str, Any]]:
+def _on_devices(ids: list[int], rounds: int, progress: Progress) -> list[Figures]:
     alone: dict[str, list[_Timed]] = {system: [] for system in SYSTEMS}
     joined: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     texts, devices = dict[str, list[int]](), dict[str, int]()

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +22,7 @@ from workbench.core.serial import read_text, write_text
 from workbench_studies.papers import PAPERS, Comparison, Item, Result, Settings, items_of
 from workbench_studies.papers.command import number_text
 from workbench_studies.papers.items import absent_of
-from workbench_studies.papers.result import paper_values, shipped_result
+from workbench_studies.papers.result import Progress, paper_values, shipped_result
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 WORD = r"\{[^}]*\}"
@@ -43,7 +43,7 @@ that is a percentage itself.
 """
 
 
-def outcome(item: Item, notify: Callable[[str], None]) -> Result | None:
+def outcome(item: Item, notify: Progress) -> Result | None:
     """Return an item's result: shipped if it trains, computed now otherwise; None where neither is there."""
     notify(f"{item.paper} {item.name}")
     shipped = shipped_result(item.paper, item.name) if item.source == "executed" or item.trains else None

@@ -21,7 +21,7 @@ from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
 from workbench_studies.papers import COMPARE, PAPERS, Item, Result, Settings, Table, find_item, items_of
-from workbench_studies.papers.result import DRAWS, LIMIT_S, Number
+from workbench_studies.papers.result import DRAWS, LIMIT_S, Number, Row
 
 if TYPE_CHECKING:
     from workbench.plots.export import Captioned
@@ -81,7 +81,7 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
 
     join_labels: put the labels into one column, without notes, for a narrow terminal.
     """
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     noted = any(comparison.note for comparison in result.comparisons) and not join_labels
     for comparison in result.comparisons:
         difference = comparison.deviation

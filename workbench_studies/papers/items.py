@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from inspect import signature
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,21 @@ from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
 from workbench_studies.papers.charts import Chart, Rules, matches
 from workbench_studies.papers.result import (
+    Cells,
     Check,
     Comparison,
     Kind,
     Number,
     Result,
+    Row,
+    Series,
     Settings,
     Source,
     Table,
     as_quick_trial,
     paper_folder,
     paper_values,
+    printed,
 )
 
 if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
@@ -70,6 +75,7 @@ SENSITIVITY = TableText(
 class Item:
     """A table or figure: its texts, and the function in the paper's package that computes it.
 
+    The function has its name, and takes the item, the settings, or both.
     title: its name in lists.  trains: whether a simulated one also trains for some of its values if it is named.
     heading: the result's.  kinds, units, notes: those of cells, by their labels; kind, unit: those of all other cells.
     checks: a claim of the paper and our result.  findings: sentences on what our numbers say beyond them.
@@ -108,26 +114,37 @@ class Item:
 
     def run(self, settings: Settings) -> Result:
         """Compute the result."""
-        result: Result = self._function(self.name)(self, settings)
+        result: Result = _called(self._function(self.name), item=self, settings=settings)
         return as_quick_trial(result) if settings.quick else result
 
     def draw(self, result: Result) -> list[Captioned]:
-        """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes."""
+        """Return the result's figures: by a function draw_NAME if it exists, otherwise as the file describes.
+
+        The function takes the result, the item, or both.  It returns one figure, or several with their captions.
+        """
+        from workbench.plots.export import Captioned
         from workbench_studies.papers.drawing import draw
 
-        draw_item: Callable[[Item, Result], list[Captioned]] | None = self._function(f"draw_{self.name}")
-        return draw(self.figures, result) if draw_item is None else draw_item(self, result)
+        draw_item = self._function(f"draw_{self.name}")
+        if draw_item is None:
+            return draw(self.figures, result)
+        drawn = _called(draw_item, item=self, result=result)
+        return drawn if isinstance(drawn, list) else [Captioned(self.name, self.title, drawn)]
 
     def _function(self, name: str) -> Any:
         module = import_module(f"workbench_studies.papers.{self.paper}.{self.module}")
         return getattr(module, name.replace("-", "_"), None)
 
+    @property
+    def printed(self) -> Cells:
+        """Return the paper's values of the item by their labels."""
+        return printed(self.paper, self.name)
+
     def compare(self, ours: Callable[..., Number]) -> tuple[Comparison, ...]:
         """Return every value of the paper's table with ours(*labels)."""
-        values = paper_values(self.paper, self.name)
         return tuple(
             self.cell(labels, value.value, ours(*labels), value.unit)
-            for value in values
+            for value in paper_values(self.paper, self.name)
             for labels in [tuple(value.labels.values())]
         )
 
@@ -150,7 +167,7 @@ class Item:
 
         constants: a dataclass.  `together` names constants that vary with another.
         """
-        rows: list[tuple[Number, ...]] = [("as they are", *score(constants))]
+        rows: list[Row] = [("as they are", *score(constants))]
         for name in self.varied:
             names = [name, *([self.together[name]] if name in self.together else [])]
             for sign in (-1, 1):
@@ -169,13 +186,13 @@ class Item:
 
     def result(
         self,
-        comparisons: Sequence[Comparison],
+        comparisons: Sequence[Comparison] = (),
         *,
         tables: Mapping[str, Rows] | None = None,
         holds: Mapping[str, bool] | None = None,
         checks: Sequence[Check] = (),
         findings: Sequence[str] | None = None,
-        series: dict[str, tuple[tuple[float, float], ...]] | None = None,
+        series: Series | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
         **words: Any,
     ) -> Result:
@@ -208,6 +225,16 @@ class Item:
             explanation=tuple(map(said, self.explanation)),
             series=series or {},
         )
+
+
+def _called(function: Callable[..., Any], **given: Any) -> Any:
+    """Call a function with the values that it takes, by their names."""
+    return function(**{name: given[name] for name in signature(function).parameters})
+
+
+def each_cell(ours: Callable[..., Number]) -> Callable[[Item], Result]:
+    """Return what computes an item that compares each of its cells with ours(*labels), and has nothing else."""
+    return lambda item: item.result(item.compare(ours))
 
 
 def first_match(rules: Rules, labels: Sequence[str], default: str) -> str:
@@ -255,6 +282,16 @@ def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str
     return [
         f"{first[0]} before {two[0]}" for first, two in pairs if first[1] * (1 + tie) < two[1] and first[2] >= two[2]
     ]
+
+
+def columns_in_order(
+    columns: Mapping[str, Iterable[tuple[str, Number, Number]]], tie: float
+) -> tuple[int, int, list[str]]:
+    """Return the columns whose methods are in the paper's order, all columns, and the pairs that are not (see
+    swapped).
+    """
+    wrong = [[f"{name}: {pair}" for pair in swapped(cells, tie)] for name, cells in columns.items()]
+    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
 
 
 def items_of(paper: str) -> tuple[Item, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.published import PaperValue, constants_of, values_of
-from workbench.core.serial import from_json, read_text
+from workbench.core.serial import from_json, load_or_compute, read_text
 
 Source = Literal["simulated", "executed", "computed"]
 Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
@@ -18,6 +18,15 @@ OOM = "OOM"
 DRAWS, LIMIT_S = 100, 6.0
 """Random clusters, and a solver's seconds for each, if no others are asked for."""
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
+Row = tuple[Number, ...]
+Cells = dict[tuple[str, ...], Any]
+"""Values of a table by their labels."""
+Record = dict[str, Any]
+"""A row of a table by column."""
+Series = dict[str, tuple[tuple[float, float], ...]]
+"""Lines: their points by name."""
+Progress = Callable[[str], None]
+"""What a line about the progress is given to."""
 T = TypeVar("T")
 
 
@@ -80,8 +89,13 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[Number, ...], ...]
+    rows: tuple[Row, ...]
     note: str = ""
+
+    @property
+    def records(self) -> list[Record]:
+        """Return each row by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +128,7 @@ class Result:
     checks: tuple[Check, ...] = ()
     findings: tuple[str, ...] = ()
     explanation: tuple[str, ...] = ()
-    series: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    series: Series = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     quick: bool = False
 
@@ -172,7 +186,11 @@ class Settings:
     trains: bool = False
     draws: int = DRAWS
     limit_s: float = LIMIT_S
-    progress: Callable[[str], None] = lambda line: None
+    progress: Progress = lambda line: None
+
+    def remember(self, name: str, kind: type[T], make: Callable[[], T]) -> T:
+        """Return what an earlier call has kept in a file of the work folder, or make it and keep it there."""
+        return load_or_compute(None if self.workdir is None else self.workdir / name, kind, make)
 
 
 def spread(values: Sequence[float]) -> float | None:
@@ -201,7 +219,7 @@ def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
     return values_of(_file(paper, f"{table}.csv"))
 
 
-def printed(paper: str, table: str) -> dict[tuple[str, ...], Any]:
+def printed(paper: str, table: str) -> Cells:
     """Return a table's values by their labels, in the order of the file's columns."""
     return {tuple(value.labels.values()): value.value for value in paper_values(paper, table)}
 

@@ -1,9 +1,6 @@
 """The benchmark of P-RGE with a tiny model: what it compares, not how fast."""
 
-import contextlib
-import io
-import runpy
-import sys
+import json
 from importlib.util import find_spec
 
 import pytest
@@ -11,8 +8,6 @@ import pytest
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench_studies.bench import frame, p_rge, p_rge_engine
 from workbench_studies.bench.p_rge import batch_of, prompts
-
-MEMORY = "workbench_studies.bench.p_rge"
 
 
 def test_rows_all_have_the_length_that_was_asked_for_and_end_in_the_prompt():
@@ -28,7 +23,7 @@ def test_sides_take_turns_and_ratios_are_taken_round_by_round():
     seconds = frame.interleaved({name: lambda step, name=name: seen.append((name, step)) for name in ("a", "b")}, 2)
     assert seen == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert [len(each) for each in seconds.values()] == [2, 2]
-    point = p_rge._ratio_point("steps", 1, 1, [4.0, 9.0, 8.0], [2.0, 3.0, 4.0])
+    point = p_rge._point("steps", 1, 1, ([4.0, 9.0, 8.0], [2.0, 3.0, 4.0]))
     assert (point["ratio"], point["ratio_min"], point["ratio_max"], point["against_ms"]) == (2.0, 2.0, 3.0, 8000.0)
 
 
@@ -49,22 +44,12 @@ def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
 @pytest.mark.slow
 def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told():
     inference, training = (
-        frame.child_peak_bytes(MEMORY, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE")
+        frame.child_peak_bytes(p_rge.side_peak_bytes, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE")
     )
     assert 0 < inference < 200e6
     assert 0 < training < 2 * inference
-    with pytest.raises(RuntimeSetupError, match=r"The peak memory of .inference. was to be measured.*nosuch"):
-        frame.child_peak_bytes("workbench.nosuch", "inference")
-
-
-def peak_in_this_process(module: str, *words: object) -> int:
-    """Run what a child process would run, without importing torch again."""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr("sys.argv", [module, *map(str, words)])
-        patch.delitem(sys.modules, module)  # it was imported under its own name, which runpy would warn of
-        runpy.run_module(module, run_name="__main__")
-    return int(said.getvalue().splitlines()[-1])
+    with pytest.raises(RuntimeSetupError, match=r"The peak memory of .nosuch. was to be measured.*JSONDecodeError"):
+        frame.child_peak_bytes(json.loads, "nosuch")
 
 
 @pytest.mark.slow
@@ -72,9 +57,11 @@ def peak_in_this_process(module: str, *words: object) -> int:
 def test_the_engine_is_compared_with_the_same_steps_in_pytorch(monkeypatch):
     peaks = {}
 
-    def measured(module, side, *words):
-        """A peak here may be 0: memory that is free already is used again."""
-        peaks[side] = peak_in_this_process(module, side, *words)
+    def measured(measure, side, *words):
+        """Measure in this process, without importing torch again.  A peak here may be 0: memory that is free already is
+        used again.
+        """
+        peaks[side] = measure(side, *words)
         return peaks[side]
 
     monkeypatch.setattr(p_rge_engine, "child_peak_bytes", measured)

@@ -27,10 +27,9 @@ from workbench_studies.papers.compare.churn import (
     there,
     undisturbed,
 )
-from workbench_studies.papers.compare.churn_executed import COLUMNS as EXECUTED_COLUMNS
 from workbench_studies.papers.compare.churn_executed import EXECUTED_STAYS_S, EXECUTED_WAYS, Point, Run, compared
 from workbench_studies.papers.compare.churn_executed import run as stand_in
-from workbench_studies.papers.compare.churn_picture import COLUMNS, DRAWS
+from workbench_studies.papers.compare.churn_picture import DRAWS
 from workbench_studies.papers.result import shipped_result
 
 
@@ -73,7 +72,7 @@ def test_devices_are_there_as_long_as_the_distributions_say() -> None:
 
 def test_what_ships_is_simulated_again_and_drawn() -> None:
     result = shipped_result(COMPARE, "churn")
-    rows = {(row[0], row[1]): dict(zip(COLUMNS, row, strict=True)) for row in result.tables[0].rows}
+    rows = {(row["way"], row["mean stay, s"]): row for row in result.tables[0].records}
     assert set(rows) == {(way, stay_s) for way in WAYS for stay_s in STAYS_S}
     assert [row[0] for row in result.tables[1].rows] == list(WAYS)
     way, stay_s = "LoRA, pipeline", STAYS_S[0]
@@ -93,8 +92,9 @@ def test_boards_a_hundred_times_slower_with_a_tiny_model_stand_in_for_those_of_t
     alone, often_gone = stand_in(way, None, "simulate"), stand_in(way, stay_s, "simulate")
     assert alone.changes == 0 and often_gone.changes > 10 and alone.samples == often_gone.samples
     assert alone.rate == pytest.approx(undisturbed(way, COUNT, BOARD, 24.0), rel=0.3)
-    shipped = {(row[0], row[1]): row for row in shipped_result(COMPARE, "churn-executed").tables[0].rows}
-    assert often_gone.rate / alone.rate == pytest.approx(shipped[way, stay_s][EXECUTED_COLUMNS.index("simulated")])
+    executed = shipped_result(COMPARE, "churn-executed")
+    shipped = {(row["way"], row["mean stay, s"]): row for row in executed.tables[0].records}
+    assert often_gone.rate / alone.rate == pytest.approx(shipped[way, stay_s]["simulated"])
     assert set(shipped) == {(way, stay_s) for way in EXECUTED_WAYS for stay_s in EXECUTED_STAYS_S}
 
 
@@ -105,6 +105,6 @@ def test_an_executed_goodput_is_over_an_executed_run_in_which_no_board_goes() ->
         way="P-RGE", stay_s=10, executed=churned, executed_alone=alone, simulated=simulated, simulated_alone=alone
     )
     result = compared(find_item(COMPARE, "churn-executed"), [point])
-    row = dict(zip(EXECUTED_COLUMNS, result.tables[0].rows[0], strict=True))
+    [row] = result.tables[0].records
     assert (row["goodput, executed"], row["simulated"], row["in pace"]) == (0.5, 0.8, "no")
     assert "at most 30 points" in result.findings[0] and "0 of 1 points" in result.findings[0]

@@ -14,7 +14,7 @@ from workbench_studies.papers.compare import air, estimators
 from workbench_studies.papers.compare import boards_executed as executed
 from workbench_studies.papers.compare.boards import TOKENS, point
 from workbench_studies.papers.compare.methods import compared
-from workbench_studies.papers.compare.picture import COLUMNS, figure
+from workbench_studies.papers.compare.picture import figure
 from workbench_studies.papers.compare.runs import SAME_LEARNING, SERVING, TRAININGS, Run, simulated, training
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.result import Settings, shipped_result
@@ -36,9 +36,7 @@ def test_a_model_too_large_for_one_board_has_no_speedup_and_an_encoder_generates
 def test_the_shipped_points_are_those_of_the_code(labels):
     result = shipped_result(COMPARE, "boards")
     [row] = [
-        row
-        for row in map(dict, (zip(COLUMNS, row, strict=True) for row in result.tables[0].rows))
-        if (row["task"], row["model"], row["boards"], row["Mbit/s"]) == labels
+        row for row in result.tables[0].records if (row["task"], row["model"], row["boards"], row["Mbit/s"]) == labels
     ]
     task, model, count, rate = labels
     made = point(task, model, count, rate)
@@ -68,7 +66,7 @@ def test_an_executed_point_is_over_one_executed_board_and_has_the_scales_colour(
         executed.Point(place=place._replace(num_boards=4), run=replace(both, in_pace=False), alone=alone),
     ]
     result = executed.compared(find_item(COMPARE, "boards-executed"), points)
-    row = dict(zip(executed.COLUMNS, result.tables[0].rows[0], strict=True))
+    row = result.tables[0].records[0]
     assert (row["speedup, executed"], row["speedup, simulated"], row["in pace"]) == (2.0, 2.5, "yes")
     assert "20.0 %" in result.findings[0] and "2 of 2" in result.findings[0] and "pace in 1" in result.findings[0]
     drawn = figure(shipped_result(COMPARE, "boards").tables[0], result.tables[0])
@@ -132,9 +130,9 @@ def test_every_way_has_simulated_figures_and_a_training_is_kept(tmp_path):
     assert set(priced) == {*TRAININGS, *SAME_LEARNING, *SERVING}
     assert all(run.ends_s[-1] > 0 and run.memory_bytes > 0 and run.joules > 0 for run in priced.values())
     assert priced["LoRA (data parallel)"].sent_bytes > 0 == priced["LoRA (one device)"].sent_bytes
-    run = training("LoRA (one device)", 3, shape, tmp_path)
+    run = training("LoRA (one device)", 3, shape, Settings(workdir=tmp_path))
     assert len(run.scores) == len(run.epochs_s) == 1 and run.predicted_s == priced["LoRA (one device)"].predicted_s
-    assert training("LoRA (one device)", 3, shape, tmp_path) == run
+    assert training("LoRA (one device)", 3, shape, Settings(workdir=tmp_path)) == run
 
 
 def test_the_shipped_comparison_draws_a_line_for_every_training():
@@ -152,7 +150,7 @@ def test_sharing_the_air_never_pays_and_the_shipped_points_are_those_of_the_code
     shared, private = (air.point("all-MiniLM-L6-v2", way, count, rate, medium) for medium in air.MEDIA)
     assert shared.speedup <= private.speedup * 1.001
     assert shared.in_use > 1 or shared.speedup == pytest.approx(1, rel=0.02)
-    [table] = [table for table in shipped_result(COMPARE, "air").tables if table.columns == air.COLUMNS]
+    _, table = shipped_result(COMPARE, "air").tables
     for one in (shared, private):
         labels = ("all-MiniLM-L6-v2", way, count, one.in_use, rate, one.medium)
         [row] = [row for row in table.rows if row[:6] == labels]
@@ -161,14 +159,14 @@ def test_sharing_the_air_never_pays_and_the_shipped_points_are_those_of_the_code
 
 def test_the_picture_of_shared_air_has_every_point():
     [drawn] = find_item(COMPARE, "air").draw(shipped_result(COMPARE, "air"))
-    [points] = [table for table in shipped_result(COMPARE, "air").tables if table.columns == air.COLUMNS]
+    _, points = shipped_result(COMPARE, "air").tables
     assert sum(len(trace.x) for trace in drawn.figure.data) == len(points.rows)
     assert [line.x0 for line in drawn.figure.layout.shapes] == [1] * len(air.MODELS) * len(air.COUNTS)
 
 
 def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained with a tiny model; the memory's processes are left out."""
-    monkeypatch.setattr(estimators, "child_peak_bytes", lambda module, name, model: 1_000_000 * len(name))
+    monkeypatch.setattr(estimators, "child_peak_bytes", lambda measure, name, model: 1_000_000 * len(name))
     item = find_item(COMPARE, "estimators")
     result = item.run(Settings(quick=True, seeds=(0,)))
     rows = {(row[0], row[1]): row for row in result.tables[0].rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workbench_studies.papers import COMPARE, find_item
-from workbench_studies.papers.compare.joules import AGAIN, COLUMNS, FORWARD_ONLY, NAMES, Reached, front, reached
+from workbench_studies.papers.compare.joules import AGAIN, FORWARD_ONLY, NAMES, Reached, front, reached
 from workbench_studies.papers.result import shipped_result
 
 
@@ -28,7 +28,7 @@ def test_every_curve_has_joules_and_ships_as_it_is_modelled():
     cached = [one.joules for one in found if one.way == "Parallel Adapters, cached"]
     assert cached[2] - cached[1] < cached[0] / 4  # later epochs read the cache, which the first one of several fills
     assert cached[1] - cached[0] > cached[2] - cached[1]
-    shipped = [dict(zip(COLUMNS, row, strict=True)) for row in shipped_result(COMPARE, "joules").tables[0].rows]
+    shipped = shipped_result(COMPARE, "joules").tables[0].records
     assert [row["J"] for row in shipped] == pytest.approx([one.joules for one in found])
     assert [row["accuracy, %"] for row in shipped] == [one.accuracy for one in found]
 

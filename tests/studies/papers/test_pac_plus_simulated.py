@@ -53,7 +53,7 @@ def test_the_order_of_methods_is_judged():
     swapped = dict(durations.durations(CONSTANTS))
     slow, fast = ("full", "pipeline_parallel", "T5-Base", "QNLI"), ("parallel_adapters", "hybrid", "T5-Base", "QNLI")
     swapped[slow], swapped[fast] = swapped[fast], swapped[slow]
-    assert durations.columns_in_order(swapped, PAPER["table5"], durations.TIE)[0] == 11
+    assert durations.in_order(swapped, PAPER["table5"])[0] == 11
 
 
 def test_an_out_of_memory_verdict_names_device_and_bytes():

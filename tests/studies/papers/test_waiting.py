@@ -7,7 +7,6 @@ import pytest
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.boards import NEVER_DRAINED
 from workbench_studies.papers.compare.waiting import COUNTS, idle_share, times_of, ways
-from workbench_studies.papers.compare.waiting_picture import COLUMNS
 from workbench_studies.papers.result import shipped_result
 
 
@@ -18,16 +17,16 @@ def test_half_the_efficiency_costs_the_power_of_an_idle_board_again():
 
 def test_simulated_ways_follow_the_closed_form_and_ship_as_they_are_simulated():
     found = list(ways(lambda model: None, ("all-MiniLM-L6-v2",)))
-    assert {one.count for one in found} == set(COUNTS) and any(one.way == NEVER_DRAINED for one in found)
+    assert {one.boards for one in found} == set(COUNTS) and any(one.way == NEVER_DRAINED for one in found)
     for one in found:
         assert one.times == pytest.approx(times_of(one.efficiency, idle_share()), rel=0.01), one
         assert 0 <= one.waited_j < one.joules and one.times > 1
     slow, fast = (
-        min((one for one in found if (one.count, one.mbit_per_s) == (4, rate)), key=lambda one: one.seconds)
+        min((one for one in found if (one.boards, one.mbit_per_s) == (4, rate)), key=lambda one: one.seconds)
         for rate in (20, 1000)
     )
     assert slow.waited_j / slow.joules > 5 * fast.waited_j / fast.joules
-    shipped = [dict(zip(COLUMNS, row, strict=True)) for row in shipped_result(COMPARE, "waiting").tables[1].rows]
+    shipped = shipped_result(COMPARE, "waiting").tables[1].records
     own = [row for row in shipped if row["model"] == "all-MiniLM-L6-v2"]
     assert [row["J"] for row in own] == pytest.approx([one.joules for one in found])
 

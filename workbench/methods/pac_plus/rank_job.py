@@ -280,9 +280,8 @@ class PacPlusRankJob(RankJob):
 
     def _moves(self) -> Mapping[str, Iterable[Program]]:
         """Return the moves between the first and the second epoch: the same for every number format of a backbone."""
-        devices = tuple(replace(device, memory_bytes=1) for device in self.cluster.devices)
         plan = replace(self.plan, predicted_s={}, notes=())
-        where = to_json((replace(self.cluster, devices=devices), plan), indent=0)
+        where = to_json((self.cluster.with_devices(memory_bytes=1), plan), indent=0)
         key = ("moves", self.adapter, self.cache_dtype, self.split.lengths, self.job.batch_size, self.job.seed, where)
         return once_for(lambda: key, self._find_moves)
 

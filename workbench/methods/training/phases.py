@@ -141,8 +141,7 @@ def once_for_plan(run: PhasedJob, what: str, compute: Callable[[], T]) -> T:
 @once
 def _without_memory(cluster: Cluster) -> str:
     """Return a cluster as text, but for the memory of its devices."""
-    devices = tuple(replace(device, memory_bytes=1) for device in cluster.devices)
-    return to_json(replace(cluster, devices=devices), indent=0)
+    return to_json(cluster.with_devices(memory_bytes=1), indent=0)
 
 
 class Loaded(NamedTuple):

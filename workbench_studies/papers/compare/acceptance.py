@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any
 
-from workbench.core.serial import load_or_compute
 from workbench.methods.common.text_model import load_text_model
 from workbench.models.generation import Sampling
 from workbench.models.text import TextSettings
@@ -38,14 +38,9 @@ def acceptance(item: Item, settings: Settings) -> Result:
     model, drafts, tokens = (QUICK_MODEL, QUICK_DRAFTS, QUICK_TOKENS) if settings.quick else (MODEL, DRAFTS, TOKENS)
     seeds, shares = "-".join(map(str, settings.seeds)), dict[str, Found]()
     for draft in drafts:
-        name = f"{model}-{tokens}-tokens-{draft}-seeds-{seeds}.json".replace(":", "-")
-        path = None if settings.workdir is None else settings.workdir / "acceptance" / name
+        name = f"acceptance/{model}-{tokens}-tokens-{draft}-seeds-{seeds}.json".replace(":", "-")
         settings.progress(f"{model}, draft {draft}")
-
-        def make(draft: str = draft) -> Found:
-            return measured(model, draft, tokens, settings.seeds)
-
-        shares[draft] = load_or_compute(path, Found, make)
+        shares[draft] = settings.remember(name, Found, partial(measured, model, draft, tokens, settings.seeds))
     return compared(item, shares, model=model, tokens=tokens)
 
 
@@ -72,7 +67,6 @@ def compared(item: Item, found: dict[str, Found], *, model: str, tokens: int) ->
             share, a_pass = counts["right"] / max(1, guesses), counts["tokens"] / max(1, counts["count"])
             rows.append((draft, way, counts["right"], guesses, share, a_pass))
     return item.result(
-        [],
         tables={"drafts": rows},
         model=model,
         tokens=tokens,

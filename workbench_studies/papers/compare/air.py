@@ -6,7 +6,7 @@ medium is the only difference.  Costs are computed from sizes and the catalogue'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -16,31 +16,27 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench import experiment
-from workbench.core.catalogue import load_device
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.medium import Medium
 from workbench.core.once import shared_results
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
-from workbench.plots.export import Captioned
 from workbench.plots.style import DARK_GREY, GREY, ORANGE, SKY_BLUE, VERMILLION, finish
-from workbench_studies.papers.compare.boards import WIRELESS_S
+from workbench_studies.papers.compare.boards import boards
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, Table
+from workbench_studies.papers.result import Progress, Record, Result, Row, Settings
 
 MODELS = ("all-MiniLM-L6-v2", "SmolLM2-135M", "shape:gpt2-medium")
 MBIT_PER_S = (20, 60, 200)
 COUNTS = (2, 4)
 MEDIA: tuple[Medium, ...] = ("wifi", "switch")
-BOARD = "rpi-5"
 TRAINING = Job(train_samples=256, validation_samples=1, test_samples=1, epochs=2)
 ANSWERING = Job(test_samples=8)
 LORA = {"technique": "lora"}
 PAYS = 1.02
 """Several boards pay if they are faster than one by this factor."""
 ONE_IS_ENOUGH = ("PAC+, from the cache", "Galaxy+")
-COLUMNS = ("model", "way", "boards", "in use", "Mbit/s", "medium", "s", "s on one board", "speedup")
 RATE_COLOURS = {20: VERMILLION, 60: ORANGE, 200: SKY_BLUE}
 COUNT_WORDS = {2: "two boards", 4: "four boards"}
 
@@ -93,14 +89,7 @@ class Point:
         return self.alone_s / self.seconds
 
 
-def boards(count: int, mbit_per_s: float, medium: Medium) -> Cluster:
-    """Return equal boards, each with this rate to the access point or the switch."""
-    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=WIRELESS_S)
-    devices = tuple(replace(load_device(BOARD, name=f"board {rank + 1}"), link=link) for rank in range(count))
-    return Cluster(name=f"{count} boards", devices=devices, medium=medium)
-
-
-def points(notify: Callable[[str], None], models: Sequence[str] = MODELS) -> Iterator[Point]:
+def points(notify: Progress, models: Sequence[str] = MODELS) -> Iterator[Point]:
     """Yield every point of the figure."""
     with shared_results(), paused_collector():
         for model, way in product(models, WAYS):
@@ -112,7 +101,8 @@ def points(notify: Callable[[str], None], models: Sequence[str] = MODELS) -> Ite
 def point(model: str, name: str, count: int, mbit_per_s: int, medium: Medium) -> Point:
     """Return a way on several boards, over one."""
     way = WAYS[name]
-    report = _simulated(model, way.method, way.options, boards(count, mbit_per_s, medium))
+    cluster = replace(boards(count, mbit_per_s), medium=medium)
+    report = _simulated(model, way.method, way.options, cluster)
     return Point(
         model=model,
         way=name,
@@ -128,8 +118,8 @@ def point(model: str, name: str, count: int, mbit_per_s: int, medium: Medium) ->
 @lru_cache
 def _alone_s(model: str, name: str) -> float:
     way = WAYS[name]
-    one_board = boards(1, MBIT_PER_S[-1], "switch")
-    return _seconds(_simulated(model, *(way.alone or (way.method, way.options)), one_board), way)
+    one_board = _simulated(model, *(way.alone or (way.method, way.options)), boards(1, MBIT_PER_S[-1]))
+    return _seconds(one_board, way)
 
 
 def _simulated(model: str, method: str, options: Mapping[str, Any], cluster: Cluster) -> Report:
@@ -141,7 +131,7 @@ def _simulated(model: str, method: str, options: Mapping[str, Any], cluster: Clu
 def _seconds(report: Report, way: Way) -> float:
     if report.epochs:
         return report.epochs[way.epoch].seconds
-    return sum(step.predicted_s or 0.0 for step in report.steps) / len(report.steps)
+    return report.predicted_s / len(report.steps)
 
 
 def _in_use(report: Report, way: Way) -> int:
@@ -168,7 +158,6 @@ def air(item: Item, settings: Settings) -> Result:
     best = max((point for way, point in slow.items() if way != "P-RGE"), key=lambda point: point.speedup)
     alone = sum(point.in_use == 1 for point in shown if point.way in ONE_IS_ENOUGH)
     return item.result(
-        [],
         tables={
             "paying": [
                 (way, *(float(paying[way, rate, medium]) for rate, medium in product(MBIT_PER_S, MEDIA)))
@@ -196,21 +185,15 @@ def _is_slow(point: Point) -> bool:
     return (point.count, point.mbit_per_s, point.medium) == (COUNTS[0], MBIT_PER_S[0], "wifi")
 
 
-def _row(point: Point) -> tuple[str | float, ...]:
+def _row(point: Point) -> Row:
     numbers = (point.seconds, point.alone_s, point.speedup)
     rate = float(point.mbit_per_s)
     return (point.model, point.way, float(point.count), float(point.in_use), rate, point.medium, *numbers)
 
 
-def draw_air(item: Item, result: Result) -> list[Captioned]:
-    """Return the figure."""
-    [table] = [table for table in result.tables if table.columns == COLUMNS]
-    return [Captioned("air", item.title, figure(table))]
-
-
-def figure(table: Table) -> go.Figure:
-    """Return a panel for each model and number of boards.  table: the result's points."""
-    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+def draw_air(result: Result) -> go.Figure:
+    """Return a panel for each model and number of boards."""
+    rows = result.tables[1].records
     models = list(dict.fromkeys(row["model"] for row in rows))
     panels = list(product(models, COUNTS))
     drawn = make_subplots(
@@ -246,9 +229,7 @@ def figure(table: Table) -> go.Figure:
     )
 
 
-def _marks(
-    rows: Sequence[dict[str, Any]], ways: Sequence[str], rate: int, medium: Medium, *, is_first: bool
-) -> go.Scatter:
+def _marks(rows: Sequence[Record], ways: Sequence[str], rate: int, medium: Medium, *, is_first: bool) -> go.Scatter:
     """Return the marks of one rate and medium, a line of them for each way."""
     is_shared = medium == "wifi"
     place = (1 - MBIT_PER_S.index(rate)) * 0.24

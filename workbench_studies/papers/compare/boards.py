@@ -24,12 +24,13 @@ from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.step_parts import FREE_BYTES_PER_S
-from workbench.planners import Problem, candidates, standalone
+from workbench.planners import Problem, TrainingProblem, candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import NumberFormat, Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES, describe
 from workbench.simulator import simulate
 from workbench.simulator.steps import mini_batches, simulated_step
+from workbench_studies.papers.result import Progress
 
 Task = Literal["train", "prefill", "decode"]
 TASKS: tuple[Task, ...] = ("train", "prefill", "decode")
@@ -161,9 +162,9 @@ def trainings(model: str, cluster: Cluster) -> Iterator[Way]:
                     yield Way(NEVER_DRAINED, partial(_pace, costs, undivided))
 
 
-def _training_plans(problem: Problem[Profile]) -> Iterator[tuple[str, Plan]]:
+def _training_plans(problem: TrainingProblem) -> Iterator[tuple[str, Plan]]:
     """Yield the plans that fit: one board, data parallel, and the best of stages and groups."""
-    makers: dict[str, Callable[[Problem[Profile]], Plan]] = {"one board": standalone}
+    makers: dict[str, Callable[[TrainingProblem], Plan]] = {"one board": standalone}
     if problem.cluster.world_size > 1:
         makers = {"stages": lambda problem: candidates(problem, objective="bottleneck")[0]}
         if problem.micro_batches == 1:
@@ -175,7 +176,7 @@ def _training_plans(problem: Problem[Profile]) -> Iterator[tuple[str, Plan]]:
             continue
 
 
-def _step(problem: Problem[Profile], plan: Plan, cluster: Cluster) -> tuple[float, Timeline]:
+def _step(problem: TrainingProblem, plan: Plan, cluster: Cluster) -> tuple[float, Timeline]:
     timeline = simulated_step(replace(problem, cluster=cluster), plan)
     return timeline.makespan_s, timeline
 
@@ -253,7 +254,7 @@ def _term(way: Way, cluster: Cluster) -> Term:
     return max(parts, key=lambda term: parts[term])
 
 
-def points(notify: Callable[[str], None], models: Sequence[str] = MODELS) -> list[Point]:
+def points(notify: Progress, models: Sequence[str] = MODELS) -> list[Point]:
     """Return every point of the picture."""
     figure_points = []
     for model in models:

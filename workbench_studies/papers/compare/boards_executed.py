@@ -24,10 +24,9 @@ from workbench.core.errors import PlanError
 from workbench.core.job import Job, Mode
 from workbench.core.report import Report
 from workbench.core.run_folder import scratch_folder
-from workbench.core.serial import load_or_compute
 from workbench_studies.papers.compare.boards import BATCH, TOKENS, Task, boards
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings
+from workbench_studies.papers.result import Result, Row, Settings
 
 ENCODER, DECODER = "all-MiniLM-L6-v2", "SmolLM2-135M"
 STEPS, REQUESTS = 5, 6
@@ -49,20 +48,6 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 """Options of Galaxy+ and its baselines by name."""
 WORDS = ("a", "film", "story", "scene", "plot", "is", "was", "not", "so", "very", "good", "bad", "long", "short")
-COLUMNS = (
-    "task",
-    "model",
-    "boards",
-    "Mbit/s",
-    "way",
-    "ms, executed",
-    "ms, simulated",
-    "ms on one board, executed",
-    "ms on one board, simulated",
-    "speedup, executed",
-    "speedup, simulated",
-    "in pace",
-)
 
 
 class Place(NamedTuple):
@@ -123,8 +108,7 @@ class Point:
 
 def emulated_boards(count: int, mbit_per_s: float) -> Cluster:
     """Return the picture's boards, each on a whole core of the host in place of its own processor."""
-    cluster = boards(count, mbit_per_s)
-    return replace(cluster, devices=tuple(replace(device, host_share=1.0) for device in cluster.devices))
+    return boards(count, mbit_per_s).with_devices(host_share=1.0)
 
 
 def write_texts(path: Path, count: int) -> None:
@@ -197,14 +181,13 @@ def _seconds(report: Report) -> tuple[float, float]:
 
 def boards_executed(item: Item, settings: Settings) -> Result:
     """Execute the points.  Finished runs are stored if the host kept pace; the next call repeats the others."""
-    folder = None if settings.workdir is None else settings.workdir / "boards-executed"
 
-    def kept(place: Place) -> Run:
+    def run_of(place: Place) -> Run:
         name = re.sub("[^a-z0-9]+", "_", " ".join(map(str, place)).lower())
-        path = None if folder is None or settings.quick else folder / f"{name}.json"
-        done = load_or_compute(path, Run, partial(run, place))
-        if path is not None and not done.in_pace:
-            path.unlink()
+        file = f"boards-executed/{name}.json"
+        done = settings.remember(file, Run, partial(run, place))
+        if settings.workdir is not None and not done.in_pace:
+            (settings.workdir / file).unlink()
         settings.progress(
             f"{place.task}, {place.model}, {place.num_boards} boards, {place.mbit_per_s} Mbit/s, {done.way}: "
             f"{done.seconds * 1e3:.1f} ms, simulated {done.simulated_s * 1e3:.1f} ms"
@@ -212,7 +195,9 @@ def boards_executed(item: Item, settings: Settings) -> Result:
         return done
 
     points = [
-        Point(place=place, run=kept(place), alone=kept(place._replace(num_boards=1, mbit_per_s=PLACES[-1].mbit_per_s)))
+        Point(
+            place=place, run=run_of(place), alone=run_of(place._replace(num_boards=1, mbit_per_s=PLACES[-1].mbit_per_s))
+        )
         for place in (QUICK if settings.quick else PLACES)
     ]
     return compared(item, points)
@@ -222,7 +207,6 @@ def compared(item: Item, points: list[Point]) -> Result:
     """Return the comparison of the points."""
     sides = [point.speedup > 1 for point in points]
     return item.result(
-        [],
         tables={"executed": [_row(point) for point in points]},
         off=median(abs(point.speedup / point.simulated - 1) for point in points) * 100,
         worst=max(abs(point.speedup / point.simulated - 1) for point in points) * 100,
@@ -237,7 +221,7 @@ def compared(item: Item, points: list[Point]) -> Result:
     )
 
 
-def _row(point: Point) -> tuple[Number, ...]:
+def _row(point: Point) -> Row:
     place, done, alone = point.place, point.run, point.alone
     seconds = (done.seconds, done.simulated_s, alone.seconds, alone.simulated_s)
     return (

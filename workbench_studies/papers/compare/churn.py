@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, TypeVar
@@ -25,8 +24,9 @@ from workbench.core.job import Job
 from workbench.core.once import shared_results
 from workbench.core.report import Report
 from workbench.core.schedule import paused_collector
-from workbench.core.serial import load_or_compute
 from workbench_studies.papers.compare.boards import boards
+from workbench_studies.papers.compare.runs import Ways
+from workbench_studies.papers.result import Settings
 
 MODEL, BOARD, MBIT_PER_S, COUNT = "all-MiniLM-L6-v2", "rpi-5", 200, 4
 STAYS_S = (10, 30, 100, 300)
@@ -40,7 +40,7 @@ JOB = Job(model=MODEL, validation_samples=1, test_samples=1, epochs=2)
 LONGER = 1.2
 """A job has so many times the steps that an undisturbed run can do."""
 LORA = {"technique": "lora"}
-WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+WAYS: Ways = {
     "P-RGE": ("p_rge", {}),
     "LoRA, data parallel": ("fine_tuning", {**LORA, "paradigm": "data_parallel"}),
     "LoRA, pipeline": ("fine_tuning", {**LORA, "paradigm": "pipeline_parallel"}),
@@ -58,6 +58,7 @@ CALL_S, CALLED, CALL_WITHIN_S, CALL_LASTS_S = 120.0, 2 / 3, 20.0, (60.0, 120.0)
 """When the teacher asks to close the lids, the share that obeys, within which time, and for how long."""
 
 
+NOTHING_KEPT = Settings()
 T = TypeVar("T")
 
 
@@ -151,7 +152,7 @@ def run(way: str, count: int, device: str, draw: Draw, end_s: float, seed: int =
     return Run(
         rate=sum(step.samples for step in report.steps) / end_s,
         in_use=len(report.plan.busy_ranks),
-        lost_s=end_s - sum(step.predicted_s or 0.0 for step in report.steps),
+        lost_s=end_s - report.predicted_s,
         changes=len(faults) - count,
         present=1 - away_s / (end_s * count),
     )
@@ -175,12 +176,9 @@ def _epochs(way: str, count: int, device: str, end_s: float) -> int:
     return 2 + math.ceil(LONGER * end_s / epoch_s)
 
 
-def undisturbed(way: str, count: int, device: str, end_s: float, kept: Path | None = None) -> float:
-    """Return the samples per second of the plain prediction of devices that stay; 0 if the way needs more of them.
-
-    kept: the folder where rates are kept and found again.
-    """
-    return _kept(kept, f"{way}-{count}-{device}-{end_s:.0f}", float, _undisturbed, way, count, device, end_s)
+def undisturbed(way: str, count: int, device: str, end_s: float, settings: Settings = NOTHING_KEPT) -> float:
+    """Return the samples per second of the plain prediction of devices that stay; 0 if the way needs more of them."""
+    return _remember(settings, f"{way}-{count}-{device}-{end_s:.0f}", float, _undisturbed, way, count, device, end_s)
 
 
 @lru_cache
@@ -206,14 +204,14 @@ def there(faults: Sequence[Fault], count: int, end_s: float) -> dict[int, float]
     return shares
 
 
-def free(way: str, stay_s: float, seed: int, kept: Path | None = None) -> float:
+def free(way: str, stay_s: float, seed: int, settings: Settings = NOTHING_KEPT) -> float:
     """Return the goodput over the undisturbed one if a change cost nothing: the undisturbed rate of as many boards as
     are there, over the time.
     """
     end_s = length_s(stay_s)
     shares = there(exponential(stay_s).faults(COUNT, end_s, seed), COUNT, end_s)
-    rates = sum(share * undisturbed(way, count, BOARD, end_s, kept) for count, share in shares.items() if count)
-    return rates / undisturbed(way, COUNT, BOARD, end_s, kept)
+    rates = sum(share * undisturbed(way, count, BOARD, end_s, settings) for count, share in shares.items() if count)
+    return rates / undisturbed(way, COUNT, BOARD, end_s, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,38 +237,38 @@ class Point:
         return fmean(self.goodputs) / fmean(self.free)
 
 
-def points(told: Callable[[str], None], kept: Path | None, seeds: Sequence[int]) -> Iterator[Point]:
-    """Yield every way at every mean stay.  kept: the folder where runs are kept and found again."""
+def points(settings: Settings, seeds: Sequence[int]) -> Iterator[Point]:
+    """Yield every way at every mean stay."""
     for way in WAYS:
         with shared_results(), paused_collector():
             for stay_s in STAYS_S:
-                end_s = length_s(stay_s)
+                end_s, given = length_s(stay_s), (way, COUNT, BOARD)
                 runs = [
-                    _kept(kept, f"{way}-{stay_s}-{seed}", Run, run, way, COUNT, BOARD, exponential(stay_s), end_s, seed)
+                    _remember(settings, f"{way}-{stay_s}-{seed}", Run, run, *given, exponential(stay_s), end_s, seed)
                     for seed in seeds
                 ]
-                alone = undisturbed(way, COUNT, BOARD, end_s, kept)
+                alone = undisturbed(*given, end_s, settings)
                 point = Point(
                     way=way,
                     stay_s=stay_s,
                     goodputs=tuple(run.rate / alone for run in runs),
-                    free=tuple(free(way, stay_s, seed, kept) for seed in seeds),
+                    free=tuple(free(way, stay_s, seed, settings) for seed in seeds),
                     lost=sum(run.lost_s for run in runs) / (len(runs) * end_s),
                 )
-                told(f"{way}, mean stay {stay_s} s: {point.goodput:.2f}, {point.of_free:.2f} of free changes")
+                said = f"{point.goodput:.2f}, {point.of_free:.2f} of free changes"
+                settings.progress(f"{way}, mean stay {stay_s} s: {said}")
                 yield point
 
 
-def lessons(told: Callable[[str], None], kept: Path | None, seed: int) -> Iterator[tuple[str, Run, float]]:
+def lessons(settings: Settings, seed: int) -> Iterator[tuple[str, Run, float]]:
     """Yield the lesson of every way in the classroom, and its goodput over the one of lids that stay open."""
     for way in WAYS:
         with shared_results(), paused_collector():
-            lesson = _kept(kept, f"{way}-lids-{seed}", Run, run, way, LIDS, LID, CLASSROOM, LESSON_S, seed)
-            goodput = lesson.rate / undisturbed(way, LIDS, LID, LESSON_S, kept)
-            told(f"{way}, classroom: {goodput:.2f}")
+            lesson = _remember(settings, f"{way}-lids-{seed}", Run, run, way, LIDS, LID, CLASSROOM, LESSON_S, seed)
+            goodput = lesson.rate / undisturbed(way, LIDS, LID, LESSON_S, settings)
+            settings.progress(f"{way}, classroom: {goodput:.2f}")
             yield way, lesson, goodput
 
 
-def _kept(folder: Path | None, name: str, kind: type[T], made: Callable[..., T], *given: Any) -> T:
-    path = None if folder is None else folder / f"{re.sub('[^a-z0-9-]+', '_', name.lower())}.json"
-    return load_or_compute(path, kind, partial(made, *given))
+def _remember(settings: Settings, name: str, kind: type[T], make: Callable[..., T], *given: Any) -> T:
+    return settings.remember(f"churn/{re.sub('[^a-z0-9-]+', '_', name.lower())}.json", kind, partial(make, *given))

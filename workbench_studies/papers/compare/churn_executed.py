@@ -18,7 +18,6 @@ from workbench.core.device_faults import RETURN
 from workbench.core.job import Mode
 from workbench.core.report import Report
 from workbench.core.run_folder import scratch_folder
-from workbench.core.serial import load_or_compute
 from workbench.methods.training.faults import CHANGES
 from workbench.runs.advice import COMPUTED
 from workbench_studies.papers.compare.boards import boards
@@ -32,16 +31,6 @@ SAMPLES, UNDISTURBED_S = 256, 24.0
 """Samples of an epoch; seconds of a run in which no board goes, to a whole epoch."""
 HORIZON_S = 20 * UNDISTURBED_S
 """Until then boards come and go; no run lasts so long."""
-COLUMNS = (
-    "way",
-    "mean stay, s",
-    "goodput, executed",
-    "simulated",
-    "changes executed",
-    "a return is noticed after, s",
-    "time dilation",
-    "in pace",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +102,7 @@ def run(way: str, stay_s: int | None, mode: Mode, seed: int = 0, undisturbed_s: 
     job = replace(JOB, model=MODEL, method=method, options=dict(options), train_samples=SAMPLES, seed=seed, epochs=1)
     costs = experiment.profile(job, cluster)
     epoch = experiment.run(job, cluster, "simulate", costs=costs)
-    epochs = max(1, round(undisturbed_s / sum(step.predicted_s or 0.0 for step in epoch.steps)))
+    epochs = max(1, round(undisturbed_s / epoch.predicted_s))
     job = replace(job, epochs=epochs, faults=_faults(stay_s, seed))
     with scratch_folder() as folder:
         return _run(experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run"))
@@ -128,7 +117,7 @@ def _run(report: Report) -> Run:
     if report.mode == "execute":
         seconds = report.spent_s["train"] / report.dilation
     else:
-        seconds = sum(step.predicted_s or 0.0 for step in report.steps) + report.phases_s.get(CHANGES, 0.0)
+        seconds = report.predicted_s + report.phases_s.get(CHANGES, 0.0)
     return Run(
         samples=sum(step.samples for step in report.steps),
         seconds=seconds,
@@ -144,12 +133,11 @@ def churn_executed(item: Item, settings: Settings) -> Result:
     seed = settings.seeds[0]
     ways, stays_s = (EXECUTED_WAYS[:1], EXECUTED_STAYS_S[:1]) if settings.quick else (EXECUTED_WAYS, EXECUTED_STAYS_S)
     undisturbed_s = 1.0 if settings.quick else UNDISTURBED_S
-    folder = None if settings.workdir is None else settings.workdir / "churn-executed"
 
-    def kept(way: str, stay_s: int | None, mode: Mode) -> Run:
+    def run_of(way: str, stay_s: int | None, mode: Mode) -> Run:
         name = re.sub("[^a-z0-9]+", "_", f"{way} {stay_s} {seed} {mode}".lower())
-        path = None if folder is None else folder / f"{name}.json"
-        done = load_or_compute(path, Run, partial(run, way, stay_s, mode, seed, undisturbed_s))
+        make = partial(run, way, stay_s, mode, seed, undisturbed_s)
+        done = settings.remember(f"churn-executed/{name}.json", Run, make)
         settings.progress(
             f"{way}, mean stay {stay_s} s, {mode}: {done.rate:.2f} samples a second, {done.seconds:.0f} s"
         )
@@ -159,10 +147,10 @@ def churn_executed(item: Item, settings: Settings) -> Result:
         Point(
             way=way,
             stay_s=stay_s,
-            executed=kept(way, stay_s, "execute"),
-            executed_alone=kept(way, None, "execute"),
-            simulated=kept(way, stay_s, "simulate"),
-            simulated_alone=kept(way, None, "simulate"),
+            executed=run_of(way, stay_s, "execute"),
+            executed_alone=run_of(way, None, "execute"),
+            simulated=run_of(way, stay_s, "simulate"),
+            simulated_alone=run_of(way, None, "simulate"),
         )
         for way in ways
         for stay_s in stays_s
@@ -187,7 +175,6 @@ def compared(item: Item, points: list[Point]) -> Result:
     ]
     alone = {point.way: point.executed_alone.rate / point.simulated_alone.rate for point in points}
     return item.result(
-        [],
         tables={"executed": rows},
         model=MODEL,
         slower=SLOWER,

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
 from workbench_studies.papers.compare import churn as simulated
 from workbench_studies.papers.compare.churn import COUNT, LIDS, STAYS_S, WAYS, lessons, points
-from workbench_studies.papers.compare.churn_executed import COLUMNS as EXECUTED_COLUMNS
 from workbench_studies.papers.items import COMPARE, Item
-from workbench_studies.papers.result import Result, Settings, Table, shipped_result
+from workbench_studies.papers.result import Record, Result, Settings, shipped_result
 
-COLUMNS = ("way", "mean stay, s", "goodput", "lowest", "highest", "if changes cost nothing", "time lost, %")
-LESSON_COLUMNS = ("way", "lids in use at first", "changes", "lids open, %", "goodput", "time lost, %")
 DRAWS = 2
 """Seeds at each point: each has dozens of stays."""
 ABOVE = 1.03
@@ -27,17 +22,15 @@ LESSONS = "lessons"
 
 def churn(item: Item, settings: Settings) -> Result:
     """Simulate every way at every mean stay, and a lesson."""
-    folder = None if settings.workdir is None else settings.workdir / "churn"
     seeds = settings.seeds[:1] if settings.quick else settings.seeds[:DRAWS]
-    goodputs = list(points(settings.progress, folder, seeds))
-    classroom = list(lessons(settings.progress, folder, settings.seeds[0]))
+    goodputs = list(points(settings, seeds))
+    classroom = list(lessons(settings, settings.seeds[0]))
     by_way = {(point.way, point.stay_s): point for point in goodputs}
     short, long = STAYS_S[0], STAYS_S[-1]
     order = sorted(WAYS, key=lambda way: by_way[way, short].of_free)
     [present] = {round(run.present, 6) for _, run, _ in classroom}
     by_goodput = sorted(classroom, key=lambda lesson: lesson[2])
     return item.result(
-        [],
         tables={
             "points": [
                 (
@@ -94,19 +87,13 @@ def churn(item: Item, settings: Settings) -> Result:
     )
 
 
-def draw_churn(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture, with the points that were executed if their result ships."""
-    executed = shipped_result(COMPARE, "churn-executed")
-    table, lesson = result.tables
-    return [Captioned("churn", item.title, figure(table, lesson, executed.tables[0] if executed else None))]
-
-
-def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Figure:
+def draw_churn(result: Result) -> go.Figure:
     """Return goodput by mean stay, over the undisturbed one and over free changes, and that of a lesson.
 
-    executed: points of churn_executed.py.
+    The points that were executed are drawn if their result ships.
     """
-    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    executed = shipped_result(COMPARE, "churn-executed")
+    rows, lesson_rows = (table.records for table in result.tables)
     drawn = make_subplots(
         rows=2,
         cols=2,
@@ -138,12 +125,12 @@ def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Fig
                 ],
             )
             drawn.add_trace(line, row=1, col=column)
-    executed_rows = [] if executed is None else [dict(zip(EXECUTED_COLUMNS, row, strict=True)) for row in executed.rows]
+    executed_rows = [] if executed is None else executed.tables[0].records
     for number, way in enumerate(WAYS):
         rows_of_way = [row for row in executed_rows if row["way"] == way and row["in pace"] == "yes"]
         if rows_of_way:
             drawn.add_trace(_points(rows_of_way, number), row=1, col=1)
-    lessons_of = {row[0]: dict(zip(LESSON_COLUMNS, row, strict=True)) for row in lesson.rows}
+    lessons_of = {row["way"]: row for row in lesson_rows}
     shown = [lessons_of[way] for way in WAYS]
     bars = go.Bar(
         x=[row["goodput"] for row in shown],
@@ -158,7 +145,7 @@ def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Fig
     )
     drawn.add_trace(bars, row=2, col=1)
     drawn.add_vline(
-        x=lesson.rows[0][LESSON_COLUMNS.index("lids open, %")] / 100,  # type: ignore[operator]
+        x=lesson_rows[0]["lids open, %"] / 100,
         line={"color": DARK_GREY, "width": 1.5, "dash": "dot"},
         row=2,
         col=1,
@@ -181,7 +168,7 @@ def figure(table: Table, lesson: Table, executed: Table | None = None) -> go.Fig
     )
 
 
-def _points(rows: list[dict[str, Any]], number: int) -> go.Scatter:
+def _points(rows: list[Record], number: int) -> go.Scatter:
     """Return a way's executed points, whose host kept pace."""
     return go.Scatter(
         x=[row["mean stay, s"] for row in rows],

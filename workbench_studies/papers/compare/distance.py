@@ -10,20 +10,16 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile
+from workbench.core.plan import Plan, one_device_stages
 from workbench.core.program import Program
-from workbench.core.serial import load_or_compute
 from workbench.methods.ringada.costs import RingLayout, ring_costs
 from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.planner import plan_ring
 from workbench.methods.ringada.schedule import Iteration, ring_round
-from workbench.planners import Problem, candidates
+from workbench.planners import Problem, TrainingProblem, candidates
 from workbench.planners.asynchronous import Equation3, plan_asynchronous
 from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import describe
@@ -95,13 +91,8 @@ def random_cluster(seed: int) -> Cluster:
     return Cluster(name=f"random {seed}", devices=devices)
 
 
-def distance(seed: int, limit_s: float, folder: Path | None = None) -> Distance:
-    """Return the methods' seconds on a random cluster, and the bounds.  folder: where it is stored for later calls."""
-    path = None if folder is None else folder / f"{seed}-{limit_s:g}s.json"
-    return load_or_compute(path, Distance, lambda: _distance(seed, limit_s))
-
-
-def _distance(seed: int, limit_s: float) -> Distance:
+def distance(seed: int, limit_s: float) -> Distance:
+    """Return the methods' seconds on a random cluster, and the bounds."""
     problem = random_problem(seed)
     choices = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
     seconds = method_seconds(problem, choices)
@@ -128,7 +119,7 @@ def _without_latency(placement: Placement, cluster: Cluster) -> Placement:
     )
 
 
-def random_problem(seed: int) -> Problem[Profile]:
+def random_problem(seed: int) -> TrainingProblem:
     """Return a mini-batch on a random cluster."""
     cluster = random_cluster(seed)
     profile = analytic_profile(MODEL, cluster, technique="full", sequence_lengths=(TOKENS,))
@@ -136,7 +127,7 @@ def random_problem(seed: int) -> Problem[Profile]:
     return Problem(profile, cluster, sequence_length=TOKENS, batch_size=size, micro_batches=MICRO_BATCHES)
 
 
-def method_seconds(problem: Problem[Profile], choices: Sequence[Placement]) -> dict[str, float]:
+def method_seconds(problem: TrainingProblem, choices: Sequence[Placement]) -> dict[str, float]:
     """Return the simulated seconds of a mini-batch by each of METHODS.
 
     choices: all placements.  GPipe, 1F1B and ZB-H1 have no planner, so each gets the best, simulated, of the TRIED ones
@@ -157,10 +148,7 @@ def method_seconds(problem: Problem[Profile], choices: Sequence[Placement]) -> d
 
 
 def _plan(placement: Placement) -> Plan:
-    blocks = zip(placement.ranks, pairwise(placement.cuts), strict=True)
-    stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=SAMPLES),)) for rank, (start, stop) in blocks
-    )
+    stages = one_device_stages(placement.ranks, placement.cuts, SAMPLES)
     return Plan(method="pipeline", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
 
 
@@ -168,7 +156,7 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
     return (plan.micro_batch_size,) * plan.num_micro_batches
 
 
-def _pipeline_s(problem: Problem[Profile], plan: Plan, order: str) -> float:
+def _pipeline_s(problem: TrainingProblem, plan: Plan, order: str) -> float:
     sizes, cluster = _sizes(plan), problem.cluster
     schedule = full_pipeline(plan, sizes, ORDERS[order], world_size=cluster.world_size)
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
@@ -193,7 +181,7 @@ def zb_h1_cells(num_stages: int, stage: int, num_micro_batches: int) -> Iterator
         yield f"{stage}W{m}"
 
 
-def _zero_bubble_s(problem: Problem[Profile], plan: Plan) -> float:
+def _zero_bubble_s(problem: TrainingProblem, plan: Plan) -> float:
     cluster, sizes = problem.cluster, _sizes(plan)
     of_rank = {stage.ranks[0]: number for number, stage in enumerate(plan.stages)}
     rows = [
@@ -206,7 +194,7 @@ def _zero_bubble_s(problem: Problem[Profile], plan: Plan) -> float:
     return makespan_s(Program.on(cluster, read_torch_csv("\n".join(rows)), costs))
 
 
-def _ring_s(problem: Problem[Profile]) -> float:
+def _ring_s(problem: TrainingProblem) -> float:
     """Return the mean over the initiators of RingAda's mini-batch with all layers unfrozen, the head at the initiator
     without cost.
     """
@@ -228,13 +216,13 @@ def _ring_s(problem: Problem[Profile]) -> float:
     return fmean(makespans)
 
 
-def _confidant_s(problem: Problem[Profile]) -> float:
+def _confidant_s(problem: TrainingProblem) -> float:
     """Return the seconds of a whole mini-batch in Confidant's pipeline once it is full."""
     plan = plan_asynchronous(Equation3(problem), searches=True, method="confidant")
     return pace_s(problem.profile, problem.cluster, plan, tokens=TOKENS)
 
 
-def _hetpipe_s(problem: Problem[Profile]) -> float:
+def _hetpipe_s(problem: TrainingProblem) -> float:
     """Return HetPipe's seconds for as many samples as a mini-batch has, once its pipelines are full."""
     workers = hetpipe(problem)
     costs = virtual_worker_costs(problem.profile, problem.cluster, workers, sequence_length=TOKENS)

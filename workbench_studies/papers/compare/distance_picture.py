@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import median, quantiles
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.export import Captioned
 from workbench.plots.style import BLUE, DARK_GREY, GREEN, VERMILLION, finish
 from workbench_studies.papers.compare.distance import (
     METHODS,
@@ -25,19 +24,18 @@ from workbench_studies.papers.compare.distance import (
 )
 from workbench_studies.papers.compare.lower_bound import placements
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, Table
+from workbench_studies.papers.result import Result, Row, Settings
 
-COLUMNS = ("cluster", "bound, s", "best known, s", "proven", "pace, s", "all busy, s")
 CLASSES = {"CP-SAT's": (SYNCHRONOUS, BLUE), "busiest part": (("Confidant",), GREEN), "all busy": (SHARED, VERMILLION)}
 """What a method is measured by: who is, and the colour."""
 
 
 def distance(item: Item, settings: Settings) -> Result:
     """Simulate the methods on every cluster, and bound them.  A finished cluster's result is stored."""
-    folder = None if settings.workdir is None else settings.workdir / "distance"
     distances = []
     for seed in range(settings.draws):
-        distances.append(of_cluster(seed, settings.limit_s, folder))
+        file = f"distance/{seed}-{settings.limit_s:g}s.json"
+        distances.append(settings.remember(file, Distance, partial(of_cluster, seed, settings.limit_s)))
         if (seed + 1) % 10 == 0:
             settings.progress(f"{seed + 1} of {settings.draws} clusters")
     return compared(item, distances, settings.limit_s)
@@ -53,7 +51,7 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
     problem = random_problem(0)
     wins = sum(distance.seconds["ZB-H1"] < distance.seconds["1F1B"] for distance in distances)
     closest = min(min(over_least[name]) for name in SYNCHRONOUS)
-    rows: list[tuple[Number, ...]] = [
+    rows: list[Row] = [
         (
             float(distance.seed),
             distance.bound.seconds,
@@ -66,7 +64,6 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
         for distance in distances
     ]
     return item.result(
-        [],
         tables={"methods": [_row(name, over_least[name], yard[name]) for name in METHODS], "clusters": rows},
         columns={"clusters": [f"{name}, s" for name in METHODS]},
         holds={
@@ -93,7 +90,7 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
     )
 
 
-def _row(name: str, over_least: Sequence[float], yard: Sequence[float]) -> tuple[Number, ...]:
+def _row(name: str, over_least: Sequence[float], yard: Sequence[float]) -> Row:
     measure = next(measure for measure, (members, _) in CLASSES.items() if name in members)
     return (name, measure, median(over_least), *_tenths(over_least), max(over_least), median(yard), *_tenths(yard))
 
@@ -104,15 +101,9 @@ def _tenths(values: Sequence[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
-def draw_distance(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("distance", item.title, figure(result.tables[1]))]
-
-
-def figure(table: Table) -> go.Figure:
-    """Return two panels of boxes, a row for each method.  table: the result's clusters."""
-    columns = (*COLUMNS, *(f"{name}, s" for name in METHODS))
-    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in table.rows]
+def draw_distance(result: Result) -> go.Figure:
+    """Return two panels of boxes, a row for each method."""
+    rows = result.tables[1].records
     titles = ["over the bound of its own", "over the optimal synchronous pipeline's"]
     drawn = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     least = dict(zip(CLASSES, ("bound, s", "pace, s", "all busy, s"), strict=True))

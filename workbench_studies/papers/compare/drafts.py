@@ -13,20 +13,18 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.core.catalogue import load_device
-from workbench.core.cluster import Cluster, Link
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile
 from workbench.models.speculation import DraftChoice
-from workbench.plots.export import Captioned
 from workbench.plots.style import finish
 from workbench.profiler.descriptions import describe
+from workbench_studies.papers.compare.boards import boards
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, Table
+from workbench_studies.papers.result import Result
 
-MODEL, BOARD, COUNT = "SmolLM2-135M", "rpi-5", 4
+MODEL, COUNT = "SmolLM2-135M", 4
 LATENCIES_MS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 DRAFTS = {"its first 4 layers": DraftChoice(layers=4), "its first 8 layers": DraftChoice(layers=8)}
 ACCEPTANCES = tuple(share / 20 for share in range(21))
@@ -35,9 +33,8 @@ LENGTH = 64
 
 def round_of(choice: DraftChoice, latency_ms: float) -> Round:
     """Return a round on boards with 1000 Mbit/s, in which the plan's first board guesses."""
-    link = Link(bytes_per_s=1.25e8, latency_s=latency_ms / 2000)  # of the way to the switch
-    devices = tuple(replace(load_device(BOARD, name=f"board {rank + 1}"), link=link) for rank in range(COUNT))
-    cluster = Cluster(name="boards", devices=devices)
+    half_s = latency_ms / 2000  # of the way to the switch
+    cluster = boards(COUNT, 1000).with_links(lambda link: replace(link, latency_s=half_s))
     profile = analytic_inference(MODEL, cluster, weight_bytes_per_s=8e9, vocabulary=describe(MODEL).vocab)
     [shape] = profile.stacks
     plan = InferencePlan(
@@ -51,7 +48,7 @@ def round_of(choice: DraftChoice, latency_ms: float) -> Round:
     return DraftPrices(programs, draft_profile(choice, profile), profile, (LENGTH,), LENGTH).round(plan, 0)
 
 
-def drafts(item: Item, settings: Settings) -> Result:
+def drafts(item: Item) -> Result:
     """Simulate a round with each draft at each latency."""
     rounds = {(name, ms): round_of(choice, ms) for name, choice in DRAFTS.items() for ms in LATENCIES_MS}
     even = {place: draft_round.break_even for place, draft_round in rounds.items()}
@@ -70,7 +67,6 @@ def drafts(item: Item, settings: Settings) -> Result:
     falls = [[even[name, ms] or 1.01 for ms in LATENCIES_MS] for name in DRAFTS]
     least, most = min(map(min, falls)), max(map(max, falls))
     return item.result(
-        [],
         tables={"rounds": rows},
         holds={"latency": all(list(fall) == sorted(fall, reverse=True) for fall in falls)},
         least=100 * least,
@@ -82,13 +78,9 @@ NEARLY_BLACK = "#111111"
 """Black itself would turn white on a dark page, where the map below the line stays light."""
 
 
-def draw_drafts(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("drafts", item.title, figure(result.tables[0]))]
-
-
-def figure(table: Table) -> go.Figure:
+def draw_drafts(result: Result) -> go.Figure:
     """Return the speedup by acceptance and latency, with the line of break-even, for the last draft in the table."""
+    [table] = result.tables
     name = table.rows[-1][0]
     rows: list[Any] = [row[1:] for row in table.rows if row[0] == name]
     latencies = [str(row[0]) for row in rows]

@@ -6,7 +6,6 @@ inputs are kept for the backward pass (see models.recomputation).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +19,9 @@ import torch
 from plotly.subplots import make_subplots
 
 from workbench import experiment
-from workbench.cli.output import print_json
 from workbench.core.catalogue import load_device
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
-from workbench.core.serial import load_or_compute
 from workbench.core.summary import energy_j
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
@@ -37,7 +34,6 @@ from workbench.methods.p_rge.zeroth_order import (
     load_causal_model,
 )
 from workbench.models.recomputation import recomputed
-from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, GREY, SYMBOLS, finish
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
@@ -45,15 +41,14 @@ from workbench.tasks.task import Task
 from workbench_studies.bench.frame import child_peak_bytes, peak_bytes
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, Table, spread
+from workbench_studies.papers.result import Result, Settings, spread
 
 MODEL, QUICK_MODEL, TASK, BOARD = "SmolLM2-135M", "tiny-llama-2", "sentiment", "rpi-5"
 MAX_LENGTH, SAMPLES, QUERIES = 64, (1000, 200, 1), 4
 BACKWARD = 2
 """A backward pass counts as so many forward passes."""
 MEMORY_STEPS = 3
-COLUMNS = ("way", "steps", "passes", "processor seconds", "joules, modelled", "peak MB", "accuracy, %")
-AXES = COLUMNS[2:6]
+AXES = ("passes", "processor seconds", "joules, modelled", "peak MB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +93,13 @@ def estimators(item: Item, settings: Settings) -> Result:
     """Train every way with every seed, measure its memory, and model its energy."""
     torch.set_num_threads(1)
     ways = {name: replace(way, model=QUICK_MODEL, steps=4) for name, way in WAYS.items()} if settings.quick else WAYS
-    folder = None if settings.workdir is None else settings.workdir / "estimators"
     trainings_of: dict[str, list[Training]] = {name: [] for name in ways}
     for seed in settings.seeds:
         for name, way in ways.items():
-            path = None if folder is None else folder / f"{way.estimator or 'lora'}-{way.steps}-{seed}.json"
-            trainings_of[name].append(load_or_compute(path, Training, partial(trained, way, seed)))
+            file = f"estimators/{way.estimator or 'lora'}-{way.steps}-{seed}.json"
+            trainings_of[name].append(settings.remember(file, Training, partial(trained, way, seed)))
             settings.progress(f"{name}, seed {seed}: {trainings_of[name][-1].scores[-1][1]:.1f} %")
-    peaks = {name: child_peak_bytes(__name__, name, way.model) / 1e6 for name, way in ways.items()}
+    peaks = {name: child_peak_bytes(peak_of, name, way.model) / 1e6 for name, way in ways.items()}
     joules = {name: step_j(way) for name, way in ways.items()}
     rows = [row for name in ways for row in _rows(name, trainings_of[name], joules[name], peaks[name])]
     ends = {row[0]: row for row in rows}  # the last of each way
@@ -119,7 +113,6 @@ def estimators(item: Item, settings: Settings) -> Result:
     ]
     lasts = {name: [each.scores[-1][1] for each in trainings] for name, trainings in trainings_of.items()}
     return item.result(
-        [],
         tables={"points": rows, "seeds": seeds},
         best=best,
         best_score=ends[best][-1],
@@ -215,15 +208,9 @@ def step_j(way: Way) -> float:
     return sum(energy_j(experiment.run(job, cluster, "simulate")).values()) / steps
 
 
-def draw_estimators(item: Item, result: Result) -> list[Captioned]:
-    """Return the figure."""
-    [table] = [table for table in result.tables if table.columns == COLUMNS]
-    return [Captioned("estimators", item.title, figure(table))]
-
-
-def figure(table: Table) -> go.Figure:
+def draw_estimators(result: Result) -> go.Figure:
     """Return a panel for each cost, with accuracy upwards; a grey line joins the points that nothing beats in both."""
-    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    rows = result.tables[0].records
     drawn = make_subplots(rows=2, cols=2, shared_yaxes=True, horizontal_spacing=0.06, vertical_spacing=0.2)
     for number, axis in enumerate(AXES):
         place: Any = {"row": number // 2 + 1, "col": number % 2 + 1}
@@ -270,7 +257,7 @@ def figure(table: Table) -> go.Figure:
     )
 
 
-def _peak(name: str, model: str) -> int:
+def peak_of(name: str, model: str) -> int:
     """Return the peak bytes of some steps of a way, the model's weights included."""
     torch.set_num_threads(1)
     way = replace(WAYS[name], model=model)
@@ -282,7 +269,3 @@ def _peak(name: str, model: str) -> int:
             trained_model[1].step(batch, step)
 
     return peak_bytes(partial(loaded, way, 0), run)
-
-
-if __name__ == "__main__":
-    print_json(_peak(*sys.argv[1:]))

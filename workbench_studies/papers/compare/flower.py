@@ -7,22 +7,19 @@ FedAvg averages what they send (see flower_grid).
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
-from workbench import experiment
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.serial import load_or_compute, text_digest, to_json
+from workbench.core.serial import text_digest, to_json
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.checked import prepared_job
@@ -30,13 +27,13 @@ from workbench.methods.ringada.method import rank_job
 from workbench.methods.ringada.prepare import PreparedJob
 from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.models.techniques import predict
-from workbench.runs.advice import COMPUTED
 from workbench.simulator.simulate import simulate
 from workbench.tasks.metrics import score
 from workbench.tasks.tokenize import evaluation_batches
 from workbench_studies.papers.compare.clients import Client
+from workbench_studies.papers.compare.runs import computed_costs, report_of
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, spread
+from workbench_studies.papers.result import Result, Row, Settings, spread
 
 CLUSTER = "laptop-equal"
 SHAPE = Job(train_samples=320, validation_samples=200, test_samples=16, batch_size=8, epochs=4, method="ringada")
@@ -78,17 +75,17 @@ def flower(item: Item, settings: Settings) -> Result:
     shape, curves = QUICK if settings.quick else SHAPE, list[Curve]()
     for seed in settings.seeds:
         for name in (*RINGS, *CLIENTS):
-            curves.append(curve(name, replace(shape, seed=seed), settings.workdir))
+            curves.append(curve(name, replace(shape, seed=seed), settings))
             settings.progress(f"{name}, seed {seed}: {curves[-1].scores[-1]:.1f} %")
     return compared(item, curves, shape)
 
 
-def curve(name: str, shape: Job, workdir: Path | None) -> Curve:
-    """Return a training, stored in a folder or executed now."""
+def curve(name: str, shape: Job, settings: Settings) -> Curve:
+    """Return a training, remembered or executed now."""
     job = replace(shape, options=RINGS.get(name, RINGS[OURS]))
     digest = text_digest(name + to_json(job.identity) + to_json(load_cluster(CLUSTER)))
-    path = None if workdir is None else workdir / "flower" / f"{job.seed}-{digest}.json"
-    return load_or_compute(path, Curve, lambda: run_emulated(name, job) if name in RINGS else run_by_flower(name, job))
+    make = partial(run_emulated if name in RINGS else run_by_flower, name, job)
+    return settings.remember(f"flower/{job.seed}-{digest}.json", Curve, make)
 
 
 def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
@@ -108,14 +105,13 @@ def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
         for mine, other in zip(by_way[OURS], by_way[EQUAL], strict=True)
         for ours, theirs in zip(mine.losses, other.losses, strict=True)
     ]
-    ways: list[tuple[Number, ...]] = []
+    ways: list[Row] = []
     for name, of in by_way.items():
         ends = [each.scores[-1] for each in of]
         reached = next((megabytes for megabytes, accuracy in points[name] if accuracy >= TARGET), None)
         ways.append((name, points[name][-1][0], reached, fmean(ends), spread(ends), len(ends)))
     sent = {name: line[-1][0] for name, line in points.items()}
     return item.result(
-        [],
         tables={
             "ways": ways,
             "runs": [
@@ -147,28 +143,14 @@ def describe(job: Job) -> tuple[PreparedJob, RingRankJob]:
     """Return a job with its data, and what its ranks get under the plan with costs from sizes."""
     method, cluster = load_method(job.method), load_cluster(CLUSTER)
     prepared = prepared_job(method, job, cluster, ignore)
-    costs = experiment.profile(job, computed_cluster(cluster))
+    costs = computed_costs(job, cluster)  # the plan depends on no busy host
     return prepared, rank_job(prepared, costs, cluster, method.plan(prepared, costs, cluster))
-
-
-def computed_cluster(cluster: Cluster) -> Cluster:
-    """Return a cluster whose costs are computed from sizes: the plan depends on no busy host."""
-    return replace(cluster, devices=tuple(replace(device, model=COMPUTED) for device in cluster.devices))
 
 
 def run_emulated(name: str, job: Job) -> Curve:
     """Run a method on emulated devices; its bytes are counted from its rounds."""
     _, run = describe(job)
-    cluster = load_cluster(CLUSTER)
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        report = experiment.run(
-            job,
-            cluster,
-            "execute",
-            costs=experiment.profile(job, computed_cluster(cluster)),
-            chosen_plan=run.plan,
-            workdir=Path(folder) / "run",
-        )
+    report = report_of(job, load_cluster(CLUSTER), "execute", chosen_plan=run.plan)
     sent = [
         sum(simulate(run.program(planned.shape), memory=False).all_sent_bytes for planned in run.planned_epoch(epoch))
         for epoch in range(job.epochs)

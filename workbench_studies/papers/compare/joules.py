@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from operator import itemgetter
 
 import plotly.graph_objects as go
 
-from workbench import experiment
 from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster
 from workbench.core.curves import curves_in
 from workbench.core.job import Job
 from workbench.core.serial import from_json, to_json
 from workbench.core.summary import energy_j
-from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
-from workbench.runs.advice import COMPUTED
+from workbench_studies.papers.compare.runs import Ways, report_of
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, Table, shipped_result
+from workbench_studies.papers.result import Result, Row, shipped_result
 
 BOARD = "rpi-4b-l"
 SMALL, DECODER = "all-MiniLM-L6-v2", "SmolLM2-135M"
 ALONE = {"paradigm": "standalone"}
-NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+NAMES: Ways = {
     "LoRA": ("fine_tuning", {"technique": "lora"}),
     "adapters": ("fine_tuning", {"technique": "adapters"}),
     "all weights": ("fine_tuning", {"technique": "full"}),
@@ -42,7 +38,6 @@ FORWARD_ONLY = {"P-RGE (q=4)": ("table2-long", 4, 4), "MeZO (q=1)": ("table2", 1
 """Executed curves of the decoder by forward passes alone: result, queries and samples of a step."""
 SERIES = {"P-RGE (q=4)": "P-RGE (q=4)", "MeZO (q=1)": "MeZO (LoRA-FA)"}
 REFERENCE = "LoRA, no curve"
-COLUMNS = ("way", "model", "steps", "J", "accuracy, %", "J for each point")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +68,7 @@ def joules_of(job: Job) -> tuple[float, int]:
 def _joules_of(text: str) -> tuple[float, int]:
     job = from_json(text, Job, source="the job")
     cluster = Cluster(name="one board", devices=(load_device(BOARD, name="board"),))
-    computed = replace(cluster, devices=tuple(replace(device, model=COMPUTED) for device in cluster.devices))
-    costs = experiment.profile(job, computed)
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        report = experiment.run(job, cluster, "simulate", costs=costs, workdir=Path(folder) / "run")
+    report = report_of(job, cluster, "simulate")
     return sum(energy_j(report).values()), len(report.steps)
 
 
@@ -128,7 +120,7 @@ def front(points: Sequence[Reached]) -> list[Reached]:
     return pareto(scored, cost=lambda point: point.joules, score=lambda point: point.accuracy or 0.0)
 
 
-def joules(item: Item, settings: Settings) -> Result:
+def joules(item: Item) -> Result:
     """Simulate the joules of each executed curve."""
     points = list(reached())
     ends = {point.way: point for point in points}
@@ -138,11 +130,10 @@ def joules(item: Item, settings: Settings) -> Result:
     like_forward = next(
         point for point in points if point.way == "LoRA" and (point.accuracy or 0) >= (forward.accuracy or 0)
     )
-    rows: list[tuple[Number, ...]] = [
+    rows: list[Row] = [
         (point.way, point.model, float(point.steps), point.joules, point.accuracy, point.per_point) for point in points
     ]
     return item.result(
-        [],
         tables={
             "points": rows,
             "front": [(point.way, point.joules, point.accuracy, point.per_point) for point in best],
@@ -163,24 +154,15 @@ def joules(item: Item, settings: Settings) -> Result:
     )
 
 
-def draw_joules(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("joules", item.title, figure(result.tables[0]))]
-
-
-def figure(table: Table) -> go.Figure:
-    """Return the accuracy by joules, and the front.  table: the result's points."""
-    points = [
-        Reached(way=str(row[0]), model=str(row[1]), steps=int(row[2]), joules=row[3], accuracy=row[4], points=None)  # type: ignore[arg-type]
-        for row in table.rows
-        if row[4] is not None
-    ]
-    drawn, ways = go.Figure(), list(dict.fromkeys((point.way, point.model) for point in points))
-    best = front(points)
+def draw_joules(result: Result) -> go.Figure:
+    """Return the accuracy by joules, and the front."""
+    points = [row for row in result.tables[0].records if row["accuracy, %"] is not None]
+    drawn, ways = go.Figure(), list(dict.fromkeys((point["way"], point["model"]) for point in points))
+    best = pareto(points, cost=itemgetter("J"), score=itemgetter("accuracy, %"))
     line = {"color": DARK_GREY, "width": 7, "shape": "hv"}
     drawn.add_scatter(
-        x=[point.joules for point in best],
-        y=[point.accuracy for point in best],
+        x=[point["J"] for point in best],
+        y=[point["accuracy, %"] for point in best],
         mode="lines",
         line=line,
         opacity=0.3,
@@ -188,16 +170,17 @@ def figure(table: Table) -> go.Figure:
         hoverinfo="skip",
     )
     for index, (way, model) in enumerate(ways):
-        way_points = [point for point in points if point.way == way]
+        way_points = [point for point in points if point["way"] == way]
         drawn.add_scatter(
-            x=[point.joules for point in way_points],
-            y=[point.accuracy for point in way_points],
+            x=[point["J"] for point in way_points],
+            y=[point["accuracy, %"] for point in way_points],
             mode="lines+markers",
             line={"color": (*CYCLE, DARK_GREY)[index], "dash": "solid" if model == SMALL else "dash"},
             marker={"symbol": (*SYMBOLS, "diamond")[index], "size": 8},
             name=way if model == SMALL else f"{way}, {model}",
             hovertext=[
-                f"{way}: {point.steps} steps, {point.joules:,.0f} J, {point.accuracy:.1f} %" for point in way_points
+                f"{way}: {point['steps']:.0f} steps, {point['J']:,.0f} J, {point['accuracy, %']:.1f} %"
+                for point in way_points
             ],
         )
     drawn.update_xaxes(type="log", title="J", tickvals=[300, 1000, 3000, 10_000, 30_000], tickformat=",")

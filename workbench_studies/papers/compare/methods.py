@@ -16,7 +16,7 @@ from workbench_studies.papers.compare.runs import (
     training,
 )
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, spread
+from workbench_studies.papers.result import Result, Row, Settings, spread
 
 TARGETS = (70.0, 75.0)
 """Validation accuracies, per cent, whose time is told."""
@@ -30,7 +30,7 @@ def methods(item: Item, settings: Settings) -> Result:
     runs: dict[str, list[Run]] = {name: [] for name in TRAININGS}
     for seed in settings.seeds:
         for name in TRAININGS:
-            runs[name].append(training(name, seed, shape, settings.workdir))
+            runs[name].append(training(name, seed, shape, settings))
             settings.progress(f"{name}, seed {seed}: {runs[name][-1].scores[-1]:.1f} %")
     return compared(item, priced, runs)
 
@@ -45,7 +45,6 @@ def compared(item: Item, priced: dict[str, Run], runs: dict[str, list[Run]]) -> 
     low = reached["PAC+ (one device)"][0], reached["RingAda"][0]
     least = min((priced[name].memory_bytes, name) for name in ways)
     return item.result(
-        [],
         tables={
             "ways": [_row(name, priced[name], runs, scores[name], reached[name]) for name in ways],
             "serving": [
@@ -100,7 +99,7 @@ def _reached(priced: Run, scores: Sequence[float], target: float) -> float | Non
 
 def _row(
     name: str, priced: Run, runs: dict[str, list[Run]], scores: Sequence[float], reached: Sequence[float | None]
-) -> tuple[Number, ...]:
+) -> Row:
     own_runs = runs.get(name, [])
     measured = [run.ends_s[-1] for run in own_runs if run.is_measured]
     ends = [run.scores[-1] for run in own_runs or runs[SAME_LEARNING[name][0]]]
@@ -119,7 +118,7 @@ def _row(
     )
 
 
-def _executed(run: Run) -> tuple[Number, ...]:
+def _executed(run: Run) -> Row:
     scores = " ".join(f"{score:.1f}" for score in run.scores)
     pace = "yes" if run.in_pace else "no"
     return (run.name, float(run.seed), scores, sum(run.epochs_s) + run.other_s, run.dilation, pace)

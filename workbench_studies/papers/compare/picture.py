@@ -10,7 +10,6 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.export import Captioned
 from workbench.plots.style import DARK_GREY, finish
 from workbench_studies.papers.compare.boards import (
     COUNTS,
@@ -22,9 +21,8 @@ from workbench_studies.papers.compare.boards import (
     Point,
     points,
 )
-from workbench_studies.papers.compare.boards_executed import COLUMNS as EXECUTED_COLUMNS
 from workbench_studies.papers.items import COMPARE, Item
-from workbench_studies.papers.result import Number, Result, Settings, Table, shipped_result
+from workbench_studies.papers.result import Number, Record, Result, Row, Settings, Table, shipped_result
 
 LETTERS = {"compute": "C", "bubble": "W", "bandwidth": "B", "latency": "L"}
 TITLES = {
@@ -33,7 +31,6 @@ TITLES = {
     "decode": "a token",
 }
 TOGETHER = "only together"
-COLUMNS = ("task", "model", "parameters", "boards", "Mbit/s", "best way", "s", "s on one board", "speedup", "decides")
 SCALE = [[0, "#E58A57"], [0.5, "#F2F2F2"], [1, "#5BA3D0"]]
 MARGIN = 1.2
 INK = "#111111"
@@ -47,10 +44,9 @@ def boards(item: Item, settings: Settings) -> Result:
     shown = [point for point in points(settings.progress, models) if point.seconds or point.alone_s]
     rates = {place: _break_even(shown, *place) for place in product(TASKS, COUNTS)}
     small = [point for point in shown if point.task == "train" and point.count == 2 and point.model == MODELS[0]]
-    rows: list[tuple[Number, ...]] = [_row(point) for point in shown]
+    rows: list[Row] = [_row(point) for point in shown]
     together = sorted({point.model for point in shown if point.alone_s is None and point.seconds is not None})
     return item.result(
-        [],
         tables={
             "points": rows,
             "even": [
@@ -90,7 +86,7 @@ def _break_even(shown: Sequence[Point], task: str, count: int) -> dict[str, Numb
     return rates
 
 
-def _row(point: Point) -> tuple[Number, ...]:
+def _row(point: Point) -> Row:
     return (
         point.task,
         point.model,
@@ -105,10 +101,10 @@ def _row(point: Point) -> tuple[Number, ...]:
     )
 
 
-def draw_boards(item: Item, result: Result) -> list[Captioned]:
+def draw_boards(result: Result) -> go.Figure:
     """Return the picture, with the points that were executed if their result ships."""
     executed = shipped_result(COMPARE, "boards-executed")
-    return [Captioned("boards", item.title, figure(result.tables[0], executed.tables[0] if executed else None))]
+    return figure(result.tables[0], executed.tables[0] if executed else None)
 
 
 def figure(table: Table, executed: Table | None = None) -> go.Figure:
@@ -116,8 +112,7 @@ def figure(table: Table, executed: Table | None = None) -> go.Figure:
 
     table: the result's points.  executed: points of boards_executed.py.
     """
-    executed_rows = [] if executed is None else [dict(zip(EXECUTED_COLUMNS, row, strict=True)) for row in executed.rows]
-    rows: list[dict[str, Any]] = [dict(zip(COLUMNS, row, strict=True)) for row in table.rows]
+    executed_rows, rows = [] if executed is None else executed.records, table.records
     panels = list(product(COUNTS, TASKS))
     drawn = make_subplots(
         rows=len(COUNTS),
@@ -167,7 +162,7 @@ def figure(table: Table, executed: Table | None = None) -> go.Figure:
     )
 
 
-def _panel(panel_rows: Sequence[dict[str, Any]], models: Sequence[tuple[str, float]], *, is_first: bool) -> list[Any]:
+def _panel(panel_rows: Sequence[Record], models: Sequence[tuple[str, float]], *, is_first: bool) -> list[Any]:
     speedups = {(row["model"], row["Mbit/s"]): row["speedup"] for row in panel_rows}
     z = [[_log(speedups.get((name, rate))) for rate in MBIT_PER_S] for name, _ in models]
     z = [[row[0], *row, row[-1]] for row in (z[0], *z, z[-1])]  # a margin, on which the letters of the edge stand
@@ -206,7 +201,7 @@ def _panel(panel_rows: Sequence[dict[str, Any]], models: Sequence[tuple[str, flo
     return [fill, line, letters]
 
 
-def _executed(rows: Sequence[tuple[dict[str, Any], float]]) -> go.Scatter:
+def _executed(rows: Sequence[tuple[Record, float]]) -> go.Scatter:
     """Return a panel's executed points, coloured by the simulated ones' scale.  rows: each with its model's size."""
     return go.Scatter(
         x=[row["Mbit/s"] for row, _ in rows],
@@ -236,6 +231,6 @@ def _log(value: float | None) -> float | None:
     return None if value is None else log2(value)
 
 
-def _words(row: dict[str, Any]) -> str:
+def _words(row: Record) -> str:
     gain = "one board has too little memory" if row["speedup"] is None else f"{row['speedup']:.2f} times as fast as one"
     return f"{row['model']}, {row['Mbit/s']:.0f} Mbit/s: {row['best way']}, {row['s']:.3g} s, {gain}; {row['decides']}"

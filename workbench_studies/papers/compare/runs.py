@@ -5,20 +5,25 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from workbench import experiment
 from workbench.core.catalogue import load_cluster
+from workbench.core.cluster import Cluster
 from workbench.core.job import Job, Mode
 from workbench.core.report import Report
-from workbench.core.serial import load_or_compute, text_digest, to_json
+from workbench.core.serial import text_digest, to_json
 from workbench.core.summary import device_j, energy_j
 from workbench.runs.advice import COMPUTED
+from workbench_studies.papers.result import Settings
 
+Ways = dict[str, tuple[str, dict[str, Any]]]
+"""A method and its options by name."""
 LORA = {"technique": "lora"}
-TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+TRAININGS: Ways = {
     "LoRA (one device)": ("fine_tuning", {**LORA, "paradigm": "standalone"}),
     "PAC+ (one device)": ("pac_plus", {"paradigm": "standalone"}),
     "RingAda": ("ringada", {}),
@@ -28,7 +33,7 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
     "P-RGE": ("p_rge", {}),
 }
 """What is executed: method and options by name."""
-SAME_LEARNING: Mapping[str, tuple[str, dict[str, Any]]] = {
+SAME_LEARNING: Ways = {
     "LoRA (data parallel)": ("LoRA (one device)", {**LORA, "paradigm": "data_parallel"}),
     "LoRA (pipeline)": ("LoRA (one device)", {**LORA, "paradigm": "pipeline_parallel"}),
     "PAC+": ("PAC+ (one device)", {}),
@@ -82,13 +87,12 @@ class Run:
         return self.in_pace and bool(self.epochs_s)
 
 
-def training(name: str, seed: int, shape: Job, workdir: Path | None) -> Run:
-    """Return a training, stored in a folder or executed now."""
+def training(name: str, seed: int, shape: Job, settings: Settings) -> Run:
+    """Return a training, remembered or executed now."""
     method, options = TRAININGS[name]
     job = replace(shape, method=method, options=options, seed=seed)
     digest = text_digest(to_json(job.identity) + to_json(load_cluster(CLUSTER)), 12)
-    path = None if workdir is None else workdir / "methods" / f"{method}-{seed}-{digest}.json"
-    return load_or_compute(path, Run, lambda: _run(name, job, "execute"))
+    return settings.remember(f"methods/{method}-{seed}-{digest}.json", Run, partial(_run, name, job, "execute"))
 
 
 def simulated(shape: Job) -> dict[str, Run]:
@@ -104,13 +108,21 @@ def simulated(shape: Job) -> dict[str, Run]:
     return {name: _run(name, job, "simulate") for name, job in (jobs | serving).items()}
 
 
+def computed_costs(job: Job, cluster: Cluster) -> Any:
+    """Return costs from sizes, which are the same for all methods, however busy this machine is."""
+    return experiment.profile(job, cluster.with_devices(model=COMPUTED))
+
+
+def report_of(job: Job, cluster: Cluster, mode: Mode, **settings: Any) -> Report:
+    """Run a job with computed costs, in a folder that does not stay."""
+    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+        costs = computed_costs(job, cluster)
+        return experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run", **settings)
+
+
 def _run(name: str, job: Job, mode: Mode) -> Run:
     cluster = load_cluster(CLUSTER)
-    # Costs from sizes are the same for all methods, however busy this machine is.
-    computed = replace(cluster, devices=tuple(replace(device, model=COMPUTED) for device in cluster.devices))
-    costs = experiment.profile(job, computed)
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        report = experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run")
+    report = report_of(job, cluster, mode)
     parts: dict[str, Any] = _serving(report) if report.plan.inference is not None else _training(report)
     timelines = report.timelines.values()
     return Run(

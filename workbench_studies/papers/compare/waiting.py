@@ -7,11 +7,12 @@ of one board are 1 + w (n/s - 1).  The points are simulated, each with its own t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from workbench.core.catalogue import load_device
 from workbench_studies.papers.compare.boards import IN_FLIGHT, NEVER_DRAINED, boards, trainings
+from workbench_studies.papers.result import Progress
 
 BOARD = "rpi-4b-l"
 MODELS = ("all-MiniLM-L6-v2", "DistilBERT", "BERT-Base", "SmolLM2-135M")
@@ -19,17 +20,17 @@ COUNTS = (2, 4, 8)
 MBIT_PER_S = (20, 50, 100, 200, 500, 1000)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A way to train a mini-batch.  seconds, joules: what it takes; alone_s, alone_j: by the same technique on one
-    board.
+class Waiting(NamedTuple):
+    """A way to train a mini-batch, as a row of the item's table.
+
+    seconds, joules: what it takes; alone_s, alone_j: by the same technique on one board.
 
     waited_j: the part of the joules that boards use while they do not compute.
     """
 
     model: str
-    count: int
-    mbit_per_s: int
+    boards: float
+    mbit_per_s: float
     way: str
     seconds: float
     joules: float
@@ -40,7 +41,7 @@ class Waiting:
     @property
     def efficiency(self) -> float:
         """Return the speedup over one board, divided by the boards."""
-        return self.alone_s / (self.count * self.seconds)
+        return self.alone_s / (self.boards * self.seconds)
 
     @property
     def times(self) -> float:
@@ -59,7 +60,7 @@ def times_of(efficiency: float, idle: float) -> float:
     return 1 + idle * (1 / efficiency - 1)
 
 
-def ways(notify: Callable[[str], None], models: tuple[str, ...] = MODELS) -> Iterator[Waiting]:
+def ways(notify: Progress, models: tuple[str, ...] = MODELS) -> Iterator[Waiting]:
     """Yield every way on several boards of which one board could do the same."""
     for model in models:
         notify(model)
@@ -69,17 +70,8 @@ def ways(notify: Callable[[str], None], models: tuple[str, ...] = MODELS) -> Ite
                 for way, (seconds, joules, waited_j) in _simulated(model, count, rate):
                     technique = way.split(", ")[0]
                     if (one_board := alone.get(f"{technique}, one board")) is not None:
-                        yield Waiting(
-                            model=model,
-                            count=count,
-                            mbit_per_s=rate,
-                            way=way,
-                            seconds=seconds,
-                            joules=joules,
-                            waited_j=waited_j,
-                            alone_s=one_board[0],
-                            alone_j=one_board[1],
-                        )
+                        spent = (seconds, joules, waited_j, *one_board[:2])
+                        yield Waiting(model, float(count), float(rate), way, *spent)
 
 
 def _simulated(model: str, count: int, mbit_per_s: int) -> Iterator[tuple[str, tuple[float, float, float]]]:

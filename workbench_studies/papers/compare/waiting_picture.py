@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.export import Captioned
 from workbench.plots.style import BLACK, BLUE, GREEN, SYMBOLS, VERMILLION, finish
 from workbench_studies.papers.compare.boards import NEVER_DRAINED
 from workbench_studies.papers.compare.waiting import (
@@ -24,9 +22,8 @@ from workbench_studies.papers.compare.waiting import (
 )
 from workbench_studies.papers.drawing import words
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, Table
+from workbench_studies.papers.result import Result, Settings
 
-COLUMNS = ("model", "boards", "Mbit/s", "way", "s", "J", "J waiting", "s on one board", "J on one board")
 SHOWN_MODEL = "BERT-Base"
 SLOW = 100
 """Mbit/s: a link of Wi-Fi."""
@@ -50,13 +47,12 @@ def waiting(item: Item, settings: Settings) -> Result:
         if way.way == NEVER_DRAINED and any(other.way == "lora, stages" for other in _rivals(all_ways, way))
     ]
     return item.result(
-        [],
         tables={
             "fastest": [
                 (float(count), float(rate), words(way.way), way.efficiency, way.times, way.waited_j / way.joules)
                 for count, rate, way in shown
             ],
-            "ways": [_row(way) for way in all_ways],
+            "ways": all_ways,
         },
         holds={
             "one": min(way.times for way in all_ways) >= 1,
@@ -71,40 +67,29 @@ def waiting(item: Item, settings: Settings) -> Result:
         off=100 * max(abs(way.times / times_of(way.efficiency, idle) - 1) for way in all_ways),
         least=min(way.times for way in all_ways),
         frugal=frugal,
-        most=max(way.times for way in best.values()),
         drained=median(drained),
         slow=100 * median(way.waited_j / way.joules for way in slow),
         rate=SLOW,
     )
 
 
-def _fastest(all_ways: Sequence[Waiting]) -> dict[tuple[str, int, int], Waiting]:
+def _fastest(all_ways: Sequence[Waiting]) -> dict[tuple[str, float, float], Waiting]:
     """Return the fastest way by model, number of boards and link."""
-    best: dict[tuple[str, int, int], Waiting] = {}
+    best: dict[tuple[str, float, float], Waiting] = {}
     for way in sorted(all_ways, key=lambda way: way.seconds):
-        best.setdefault((way.model, way.count, way.mbit_per_s), way)
+        best.setdefault((way.model, way.boards, way.mbit_per_s), way)
     return best
 
 
 def _rivals(all_ways: Sequence[Waiting], way: Waiting) -> list[Waiting]:
     """Return the ways with the same boards, link and model."""
-    same = (way.model, way.count, way.mbit_per_s)
-    return [other for other in all_ways if (other.model, other.count, other.mbit_per_s) == same]
+    same = (way.model, way.boards, way.mbit_per_s)
+    return [other for other in all_ways if (other.model, other.boards, other.mbit_per_s) == same]
 
 
-def _row(way: Waiting) -> tuple[Number, ...]:
-    spent = (way.seconds, way.joules, way.waited_j, way.alone_s, way.alone_j)
-    return (way.model, float(way.count), float(way.mbit_per_s), way.way, *spent)
-
-
-def draw_waiting(item: Item, result: Result) -> list[Captioned]:
-    """Return the picture."""
-    return [Captioned("waiting", item.title, figure(result.tables[1]))]
-
-
-def figure(table: Table) -> go.Figure:
-    """Return the joules by efficiency, and the share of waiting by link.  table: the result's ways."""
-    all_ways = [_of_row(dict(zip(COLUMNS, row, strict=True))) for row in table.rows]
+def draw_waiting(result: Result) -> go.Figure:
+    """Return the joules by efficiency, and the share of waiting by link."""
+    all_ways = [Waiting(*row) for row in result.tables[1].rows]  # type: ignore[arg-type]
     idle, best = idle_share(), _fastest(all_ways)
     model = SHOWN_MODEL if any(way.model == SHOWN_MODEL for way in all_ways) else all_ways[0].model
     titles = ["joules over those of one board", f"share of joules used waiting, {model}"]
@@ -114,7 +99,7 @@ def figure(table: Table) -> go.Figure:
     formula = go.Scatter(x=shares, y=[times_of(share, idle) for share in shares], mode="lines", line=line)
     drawn.add_trace(formula.update(name=f"1 + {idle:.2f} (1 / efficiency − 1)"), row=1, col=1)
     for count, symbol in zip(COUNTS, SYMBOLS, strict=False):
-        of_count = [way for way in all_ways if way.count == count and way.efficiency >= LEAST]
+        of_count = [way for way in all_ways if way.boards == count and way.efficiency >= LEAST]
         points = go.Scatter(
             x=[way.efficiency for way in of_count],
             y=[way.times for way in of_count],
@@ -122,7 +107,7 @@ def figure(table: Table) -> go.Figure:
             marker={"color": COLOURS[count], "symbol": symbol, "size": 6, "opacity": 0.6},
             name=f"{count} boards",
             legendgroup=str(count),
-            hovertext=[f"{way.model}, {way.mbit_per_s} Mbit/s: {words(way.way)}" for way in of_count],
+            hovertext=[f"{way.model}, {way.mbit_per_s:g} Mbit/s: {words(way.way)}" for way in of_count],
         )
         drawn.add_trace(points, row=1, col=1)
         of_count = [best[model, count, rate] for rate in MBIT_PER_S]
@@ -134,7 +119,7 @@ def figure(table: Table) -> go.Figure:
             marker={"symbol": symbol, "size": 7},
             legendgroup=str(count),
             showlegend=False,
-            hovertext=[f"{words(way.way)}, {way.mbit_per_s} Mbit/s" for way in of_count],
+            hovertext=[f"{words(way.way)}, {way.mbit_per_s:g} Mbit/s" for way in of_count],
         )
         drawn.add_trace(waited, row=1, col=2)
     drawn.update_xaxes(title="efficiency: speedup / boards", tickformat=".0%", autorange="reversed", col=1)
@@ -150,18 +135,4 @@ def figure(table: Table) -> go.Figure:
         "and the closed form. Right: the fastest way.",
         height=470,
         margin={"t": 130},
-    )
-
-
-def _of_row(row: dict[str, Any]) -> Waiting:
-    return Waiting(
-        model=row["model"],
-        count=int(row["boards"]),
-        mbit_per_s=int(row["Mbit/s"]),
-        way=row["way"],
-        seconds=row["s"],
-        joules=row["J"],
-        waited_j=row["J waiting"],
-        alone_s=row["s on one board"],
-        alone_j=row["J on one board"],
     )

@@ -14,7 +14,7 @@ from workbench.models.cross_framework import Adapted, from_torch
 from workbench_studies.papers.confidant.faults import Phones
 from workbench_studies.papers.confidant.testbed import PAPER, description
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, printed, read_constants
+from workbench_studies.papers.result import Result, Series, Settings, read_constants
 
 MODELS, BATCHES, TOKENS = ("BERT-Base", "GPT2-Medium", "LLaMA-7B"), (1, 2, 4, 8), 256
 REPEATS = {"binary": 10, "json": 3}
@@ -51,9 +51,9 @@ def fig7(item: Item, settings: Settings) -> Result:
     """
     other = "jax" if find_spec("jax") else "numpy"
     models, batches = (MODELS[:1], BATCHES[:2]) if settings.quick else (MODELS, BATCHES)
-    rows, series = [], dict[str, tuple[tuple[float, float], ...]]()
+    rows, series = [], Series()
     totals: dict[tuple[str, int, str], tuple[float, int]] = {}
-    comparisons = [item.cell(labels, value, None, "ms") for labels, value in printed(PAPER, "fig7").items()]
+    comparisons = [item.cell(labels, value, None, "ms") for labels, value in item.printed.items()]
     for model in models:
         for form, repeats in REPEATS.items():
             for direction, sender, receiver in (("to PyTorch", other, "torch"), ("from PyTorch", "torch", other)):
@@ -72,7 +72,7 @@ def fig7(item: Item, settings: Settings) -> Result:
     batch, model = batches[-1], models[0]
     phones = Phones(**constants | {"batch": batch, "tokens": TOKENS})
     plan = phones.plan(0, 1, 2)
-    step_ms = MS * (phones.trained_s(plan, 36) - phones.trained_s(plan, 24)) / 12
+    step_ms = MS * phones.pace_s(plan)
     share = {form: 100 * totals[form, batch, model][0] / step_ms for form in REPEATS}
     return item.result(
         comparisons,

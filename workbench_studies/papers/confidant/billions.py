@@ -7,13 +7,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster
-from workbench.planners import Problem
 from workbench.planners.asynchronous import plan_asynchronous
-from workbench.planners.equation3 import Equation3
-from workbench.profiler.analytic import TechniqueSizes, analytic_profile
-from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
+from workbench.profiler.analytic import TechniqueSizes
+from workbench_studies.papers.confidant.testbed import PAPER, costs_of, description, pace_s, stages_bytes
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
+from workbench_studies.papers.result import Number, Result, read_constants
 
 CLUSTER, LORA_RANK, GB = "confidant-llm", 8, 1e9
 WARM_UP, TIMED = 8, 10
@@ -47,25 +45,16 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
         devices=tuple(replace(device, flops_per_s=constants.pace * device.flops_per_s) for device in cluster.devices),
     )
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
-    profile = analytic_profile(
-        description(model), cluster, technique="lora", batch_sizes=(batch,), sequence_lengths=(tokens,), sizes=sizes
-    )
-    costs = Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
-    plan = plan_asynchronous(costs, searches=False, method="confidant")
-    last = len(plan.stages) - 1
-    used = tuple(
-        costs.need(stage.ranks[0], last - index, stage.start, stage.stop, num_stages=last + 1).total_bytes / GB
-        for index, stage in enumerate(plan.stages)
-    )
-    begun_s, done = (
-        mini_batches_s(profile, cluster, plan, tokens=tokens, count=count) for count in (WARM_UP, WARM_UP + TIMED)
-    )
-    return Found((done - begun_s) / TIMED, fmean(used), tuple(stage.num_layers for stage in plan.stages), used)
+    costs = costs_of(model, cluster, batch=batch, tokens=tokens, technique="lora", sizes=sizes)
+    plan = plan_asynchronous(costs, searches=False, method=PAPER)
+    used = tuple(nbytes / GB for nbytes in stages_bytes(costs, plan))
+    seconds = pace_s(costs.profile, cluster, plan, tokens=tokens, first=WARM_UP, count=TIMED)
+    return Found(seconds, fmean(used), tuple(stage.num_layers for stage in plan.stages), used)
 
 
-def table8(item: Item, settings: Settings) -> Result:
+def table8(item: Item) -> Result:
     """Predict times and memory with two constants, each fitted to one cell."""
-    constants, paper = read_constants(PAPER, Constants, "table8"), printed(PAPER, "table8")
+    constants, paper = read_constants(PAPER, Constants, "table8"), item.printed
     simulated = {(model, batch): trained(model, int(batch), constants) for model, batch, _ in paper}
 
     def ours(model: str, batch: str, quantity: str) -> Number:

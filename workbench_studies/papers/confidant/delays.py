@@ -36,7 +36,7 @@ from workbench.trainings.common import (
 from workbench.trainings.stale import StaleWeights
 from workbench_studies.papers.confidant.testbed import relative_paces
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed, spread
+from workbench_studies.papers.result import Number, Result, Settings, spread
 
 WARMUP, WEIGHT_DECAY = 0.06, 0.01
 ANNEALED = 0.25
@@ -281,7 +281,7 @@ def table5(item: Item, settings: Settings) -> Result:
                 rise = 100 * (fmean(values_by_way[1]) / fmean(values_by_way[0]) - 1)
             else:
                 losses.append(fmean(values_by_way[0]) - fmean(values_by_way[1]))
-    paper = printed("confidant", "table5")
+    paper = item.printed
     differences = [
         abs(paper[task, metric, "Traditional"] - value)
         for (task, metric, way), value in paper.items()

@@ -12,16 +12,14 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import Spec
-from workbench.core.plan import Plan, Share, Stage, homes_of, with_neighbours
-from workbench.core.profile import Profile
+from workbench.core.plan import Plan, homes_of, one_device_stages, with_neighbours
 from workbench.methods.training.state_costs import Substitution, substitution
-from workbench.profiler.analytic import analytic_profile
 from workbench.runtime.watch import PING_EVERY_S, SILENCE_S
 from workbench.schedules.moves import moves
 from workbench.simulator import makespan_s
-from workbench_studies.papers.confidant.testbed import PAPER, description, mini_batches_s
+from workbench_studies.papers.confidant.testbed import PAPER, mini_batches_s, pace_s, profile_of
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed, read_constants
+from workbench_studies.papers.result import Number, Result, read_constants
 
 MODEL, TRAINING, QUITTING, IDLE = "BERT-Base", 3, 1, 3
 MBIT = 125_000
@@ -43,22 +41,21 @@ class Phones:
             for number in range(5)
         )
         self.cluster, self._batch, self._tokens = Cluster(name="five phones", devices=phones), batch, tokens
-        sizes: dict[str, Any] = {"batch_sizes": (batch,), "sequence_lengths": (tokens,)}
-        self.profile: Profile = analytic_profile(description(MODEL), self.cluster, technique=technique, **sizes)
+        self.profile = profile_of(MODEL, self.cluster, batch=batch, tokens=tokens, technique=technique)
 
     def plan(self, *ranks: int) -> Plan:
         """Return a plan with equal blocks for some devices."""
-        each = self.profile.num_layers // len(ranks)
-        shares = [(Share(rank=rank, samples=self._batch),) for rank in ranks]
-        stages = tuple(
-            Stage(start=number * each, stop=(number + 1) * each, shares=stage_shares)
-            for number, stage_shares in enumerate(shares)
-        )
+        cuts = range(0, self.profile.num_layers + 1, self.profile.num_layers // len(ranks))
+        stages = one_device_stages(ranks, cuts, self._batch)
         return Plan(method="confidant", stages=stages, micro_batch_size=self._batch, num_micro_batches=1)
 
     def trained_s(self, plan: Plan, count: int) -> float:
         """Return the seconds of some mini-batches through an empty pipeline."""
         return mini_batches_s(self.profile, self.cluster, plan, tokens=self._tokens, count=count)
+
+    def pace_s(self, plan: Plan) -> float:
+        """Return the seconds of a mini-batch in the long run."""
+        return pace_s(self.profile, self.cluster, plan, tokens=self._tokens, first=24, count=12)
 
     def moved_s(self, before: Plan, after: Plan, *, lost: int | None = None) -> float:
         """Return the seconds to move the weights to their new places; a lost device's come from the next one, which has
@@ -84,9 +81,9 @@ class Phones:
         return sum(sum(forward[:count]) for count in range(1, len(forward) + 1))
 
 
-def table7(item: Item, settings: Settings) -> Result:
+def table7(item: Item) -> Result:
     """Predict every part with two constants, each fitted to one part."""
-    constants, paper = read_constants(PAPER, dict[str, Any], "table7"), printed(PAPER, "table7")
+    constants, paper = read_constants(PAPER, dict[str, Any], "table7"), item.printed
     phones_of = partial(Phones, **constants)
     phones = phones_of()
     before, fewer = phones.plan(0, 1, 2), phones.plan(0, 2)
@@ -110,7 +107,7 @@ def table7(item: Item, settings: Settings) -> Result:
     def ours(kind: str, part: str) -> Number:
         return 1e3 * seconds[kind][part]
 
-    pace_s = (phones.trained_s(before, 36) - phones.trained_s(before, 24)) / 12
+    each_s = phones.pace_s(before)
     rows = []
     for technique in ("full", "lora"):
         for rate in (constants["bytes_per_s"] / MBIT, 100.0, 1000.0):
@@ -125,7 +122,7 @@ def table7(item: Item, settings: Settings) -> Result:
                     price.loading_s + world.trained_s(before, 32) + price.still_s,
                 )
             )
-    stale = proactive["Substitution"] / pace_s
+    stale = proactive["Substitution"] / each_s
     parts = sum(paper["passive", part] for part in passive)
     return item.result(
         item.compare(ours),
@@ -134,7 +131,7 @@ def table7(item: Item, settings: Settings) -> Result:
         mbit=constants["bytes_per_s"] / MBIT,
         gflops=constants["flops_per_s"] / 1e9,
         stale=stale,
-        pace=pace_s,
+        pace=each_s,
         detection=paper["passive", "Detection"],
         search=paper["proactive", "Search"],
         parts=parts,
@@ -237,13 +234,13 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
     return step * prices.step_s / now_s
 
 
-def goodput(item: Item, settings: Settings) -> Result:
+def goodput(item: Item) -> Result:
     """Simulate runs on devices that come and go, by the mean time that they stay."""
     constants = read_constants(PAPER, dict[str, Any], "table7")
     phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
     before = phones.plan(0, 1, 2)
     price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
-    step_s = (phones.trained_s(before, 36) - phones.trained_s(before, 24)) / 12
+    step_s = phones.pace_s(before)
     loss_s = SILENCE_S + PING_EVERY_S / 2 + price.loading_s + price.moving_s + phones.trained_s(before, 1) - step_s
     prices = Prices(step_s=step_s, backup_s=price.keeping_s / BACKUP_EVERY, loss_s=loss_s, substitution=price)
     ways: dict[str, dict[str, Any]] = {

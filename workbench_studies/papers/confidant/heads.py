@@ -21,9 +21,9 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 from workbench.profiler.descriptions import LayerShape
-from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
+from workbench_studies.papers.confidant.testbed import description, load_constants
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings, printed
+from workbench_studies.papers.result import Result
 
 PROFILES, SEED = 1000, 0
 SMOOTH_PROCESSORS, STARTS = (2, 3, 4), (0.0, 3.0)
@@ -75,7 +75,7 @@ def summary(results: Sequence[tuple[int, float, float] | None]) -> dict[str, flo
     return named
 
 
-def algorithm1(item: Item, settings: Settings) -> Result:
+def algorithm1(item: Item) -> Result:
     """Compare Algorithm 1 with the optimum."""
     draw = random.Random(SEED)
     profiles = [random_profile(draw) for _ in range(PROFILES)]
@@ -110,7 +110,6 @@ def algorithm1(item: Item, settings: Settings) -> Result:
         mean=named["mean gap, without surplus"],
         quarter=by_epsilon[0.25]["too many heads"],
         eighth=by_epsilon[0.125]["too many heads"],
-        largest=named["largest gap, without surplus"],
     )
 
 
@@ -126,11 +125,11 @@ def bound(share: float, processors: float) -> float:
     return 1 / (1 - share + share / processors)
 
 
-def fig4(item: Item, settings: Settings) -> Result:
+def fig4(item: Item) -> Result:
     """Compare the bounds of heads, and of heads and columns, over two equal processors with the paper's ratios over
     FTPipeHD.
     """
-    constants, paper = load_constants(), printed(PAPER, "fig4")
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(lambda model, devices: bound(attention_share(model, constants.tokens), 2))
     rows = []
     for model in dict.fromkeys(model for model, _ in paper):

@@ -15,13 +15,19 @@ from workbench.planners import Problem
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import Need, rank_need
-from workbench.profiler.analytic import analytic_profile
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench.tasks import TASKS
-from workbench_studies.papers.confidant.testbed import PAPER, Constants, description, load_constants
+from workbench_studies.papers.confidant.testbed import (
+    PAPER,
+    Constants,
+    description,
+    load_constants,
+    profile_of,
+    stages_bytes,
+)
 from workbench_studies.papers.device_titles import title_number, titles
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed, read_constants
+from workbench_studies.papers.items import Item, each_cell
+from workbench_studies.papers.result import OOM, Number, Result, printed, read_constants
 
 GB = 1e9
 DATASETS = {"Conll2003": "token_classification", "SQuAD2.0": "question_answering", "Alpaca": "instruction_tuning"}
@@ -37,9 +43,7 @@ def need(model: str, tokens: int, batch: int) -> Need:
     """Return the memory of full fine-tuning of the whole model with AdamW in float32, without a language head's
     logits.
     """
-    profile = analytic_profile(
-        description(model), ONE_DEVICE, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
-    )
+    profile = profile_of(model, ONE_DEVICE, batch=batch, tokens=tokens)
     return rank_need(profile, 0, 0, profile.num_layers, samples=batch, sequence_length=tokens, in_flight=1)
 
 
@@ -88,34 +92,26 @@ def model_of(device: str) -> str:
     return next(model for model, title in titles().items() if device.lower() in title.lower())
 
 
-def table2(item: Item, settings: Settings) -> Result:
-    """Compare the catalogue's titles with the paper's specifications; the catalogue has no GPU."""
-
-    def ours(device: str, quantity: str) -> Number:
-        if quantity == "memory":
-            return title_number(model_of(device), quantity)
-        name = printed(PAPER, "table2")[device, quantity]
-        return name if name in titles()[model_of(device)] else None
-
-    return item.result(item.compare(ours))
+@each_cell
+def table2(device: str, quantity: str) -> Number:
+    """Return what the catalogue's title says of a device, as the paper names it; the catalogue has no GPU."""
+    if quantity == "memory":
+        return title_number(model_of(device), quantity)
+    name = printed(PAPER, "table2")[device, quantity]
+    return name if name in titles()[model_of(device)] else None
 
 
-def table4(item: Item, settings: Settings) -> Result:
-    """Compare the clusters' devices with the paper's."""
-
-    def ours(cluster: str, place: str) -> Number:
-        name = printed(PAPER, "table4")[cluster, place]
-        model = load_cluster(cluster.lower().replace(" #", "-")).devices[int(place) - 1].model
-        return name if model == model_of(name) else model
-
-    return item.result(item.compare(ours))
+@each_cell
+def table4(cluster: str, place: str) -> Number:
+    """Return the device at a place of our cluster, as the paper names it if it is the same."""
+    name = printed(PAPER, "table4")[cluster, place]
+    model = load_cluster(cluster.lower().replace(" #", "-")).devices[int(place) - 1].model
+    return name if model == model_of(name) else model
 
 
 def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int) -> Equation3:
     """Return the costs of full fine-tuning by AdamW with a frozen embedding, as in the authors' code (FTPipeHD)."""
-    profile = analytic_profile(
-        description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
-    )
+    profile = profile_of(model, cluster, batch=batch, tokens=tokens)
     words = FP32_BYTES * description(model).embedding_params
     rows = tuple(
         (
@@ -134,16 +130,10 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
     if device.startswith("Confidant"):
         costs = frozen_embedding(model, load_cluster(device.lower().replace(" #", "-")), tokens, batch)
         try:
-            stages = plan_asynchronous(costs, searches=False, method=PAPER).stages
+            plan = plan_asynchronous(costs, searches=False, method=PAPER)
         except PlanError:
             return OOM, 0
-        used = [
-            costs.need(
-                stage.ranks[0], len(stages) - 1 - index, stage.start, stage.stop, num_stages=len(stages)
-            ).total_bytes
-            for index, stage in enumerate(stages)
-        ]
-        return fmean(used) / GB, costs.profile.num_layers
+        return fmean(stages_bytes(costs, plan)) / GB, costs.profile.num_layers
     phone = load_device(model_of(device))
     costs = frozen_embedding(model, Cluster(name=device, devices=(phone,)), tokens, batch)
     fitting = [
@@ -154,11 +144,11 @@ def held(model: str, batch: int, device: str, tokens: int) -> tuple[Number, int]
     return max(fitting, default=0) / GB, len(fitting)
 
 
-def table6(item: Item, settings: Settings) -> Result:
+def table6(item: Item) -> Result:
     """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to one cell of
     GPT2-Medium.
     """
-    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], printed(PAPER, "table6")
+    tokens, paper = read_constants(PAPER, dict[str, int], "table6")["tokens"], item.printed
     needs = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens) for labels in paper}
     comparisons = item.compare(lambda *labels: needs[labels[:3]][labels[3] == "blocks"])
     means = [
@@ -170,22 +160,19 @@ def table6(item: Item, settings: Settings) -> Result:
     return item.result(comparisons, holds={"fewer": drops}, tokens=tokens, part=part, whole=total)
 
 
-def table3(item: Item, settings: Settings) -> Result:
-    """Compare our model sizes with the paper's, and say which of its datasets can be read."""
+@each_cell
+def table3(model: str, quantity: str) -> Number:
+    """Return a size of our model, or the name of the paper's dataset if it can be read."""
+    if quantity == "dataset":
+        name = printed(PAPER, "table3")[model, quantity]
+        return name if DATASETS[name] in TASKS else None
     fields = {"blocks": "num_layers", "heads": "heads", "embedding": "hidden"}
-
-    def ours(model: str, quantity: str) -> Number:
-        if quantity == "dataset":
-            name = printed(PAPER, "table3")[model, quantity]
-            return name if DATASETS[name] in TASKS else None
-        return float(getattr(description(model), fields[quantity]))
-
-    return item.result(item.compare(ours))
+    return float(getattr(description(model), fields[quantity]))
 
 
-def table1(item: Item, settings: Settings) -> Result:
+def table1(item: Item) -> Result:
     """Predict each model's memory with one sequence length, which is fitted to BERT-Base."""
-    constants, paper, table6 = load_constants(), printed(PAPER, "table1"), printed(PAPER, "table6")
+    constants, paper, table6 = load_constants(), item.printed, printed(PAPER, "table6")
     models = tuple(dict.fromkeys(model for model, _ in paper))
     printed_gb = {model: paper[model, "memory"] for model in models}
 

@@ -11,14 +11,12 @@ from itertools import pairwise, product
 from workbench.core.catalogue import load_cluster
 from workbench.core.plan import Plan
 from workbench.core.summary import BATTERY_V, device_j
-from workbench.planners import Problem
 from workbench.planners.asynchronous import asynchronous_plan, partition_in_order, plan_asynchronous
 from workbench.planners.equation3 import Equation3
-from workbench.profiler.analytic import analytic_profile
 from workbench.simulator.steps import mini_batches
-from workbench_studies.papers.confidant.testbed import PAPER, description, load_constants
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings
+from workbench_studies.papers.confidant.testbed import PAPER, costs_of, load_constants
+from workbench_studies.papers.items import Item, each_cell
+from workbench_studies.papers.result import Number, Result, Row
 
 MINI_BATCHES = 10
 """As in section 5.2.2."""
@@ -50,11 +48,8 @@ def mah(joules: float) -> float:
 
 def full_costs(model: str, devices: int) -> Equation3:
     """Return the costs of full fine-tuning on Table 4's devices with Table 1's sequence length."""
-    cluster, tokens, batch = load_cluster(f"confidant-{devices}"), load_constants().tokens, BATCH_SIZES[model]
-    profile = analytic_profile(
-        description(model), cluster, technique="full", batch_sizes=(batch,), sequence_lengths=(tokens,)
-    )
-    return Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
+    cluster = load_cluster(f"confidant-{devices}")
+    return costs_of(model, cluster, batch=BATCH_SIZES[model], tokens=load_constants().tokens)
 
 
 @cache
@@ -92,7 +87,7 @@ def speedup(model: str, devices: str, way: str) -> float:
     return (PROCESSORS if way == "Confidant" else 1) * min(simulated.alone_s) / simulated.seconds[way]
 
 
-def fastest(item: Item, settings: Settings) -> Result:
+def fastest(item: Item) -> Result:
     """Compare the speedups over the fastest single device."""
     comparisons = item.compare(speedup)
     rows = []
@@ -115,7 +110,7 @@ def fastest(item: Item, settings: Settings) -> Result:
     )
 
 
-def transmission(item: Item, settings: Settings) -> Result:
+def transmission(item: Item) -> Result:
     """Compare the share of sending a stage's output in the stage's time."""
     shares = list[float]()
     for devices in (3, 4):
@@ -132,19 +127,18 @@ def transmission(item: Item, settings: Settings) -> Result:
     )
 
 
-def acceleration(item: Item, settings: Settings) -> Result:
-    """Compare the least and the largest acceleration."""
+@each_cell
+def acceleration(bound: str) -> Number:
+    """Return the least or the largest acceleration."""
     runs = [trained(model, devices) for model in BATCH_SIZES for devices in (3, 4)]
-    bounds = {
-        "least": min(run.seconds["FTPipeHD"] / run.seconds["Confidant"] for run in runs),
-        "most": max(PROCESSORS * min(run.alone_s) / run.seconds["Confidant"] for run in runs),
-    }
-    return item.result(item.compare(lambda bound: bounds[bound]))
+    if bound == "least":
+        return min(run.seconds["FTPipeHD"] / run.seconds["Confidant"] for run in runs)
+    return max(PROCESSORS * min(run.alone_s) / run.seconds["Confidant"] for run in runs)
 
 
-def fig8(item: Item, settings: Settings) -> Result:
+def fig8(item: Item) -> Result:
     """Compute the charge that ten mini-batches take on single devices and on three together."""
-    cells, totals, rows = [], list[float](), list[tuple[Number, ...]]()
+    cells, totals, rows = [], list[float](), list[Row]()
     over_largest = []
     for model in BATCH_SIZES:
         simulated = trained(model, 3)

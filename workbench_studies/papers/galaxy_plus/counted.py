@@ -23,7 +23,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     profile,
 )
 from workbench_studies.papers.items import Item, Rows, worst
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Result, Row, printed
 
 MEMORY, PI, A100 = "memory footprint", "latency per token on RPi-M", "latency per token on A100"
 A100_FLOPS_PER_S = 19.5e12  # [datasheet] fp32
@@ -61,19 +61,15 @@ def cell(constants: Constants, model: str, quantity: str) -> float | str:
     return 1e3 * token_s(model, flops_per_s=A100_FLOPS_PER_S, weight_bytes_per_s=rate, layer_s=layer_s)
 
 
-def table1(item: Item, settings: Settings) -> Result:
+def table1(item: Item) -> Result:
     """Count memory footprint and latency of a single token."""
     constants = load_constants()
     comparisons = item.compare(lambda *labels: cell(constants, *labels))
-    largest = max(
-        (comparison for comparison in comparisons if comparison.labels[1] == MEMORY),
-        key=lambda comparison: abs(comparison.deviation or 0.0),
-    )
     verdicts = [comparison.agrees for comparison in comparisons if comparison.agrees is not None]
     on_pi, on_a100 = (float(cell(constants, "Bert-L", quantity)) for quantity in (PI, A100))
     ratio = 1e3 * on_pi / on_a100
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         return cell(changed, "Bert-L", PI), *(cell(changed, model, A100) for model in ("Bert-L", "ViT-Huge", "GPT2-L"))
 
     # DistilBert's printed 0.11 s and 0.3 ms.
@@ -88,8 +84,6 @@ def table1(item: Item, settings: Settings) -> Result:
             "sensitivity": item.sensitivity(constants, score, scaled),
         },
         holds={"oom": all(verdicts)},
-        where=largest.labels[0],
-        largest=largest.deviation,
         agreeing=sum(map(bool, verdicts)),
         count=len(verdicts),
         ratio=ratio,
@@ -162,9 +156,9 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
     return need.attention_bytes + need.feed_forward_bytes, flops, sent_bytes
 
 
-def table2(item: Item, settings: Settings) -> Result:
+def table2(item: Item) -> Result:
     """Count memory, computation and communication of both schemes from the schedules."""
-    constants, formulas = load_constants(), printed(PAPER, "table2")
+    constants, formulas = load_constants(), item.printed
     counted = {(scheme, count): volumes(constants, scheme, count) for scheme, count in product(RINGS, COUNTS)}
     comparisons = []
     for (scheme, count), quantities in counted.items():

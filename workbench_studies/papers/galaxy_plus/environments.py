@@ -16,6 +16,7 @@ from workbench_studies.papers.galaxy_plus.systems import (
     OURS,
     SEQUENCE,
     run_system,
+    speed_up,
 )
 from workbench_studies.papers.galaxy_plus.testbed import (
     ENVIRONMENTS,
@@ -28,7 +29,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     load_constants,
 )
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Result, Row, printed
 
 MBITS = (125, 250, 500, 750, 1000)
 OTHERS = (MEGATRON, SEQUENCE, EDGESHARD)
@@ -44,14 +45,10 @@ def speed_ups(constants: Constants) -> Cells:
     """Return the speed-up of Galaxy+, None where a method runs out of memory, by (model, environment, baseline,
     Mbit/s).
     """
-    speed_up_of: dict[tuple[str, str, str, int], float | None] = {}
-    for environment, model, mbits in product(ENVIRONMENTS, TABLE_V, MBITS):
-        ours = run_system(constants, model, environment, OURS, mbits)
-        for system in BASELINES:
-            speed_up_of[model, environment, system, mbits] = ours.speed_up(
-                run_system(constants, model, environment, system, mbits)
-            )
-    return speed_up_of
+    return {
+        (model, environment, system, mbits): speed_up(constants, model, environment, system, mbits)
+        for environment, model, mbits, system in product(ENVIRONMENTS, TABLE_V, MBITS, BASELINES)
+    }
 
 
 def bounds(
@@ -68,12 +65,12 @@ def bounds(
     return min(chosen), max(chosen)
 
 
-def fig12(item: Item, settings: Settings) -> Result:
+def fig12(item: Item) -> Result:
     """Simulate every method at every bandwidth."""
     constants = load_constants()
     cells, (a, b) = speed_ups(constants), ENVIRONMENTS
     comparisons = []
-    for (environment, against, bound), value in printed(PAPER, "fig12").items():
+    for (environment, against, bound), value in item.printed.items():
         systems = (GALAXY,) if against == GALAXY else OTHERS
         for name, models in (("models that fit the text", WITHIN), ("all models", TABLE_V)):
             value_of_bound = bounds(cells, environment, systems, models)[bound == "most"]
@@ -90,7 +87,7 @@ def fig12(item: Item, settings: Settings) -> Result:
         for mbits in MBITS
     }
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         simulated = speed_ups(changed)
         return (*bounds(simulated, a, OTHERS), *bounds(simulated, b, OTHERS), bounds(simulated, "any", (GALAXY,))[1])
 
@@ -100,7 +97,7 @@ def fig12(item: Item, settings: Settings) -> Result:
         key: table[key[0], key[1], f"speed-up over {key[2]}"] for key in product(TABLE_V, ENVIRONMENTS, BASELINES)
     }
     flat = {(*key, 0): value if isinstance(value, float) else None for key, value in printed_factors.items()}
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, BASELINES):
         values = [cells[model, environment, system, mbits] for mbits in MBITS]
         rows.append((model, environment, system, *(OOM if value is None else value for value in values)))
@@ -138,14 +135,11 @@ def _collective_percent(constants: Constants, mbit_per_s: int) -> float:
 
 def factors(constants: Constants, environment: str) -> dict[tuple[str, str], float]:
     """Return a method's seconds over Galaxy+'s, by (baseline, model), if neither runs out of memory."""
-    factor_of = {}
-    for system, model in product(BASELINES, MODELS):
-        value = run_system(constants, model, environment, OURS).speed_up(
-            run_system(constants, model, environment, system)
-        )
-        if value is not None:
-            factor_of[system, model] = value
-    return factor_of
+    return {
+        (system, model): value
+        for system, model in product(BASELINES, MODELS)
+        if (value := speed_up(constants, model, environment, system)) is not None
+    }
 
 
 def most(constants: Constants, environment: str) -> tuple[float, str, str]:
@@ -153,16 +147,16 @@ def most(constants: Constants, environment: str) -> tuple[float, str, str]:
     return max((value, model, system) for (system, model), value in factors(constants, environment).items())
 
 
-def fig13(item: Item, settings: Settings) -> Result:
+def fig13(item: Item) -> Result:
     """Compute every method on four Nanos and on four cards."""
-    constants, paper = load_constants(), printed(PAPER, "fig13")
+    constants, paper = load_constants(), item.printed
     factors_of = {environment: factors(constants, environment) for environment in (NANOS, CARDS)}
     largest = {environment: most(constants, environment) for environment in factors_of}
     comparisons = [
         item.cell((environment, "most"), paper[environment, "most"], value, note=f"{model} over {system}")
         for environment, (value, model, system) in largest.items()
     ]
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for environment, model in product(factors_of, MODELS):
         ours = run_system(constants, model, environment, OURS)
         milliseconds = OOM if ours.seconds is None else 1e3 * ours.seconds
@@ -183,7 +177,7 @@ def fig13(item: Item, settings: Settings) -> Result:
         for environment, each in behind.items()
     }
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         return most(changed, NANOS)[0], most(changed, CARDS)[0]
 
     nanos, cards = (cluster(constants, environment).devices[0].memory_bytes / GB for environment in factors_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from workbench.core.cluster import Cluster
@@ -12,6 +11,7 @@ from workbench.core.report import dilation_note
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import CALIBRATING_REQUESTS, keep_pace, serve
 from workbench.runtime.engines import EngineCluster
+from workbench_studies.papers.result import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def load_spike_executed(
     *,
     until_s: float,
     length: int,
-    notify: Callable[[str], None] = lambda line: None,
+    notify: Progress = lambda line: None,
 ) -> LoadSpikeResult:
     """Run the experiment on emulated devices for until_s of their seconds, and for comparison the best plan without the
     loaded device.

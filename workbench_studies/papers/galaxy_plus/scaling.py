@@ -27,7 +27,6 @@ from workbench_studies.papers.galaxy_plus.systems import (
 from workbench_studies.papers.galaxy_plus.testbed import (
     ENVIRONMENTS,
     MODELS,
-    PAPER,
     TABLE_V,
     Constants,
     cluster,
@@ -36,7 +35,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     profile,
 )
 from workbench_studies.papers.items import Item, Rows
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Number, Result, Row
 
 SCALED = ("GPT2-L", "OPT-L")
 PRINTED = (2, 3, 4)
@@ -113,7 +112,7 @@ def _result(
     item: Item, scaled: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **texts: Any
 ) -> Result:
     """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
-    paper = {model: value for (model, _), value in printed(PAPER, item.name).items()}
+    paper = {model: value for (model, _), value in item.printed.items()}
     way = weak if item.name == "fig14" else strong
     behind = [
         f"{model} on {count} devices: {scaled[model, OURS][count]:.2f}, {system} {scaled[model, system][count]:.2f}"
@@ -145,7 +144,7 @@ def _result(
     )
 
 
-def fig14(item: Item, settings: Settings) -> Result:
+def fig14(item: Item) -> Result:
     """Compute weak scaling, 96 tokens for each device."""
     constants = load_constants()
     scaled = {(model, system): weak(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
@@ -163,7 +162,7 @@ def fig14(item: Item, settings: Settings) -> Result:
     )
 
 
-def fig15(item: Item, settings: Settings) -> Result:
+def fig15(item: Item) -> Result:
     """Compute strong scaling, 384 tokens in all."""
     constants = load_constants()
     scaled = {(model, system): strong(constants, model, system, MANY) for model, system in product(SCALED, SYSTEMS)}
@@ -186,7 +185,7 @@ def fig15(item: Item, settings: Settings) -> Result:
 
 def plans(constants: Constants) -> Rows:
     """Return every method's partition, devices and seconds, or the missing memory."""
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for environment, model, system in product(ENVIRONMENTS, TABLE_V, (OURS, *BASELINES[::-1])):
         system_run = run_system(constants, model, environment, system)
         if system_run.plan is None:

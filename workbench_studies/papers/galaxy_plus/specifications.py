@@ -5,8 +5,8 @@ from __future__ import annotations
 from workbench.core.catalogue import load_cluster, load_device
 from workbench_studies.papers.device_titles import title_number
 from workbench_studies.papers.galaxy_plus.testbed import CLUSTERS, GB
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings
+from workbench_studies.papers.items import each_cell
+from workbench_studies.papers.result import Number
 
 MODELS = {
     "RPi-S": "rpi-4b-s",
@@ -18,7 +18,8 @@ MODELS = {
 MBIT = 125_000
 
 
-def of_catalogue(what: str, quantity: str) -> Number:
+@each_cell
+def table4(what: str, quantity: str) -> Number:
     """Return the catalogue's number: of a device its clock or budget, of an environment its devices or bandwidth."""
     if quantity == "clock":
         return title_number(MODELS[what], quantity)
@@ -30,11 +31,4 @@ def of_catalogue(what: str, quantity: str) -> Number:
     return float(sum(device.model == MODELS[quantity] for device in devices))
 
 
-def table4(item: Item, settings: Settings) -> Result:
-    """Compare the Raspberry Pis and the environments A and B."""
-    return item.result(item.compare(of_catalogue))
-
-
-def table6(item: Item, settings: Settings) -> Result:
-    """Compare the environments C and D."""
-    return item.result(item.compare(of_catalogue))
+table6 = table4

@@ -7,7 +7,6 @@ IV-C).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -18,13 +17,12 @@ from workbench.methods.galaxy_plus.planners import algorithm_1
 from workbench.plots.export import Captioned
 from workbench_studies.papers.drawing import draw, paired_bars
 from workbench_studies.papers.galaxy_plus.scaling import plans, scheduled
-from workbench_studies.papers.galaxy_plus.systems import BASELINES, OURS, run_system
+from workbench_studies.papers.galaxy_plus.systems import BASELINES, OURS, run_system, speed_up
 from workbench_studies.papers.galaxy_plus.testbed import (
     ENVIRONMENTS,
     GB,
     GIB,
     MODELS,
-    PAPER,
     TABLE_V,
     Constants,
     cluster,
@@ -32,8 +30,8 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     problem,
     profile,
 )
-from workbench_studies.papers.items import Item, Rows, median_off, swapped
-from workbench_studies.papers.result import OOM, Comparison, Number, Result, Settings, printed
+from workbench_studies.papers.items import Item, Rows, columns_in_order, median_off
+from workbench_studies.papers.result import OOM, Cells, Comparison, Number, Result, Row
 
 CONFIGURATION = "HMP configuration"
 SPEED_UP = {system: f"speed-up over {system}" for system in BASELINES}
@@ -43,18 +41,16 @@ NEAR_LAYERS = 2
 SHARES = (0.0, 0.25, 0.375, 0.5, 1.0)
 HANDLED = (1.6, 1.0, 0.6, 0.2, 0.0)
 """Shares of the fitted handling of a byte that are tried."""
-Cells = Mapping[tuple[str, ...], Number]
 
 
-def cells(constants: Constants) -> dict[tuple[str, ...], Number]:
+def cells(constants: Constants) -> Cells:
     """Return our [P,Q] and speed-ups, or OOM, by (model, environment, quantity)."""
-    values: dict[tuple[str, ...], Number] = {}
+    values: Cells = {}
     for model, environment in product(TABLE_V, ENVIRONMENTS):
-        ours = run_system(constants, model, environment, OURS)
-        values[model, environment, CONFIGURATION] = ours.configuration
+        values[model, environment, CONFIGURATION] = run_system(constants, model, environment, OURS).configuration
         for system in BASELINES:
-            speed_up = ours.speed_up(run_system(constants, model, environment, system))
-            values[model, environment, SPEED_UP[system]] = OOM if speed_up is None else speed_up
+            value = speed_up(constants, model, environment, system)
+            values[model, environment, SPEED_UP[system]] = OOM if value is None else value
     return values
 
 
@@ -75,26 +71,27 @@ def verdicts(ours: Cells, paper: Cells) -> tuple[int, int]:
     return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in keys), len(keys)
 
 
-def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
-    """Return the rows (model and environment) whose methods are in the paper's order, all rows, and the pairs that are
-    not.
-
-    tie: two methods that differ by no more than this share in the paper have no order.  Galaxy+ itself counts as 1.
+def in_order(ours: Cells, paper: Cells, tie: float = TIE) -> tuple[int, int, list[str]]:
+    """Return the rows (model and environment) whose methods are in the paper's order (see columns_in_order).  Galaxy+
+    itself counts as 1.
     """
-    wrong = []
-    for model, environment in product(TABLE_V, ENVIRONMENTS):
-        row = [
-            (system, paper[model, environment, label], ours[model, environment, label])
-            for system, label in SPEED_UP.items()
+    rows = {
+        f"{model} in {environment}": [
+            (OURS, 1.0, 1.0),
+            *(
+                (system, paper[model, environment, label], ours[model, environment, label])
+                for system, label in SPEED_UP.items()
+            ),
         ]
-        wrong.append([f"{model} in {environment}: {pair}" for pair in swapped([(OURS, 1.0, 1.0), *row], tie)])
-    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+        for model, environment in product(TABLE_V, ENVIRONMENTS)
+    }
+    return columns_in_order(rows, tie)
 
 
-def table5(item: Item, settings: Settings) -> Result:
+def table5(item: Item) -> Result:
     """Compute the time of every method's plan."""
     constants = load_constants()
-    paper = {labels: value for labels, value in printed(PAPER, "table5").items() if labels[2] in QUANTITIES}
+    paper = {labels: value for labels, value in item.printed.items() if labels[2] in QUANTITIES}
     ours = cells(constants)
     comparisons = []
     for labels, value in paper.items():
@@ -102,17 +99,17 @@ def table5(item: Item, settings: Settings) -> Result:
         note = "not to be had by arithmetic, or not by Algorithm 1: see the sums" if far else ""
         comparisons.append(item.cell(labels, value, ours[labels], note=note))
 
-    def score(simulated: Cells, printed_cells: Cells) -> tuple[Number, ...]:
+    def score(simulated: Cells, printed_cells: Cells) -> Row:
         medians = (median_deviation(simulated, printed_cells, (environment,)) for environment in ENVIRONMENTS)
         return (
             configurations_near(simulated, paper),
             *medians,
             verdicts(simulated, paper)[0],
-            columns_in_order(simulated, paper, TIE)[0],
+            in_order(simulated, paper)[0],
         )
 
     # Bert-L's printed cells of the same environment for every model, all layers scheme 2.
-    copied: dict[tuple[str, ...], Number] = {}
+    copied: Cells = {}
     for labels, value in paper.items():
         layers = sum(map(int, str(value).strip("[]").split(","))) if labels[2] == CONFIGURATION else 0
         copied[labels] = f"[0,{layers}]" if layers else paper["Bert-L", labels[1], labels[2]]
@@ -120,7 +117,7 @@ def table5(item: Item, settings: Settings) -> Result:
     median_a, median_b = (median_deviation(ours, paper, (environment,)) for environment in ENVIRONMENTS)
     near, in_a = configurations_near(ours, paper), configurations_near(ours, paper, ENVIRONMENTS[:1])
     agreeing, num_verdicts = verdicts(ours, paper)
-    good, count, wrong = columns_in_order(ours, paper, TIE)
+    good, count, wrong = in_order(ours, paper)
     fitted = _fitted(constants, paper)
     return item.result(
         comparisons,
@@ -149,7 +146,7 @@ def table5(item: Item, settings: Settings) -> Result:
         good=good,
         count=count,
         swapped=f": {'; '.join(wrong)}" if wrong else "",
-        strict=columns_in_order(ours, paper, 0.0)[0],
+        strict=in_order(ours, paper, 0.0)[0],
     )
 
 
@@ -159,7 +156,7 @@ def _fitted(constants: Constants, paper: Cells) -> list[tuple[float, ...]]:
     for share in HANDLED:
         ours = cells(replace(constants, handling_s_per_byte=share * constants.handling_s_per_byte))
         medians = (median_deviation(ours, paper, (environment,)) for environment in ENVIRONMENTS)
-        rows.append((1e9 * share * constants.handling_s_per_byte, *medians, columns_in_order(ours, paper, TIE)[0]))
+        rows.append((1e9 * share * constants.handling_s_per_byte, *medians, in_order(ours, paper)[0]))
     return rows
 
 
@@ -208,7 +205,7 @@ def least_bytes(model: str, second: int) -> tuple[float, float]:
 
 
 def _weights(constants: Constants, paper: Cells) -> Rows:
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for environment in ENVIRONMENTS:
         budgets = [device.memory_bytes for device in cluster(constants, environment).devices]
         for model in TABLE_V:
@@ -253,7 +250,7 @@ def _second_layers(constants: Constants, model: str, on: Cluster, environment: s
 
 def _accounting(constants: Constants, paper: Cells) -> Rows:
     """Q by Algorithm 1 under each memory accounting in Env. A, where only the accounting determines it."""
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     on = cluster(constants, ENVIRONMENTS[0])
     larger = replace(
         on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices)
@@ -271,7 +268,7 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
 
 def _balance(constants: Constants, paper: Cells) -> Rows:
     """EdgeShard's maximum disadvantage in Env. B if Galaxy+ were perfectly balanced with a free network."""
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     devices = cluster(constants, ENVIRONMENTS[1]).devices
     speeds = sorted((device.flops_per_s for device in devices), reverse=True)
     for model in TABLE_V:

@@ -26,7 +26,7 @@ from workbench_studies.papers.galaxy_plus.testbed import (
     profile,
 )
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed
+from workbench_studies.papers.result import Result, Row, Series, Settings, printed
 
 LOADED = 1  # the figure's 'Device 1', an RPi-L
 FACTORS = (2.0, 4.0, 8.0)
@@ -96,13 +96,13 @@ def busy(report: ServingReport, rank: int) -> tuple[float, float]:
     return 100 * share(0, begins), 100 * share(start, report.end_s)
 
 
-def fig16(item: Item, settings: Settings) -> Result:
+def fig16(item: Item) -> Result:
     """Simulate serving under each reaction."""
     constants = load_constants()
     reports = served(constants, FACTOR)
     names = [device.name for device in cluster(constants, FIG_16).devices]
     others = {rank: name for rank, name in enumerate(names) if rank != LOADED}
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for factor in FACTORS:
         for name, report in served(constants, factor).items():
             excluded = report.events_of("excluded", rank=LOADED)
@@ -136,9 +136,7 @@ def fig16(item: Item, settings: Settings) -> Result:
     )
 
 
-def _series(
-    reports: dict[str, ServingReport], begins_s: float, step_s: float, per_s: float
-) -> dict[str, tuple[tuple[float, float], ...]]:
+def _series(reports: dict[str, ServingReport], begins_s: float, step_s: float, per_s: float) -> Series:
     """Return throughput over `per_s` seconds and each device's utilisation in per cent over time, in steps of
     `step_s`.
     """
@@ -184,7 +182,7 @@ def result_of(item: Item, spike: LoadSpikeResult, model: str, length: int) -> Re
     restored_s = spike.restored_s("exclude", 0.9)
     reports = {name: spike.reports[REACTIONS[name]] for name in (WITHOUT, WITH)}
     names = [device.name for device in reports[WITH].cluster.devices]
-    rows: list[tuple[Number, ...]] = [
+    rows: list[Row] = [
         (
             name,
             event.time_s,

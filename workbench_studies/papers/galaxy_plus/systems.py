@@ -158,10 +158,6 @@ class Run:
         """Return the layers of both schemes as '[P,Q]', or OOM."""
         return OOM if self.plan is None else "[{},{}]".format(*self.plan.configuration)
 
-    def speed_up(self, other: Run) -> float | None:
-        """Return another method's seconds over these; None if one of them runs out of memory."""
-        return None if self.seconds is None or other.seconds is None else other.seconds / self.seconds
-
 
 @lru_cache(maxsize=8192)
 def run_system(
@@ -186,3 +182,11 @@ def run_system(
     seconds = {way: printed_s(way, costs, on, lengths, handled) for way in ways}
     best = min(ways, key=lambda way: seconds[way])
     return Run(plan=best, seconds=seconds[best])
+
+
+def speed_up(
+    constants: Constants, model: str, environment: str, system: str, mbit_per_s: float | None = None
+) -> float | None:
+    """Return a method's seconds over Galaxy+'s; None if one of them runs out of memory."""
+    ours_s, other_s = (run_system(constants, model, environment, each, mbit_per_s).seconds for each in (OURS, system))
+    return None if ours_s is None or other_s is None else other_s / ours_s

@@ -125,14 +125,16 @@ def table2_long(item: Item, settings: Settings) -> Result:
     outcomes = run_searched(settings, trials_by_row)
     reached, steps = mean_score(outcomes[Q4]), trials_by_row[Q4].steps
     zero, calibrated = (mean_score(outcomes[name]) for name in (ZERO_SHOT, CALIBRATED))
-    texts: dict[str, Any] = {
-        "steps": steps,
-        "search": min(steps, SEARCH_STEPS),
-        "reached": reached,
-        "zero": zero,
-        "calibrated_score": calibrated,
-    }
-    return _result(item, outcomes, {}, **texts)
+    return _result(
+        item,
+        outcomes,
+        {},
+        steps=steps,
+        search=min(steps, SEARCH_STEPS),
+        reached=reached,
+        zero=zero,
+        calibrated_score=calibrated,
+    )
 
 
 def table2_references(item: Item, settings: Settings) -> Result:
@@ -193,7 +195,7 @@ def mean_score(outcomes: Sequence[TrialOutcome]) -> float:
 
 def table7(item: Item, settings: Settings) -> Result:
     """Execute LoRA, LoRA-FA, DoRA and VeRA, trained with forward passes only."""
-    trials_by_row, paper = rows_of(item.name, settings), printed(PAPER, "table7")
+    trials_by_row, paper = rows_of(item.name, settings), item.printed
     outcomes = run_searched(settings, trials_by_row)
     means = {name: mean_score(each) for name, each in outcomes.items()}
     rows = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.core.serial import load_or_compute, read_stored
 from workbench.trainings.queries import Curve, QueryTraining, Trial
+from workbench_studies.papers.result import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Runner:
     lines.
     """
 
-    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder, self.progress = folder, progress
 
     def outcome(self, trial: Trial) -> TrialOutcome:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from workbench.methods.p_rge.options import PRGEOptions
 from workbench.tasks.wording import PROMPTS
 from workbench_studies.papers.device_titles import title_number
-from workbench_studies.papers.items import Item
+from workbench_studies.papers.items import Item, each_cell
 from workbench_studies.papers.p_rge.executed import rows_of, trials
 from workbench_studies.papers.result import Number, Result, Settings
 
@@ -27,14 +27,11 @@ TASKS = {"SST-2": "sst2", "WinoGrande": "winogrande"}
 """Our names of tasks that differ from the paper's in more than case."""
 
 
-def table8(item: Item, settings: Settings) -> Result:
-    """Compare the kinds of the 13 tasks' prompts."""
-
-    def ours(task: str, quantity: str) -> Number:
-        prompt = PROMPTS.get(TASKS.get(task, task.lower()))
-        return None if prompt is None else KINDS[prompt.kind]
-
-    return item.result(item.compare(ours))
+@each_cell
+def table8(task: str, quantity: str) -> Number:
+    """Return the kind of a task's prompt."""
+    prompt = PROMPTS.get(TASKS.get(task, task.lower()))
+    return None if prompt is None else KINDS[prompt.kind]
 
 
 def _grid(values: Iterable[float]) -> Number:
@@ -64,18 +61,15 @@ def table9(item: Item, settings: Settings) -> Result:
     return item.result(item.compare(ours))
 
 
-def table10(item: Item, settings: Settings) -> Result:
-    """State the paper's scores with FO-Adam; `table2-references` trains two of them on another model and task."""
-    return item.result(item.compare(lambda *_: None))
+@each_cell
+def table10(*labels: str) -> None:
+    """Compare nothing with the paper's scores with FO-Adam; `table2-references` trains two of them on other data."""
 
 
 table11 = table10
 
 
-def table14(item: Item, settings: Settings) -> Result:
-    """Compare the catalogue's devices with the paper's; of a phone it names no cores."""
-
-    def ours(device: str, quantity: str) -> Number:
-        return title_number(DEVICES[device], quantity) if quantity in ("memory", "cores", "clock") else None
-
-    return item.result(item.compare(ours))
+@each_cell
+def table14(device: str, quantity: str) -> Number:
+    """Return what the catalogue says of a device; of a phone it names no cores."""
+    return title_number(DEVICES[device], quantity) if quantity in ("memory", "cores", "clock") else None

@@ -7,15 +7,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
 from workbench.methods.p_rge.published import Constants, Precision, load_constants
 from workbench.profiler.descriptions import describe
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.p_rge.counted import first_order_step_s, free_rows
-from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, spread
-from workbench_studies.papers.result import Number, Result, Settings, printed
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations
+from workbench_studies.papers.result import Number, Result, printed
 
 MEZO, PRGE, SPEEDUP = "MeZO (LoRA-FA)", "P-RGE", "speedup"
 QUERIES = 16
@@ -46,7 +45,7 @@ def relative_times(constants: Constants) -> dict[tuple[str, str, str, Execution]
     }
 
 
-def table1(item: Item, settings: Settings) -> Result:
+def table1(item: Item) -> Result:
     """State which of the trade-offs take longer than one query; Table 2 examines their benefit."""
     times = relative_times(load_constants())
 
@@ -82,11 +81,10 @@ def jetson_s(constants: Constants, model: str, method: str, length: str, batch: 
     )
 
 
-def table4(item: Item, settings: Settings) -> Result:
+def table4(item: Item) -> Result:
     """Compute both signs separately and in one pass on the Jetson."""
-    constants, paper = load_constants(), printed(PAPER, "table4")
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(jetson_s, constants))
-    spreads = spread(comparisons)
 
     def half(model: str, method: str, length: str, batch: str) -> Number:
         mezo = paper[model, MEZO, length, batch]
@@ -94,14 +92,9 @@ def table4(item: Item, settings: Settings) -> Result:
 
     machine, rows = constants.jetson(), []
     for model in map(describe, MODELS):
-        settings_of_step: dict[str, Any] = {
-            "batch_size": 1,
-            "sequence_length": 64,
-            "execution": "both",
-            "weight_bytes": 0.53,
-        }
-        empty = step_s(model, replace(machine, flops_per_s=1e18), **settings_of_step)
-        arithmetic = step_s(model, replace(machine, layer_s=0.0, dequantized_per_s=0.0), **settings_of_step)
+        seconds = partial(step_s, model, batch_size=1, sequence_length=64, execution="both", weight_bytes=0.53)
+        empty = seconds(replace(machine, flops_per_s=1e18))
+        arithmetic = seconds(replace(machine, layer_s=0.0, dequantized_per_s=0.0))
         prepared = machine.layer_s * model.stack_layers
         equal = free_rows(
             model, replace(machine, layer_s=empty / model.stack_layers, is_asynchronous=True), sequence_length=64
@@ -110,7 +103,6 @@ def table4(item: Item, settings: Settings) -> Result:
     return item.result(
         comparisons,
         tables={"where": rows, "sensitivity": deviations(item, constants, jetson_s, half)},
-        **spreads,
     )
 
 
@@ -126,34 +118,33 @@ def phone(constants: Constants, quantity: str, length: str, batch: str) -> float
     ) / GIB
 
 
-def table5(item: Item, settings: Settings) -> Result:
+def table5(item: Item) -> Result:
     """Compute the phone's NPU, and compare the paper's phone with its Jetson."""
-    constants, paper, board = load_constants(), printed(PAPER, "table5"), printed(PAPER, "table4")
+    constants, paper, board = load_constants(), item.printed, printed(PAPER, "table4")
     comparisons = item.compare(partial(phone, constants))
     rows = []
     for length, both in product(("64", "128"), (2, 4, 8, 16)):
         runtime = paper["runtime", length, str(both)]
         tiny, llama = (board[model, PRGE, length, str(both // 2)] for model in MODELS)
         rows.append((int(length), both, runtime, tiny, llama, runtime / tiny))
-    spreads = spread(comparisons)
     trivial = deviations(item, constants, phone, lambda quantity, *_: paper[quantity, "64", "2"])
-    return item.result(comparisons, tables={"jetson": rows, "sensitivity": trivial}, **spreads)
+    return item.result(comparisons, tables={"jetson": rows, "sensitivity": trivial})
 
 
 def full_s(constants: Constants, method: str, length: str, batch: str) -> float:
     """Return the seconds of a step over all parameters, by MeZO or first-order SGD."""
-    model = describe(LLAMA)
-    settings_of_step: dict[str, Any] = {"batch_size": int(batch), "sequence_length": int(length)}
+    model, rows, tokens = describe(LLAMA), int(batch), int(length)
     if method == "MeZO-SGD":
-        return step_s(model, constants.appendix(), **settings_of_step, swept_params=model.params)
-    return first_order_step_s(model, constants.appendix(), **settings_of_step, updated_params=model.params)
+        return step_s(model, constants.appendix(), batch_size=rows, sequence_length=tokens, swept_params=model.params)
+    return first_order_step_s(
+        model, constants.appendix(), batch_size=rows, sequence_length=tokens, updated_params=model.params
+    )
 
 
-def table6(item: Item, settings: Settings) -> Result:
+def table6(item: Item) -> Result:
     """Compute MeZO's four sweeps over all parameters against first-order SGD."""
-    constants, paper, table13 = load_constants(), printed(PAPER, "table6"), printed(PAPER, "table13")
+    constants, paper, table13 = load_constants(), item.printed, printed(PAPER, "table13")
     comparisons = item.compare(partial(full_s, constants))
-    spreads = spread(comparisons)
     smallest, most = (
         full_s(constants, "MeZO-SGD", *labels) / full_s(constants, "FO-SGD", *labels)
         for labels in (("64", "1"), ("256", "8"))
@@ -174,7 +165,6 @@ def table6(item: Item, settings: Settings) -> Result:
         sweeps=SWEEPS * describe(LLAMA).params * constants.sweep_s_per_param,
         smallest=smallest,
         most=most,
-        **spreads,
     )
 
 
@@ -186,11 +176,11 @@ def server_s(constants: Constants, method: str, length: str, batch: str) -> floa
     )
 
 
-def table13(item: Item, settings: Settings) -> Result:
+def table13(item: Item) -> Result:
     """Compute both signs separately and in one pass on the A100."""
-    constants, paper = load_constants(), printed(PAPER, "table13")
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(server_s, constants))
-    spreads, ours = spread(comparisons), {labels: server_s(constants, *labels) for labels in paper}
+    ours = {labels: server_s(constants, *labels) for labels in paper}
     mine, theirs = (
         {
             labels[1:]: value / cells["P-RGE (inner)", *labels[1:]]
@@ -210,23 +200,23 @@ def table13(item: Item, settings: Settings) -> Result:
         many=mine[many],
         paper_few=theirs[few],
         paper_many=theirs[many],
-        **spreads,
     )
 
 
 def speedup(constants: Constants, model: str, precision: Precision, sequence_length: int, batch_size: int) -> float:
     """Return a sequential step's time over a step with both signs in one pass."""
-    weight_bytes, described, machine = constants.weight_bytes(precision), describe(model), constants.a100(precision)
-    settings_of_step: dict[str, Any] = {
-        "batch_size": batch_size,
-        "sequence_length": sequence_length,
-        "weight_bytes": weight_bytes,
-    }
-    apart = step_s(described, machine, **settings_of_step, execution="sequential")
-    return apart / step_s(described, machine, **settings_of_step, execution="inner")
+    seconds = partial(
+        step_s,
+        describe(model),
+        constants.a100(precision),
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        weight_bytes=constants.weight_bytes(precision),
+    )
+    return seconds(execution="sequential") / seconds(execution="inner")
 
 
-def fig6(item: Item, settings: Settings) -> Result:
+def fig6(item: Item) -> Result:
     """Compute one pass for both signs with fp16, INT8 and NF4 weights."""
     constants, claims = load_constants(), printed(PAPER, "claims")
     names = {"float16": "float16", "nf4": "NF4"}
@@ -254,12 +244,8 @@ def _rates(constants: Constants) -> Rows:
     rows = []
     for precision, model in product(PRECISIONS, MODELS):
         machine = constants.a100(precision)
-        settings_of_step: dict[str, Any] = {
-            "batch_size": 1,
-            "sequence_length": 64,
-            "weight_bytes": constants.weight_bytes(precision),
-        }
-        apart = step_s(describe(model), machine, **settings_of_step)
-        without = step_s(describe(model), replace(machine, dequantized_per_s=0.0), **settings_of_step)
+        weight_bytes = constants.weight_bytes(precision)
+        seconds = partial(step_s, describe(model), batch_size=1, sequence_length=64, weight_bytes=weight_bytes)
+        apart, without = seconds(machine), seconds(replace(machine, dequantized_per_s=0.0))
         rows.append((precision, model, apart, without, machine.dequantized_per_s / 1e9 or None))
     return rows

@@ -6,7 +6,6 @@ Tables 15 and 16 with Fig. 4 are minutes, task by task, Fig. 5 is padding, Table
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -22,8 +21,8 @@ from workbench.tasks import load_task
 from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS, PaddingRow, padding_statistics
 from workbench_studies.papers.items import Item, Rows, median_deviation, swapped, worst
 from workbench_studies.papers.p_rge.counted import FirstOrder, first_order_memory, forward_memory
-from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, memory_rule, spread
-from workbench_studies.papers.result import Number, Result, Settings, printed
+from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations, memory_rule
+from workbench_studies.papers.result import Cells, Number, Result, Settings, printed
 
 MODEL_OF = {"table15": TINY, "table16": LLAMA}
 MODEL_IN = {"table17": TINY, "table18": LLAMA}
@@ -101,17 +100,17 @@ def run_minutes(table: str, constants: Constants, method: str, task: str) -> flo
     return minutes(constants, MODEL_OF[table], method, padded_lengths(constants, table)[task, METHODS[method][0]])
 
 
-def speedups(cells: Mapping[tuple[str, ...], Any], over: str) -> dict[str, float]:
+def speedups(cells: Cells, over: str) -> dict[str, float]:
     """Return, by task, the speedup of the best of P-RGE's 'both' over a method."""
     tasks = dict.fromkeys(task for _, task in cells)
     return {task: cells[over, task] / min(cells[method, task] for method in FITTED_ON[1:]) for task in tasks}
 
 
-def table15(item: Item, settings: Settings) -> Result:
+def table15(item: Item) -> Result:
     """Fit each task's lengths to the cells with both signs in one pass, and predict the others; Table 16 too."""
-    constants, paper = load_constants(), printed(PAPER, item.name)
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(run_minutes, item.name, constants))
-    spreads, lengths = spread(comparisons), padded_lengths(constants, item.name)
+    lengths = padded_lengths(constants, item.name)
     our_speedup, theirs = (
         max(speedups(each, FULL).values())
         for each in ({comparison.labels: comparison.ours for comparison in comparisons}, paper)
@@ -138,14 +137,13 @@ def table15(item: Item, settings: Settings) -> Result:
         model=MODEL_OF[item.name],
         own=our_speedup,
         theirs=theirs,
-        **spreads,
     )
 
 
 table16 = table15
 
 
-def fig4(item: Item, settings: Settings) -> Result:
+def fig4(item: Item) -> Result:
     """Divide the values of Tables 15 and 16."""
     constants, claims = load_constants(), printed(PAPER, "claims")
     comparisons = []
@@ -245,7 +243,7 @@ def step_gb(constants: Constants, model: str, method: str, length: str, batch: s
     return sum(footprint(constants, model, method, int(length), int(batch)).values()) / GIB
 
 
-def table3(item: Item, settings: Settings) -> Result:
+def table3(item: Item) -> Result:
     """Count the memory of first-order, MeZO and P-RGE steps."""
     constants = load_constants()
     comparisons = item.compare(partial(step_gb, constants))
@@ -297,18 +295,14 @@ def outer(constants: Constants, quantity: str, length: str, queries: str, batch:
     )
 
 
-def table12(item: Item, settings: Settings) -> Result:
+def table12(item: Item) -> Result:
     """Compute outer-loop parallelization at one total batch; its constants were fitted on Table 13."""
-    constants, paper = load_constants(), printed(PAPER, "table12")
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(outer, constants))
-    runtimes, memory = (
-        [comparison for comparison in comparisons if comparison.labels[0] == quantity]
-        for quantity in ("runtime", "memory")
-    )
-    (largest, where), (heaviest, heavy) = worst(runtimes), worst(memory)
     by_length: dict[str, list[float]] = {}
-    for comparison in runtimes:
-        by_length.setdefault(comparison.labels[1], []).append(float(comparison.paper or 0.0))
+    for comparison in comparisons:
+        if comparison.labels[0] == "runtime":
+            by_length.setdefault(comparison.labels[1], []).append(float(comparison.paper or 0.0))
     differs = max(max(group) / min(group) - 1 for group in by_length.values())
     # The rows that each memory cell corresponds to by Table 3's rule, with one B.
     model = describe(LLAMA)
@@ -329,10 +323,6 @@ def table12(item: Item, settings: Settings) -> Result:
     return item.result(
         comparisons,
         tables={"equivalent": worth, "sensitivity": trivial},
-        largest=largest,
-        where=where,
-        heaviest=heaviest,
-        heavy=heavy,
         printed_differs=differs,
     )
 
@@ -371,11 +361,11 @@ def run_gb(table: str, constants: Constants, method: str, task: str) -> float:
     return peak_bytes(constants, MODEL_IN[table], method, longest_tokens(constants, table)[task]) / GIB
 
 
-def table17(item: Item, settings: Settings) -> Result:
+def table17(item: Item) -> Result:
     """Fit each task's longest batch to its standard cell, and predict the six other methods; Table 18 too."""
-    constants, paper = load_constants(), printed(PAPER, item.name)
+    constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(run_gb, item.name, constants))
-    spreads, wrong, count = spread(comparisons), [], 0
+    wrong, count = list[str](), 0
     for task in dict.fromkeys(task for _, task in paper):
         cells = [
             (comparison.labels[0], comparison.paper, comparison.ours)
@@ -398,7 +388,6 @@ def table17(item: Item, settings: Settings) -> Result:
         ordered=count - len(wrong),
         count=count,
         swapped=f": not {'; '.join(wrong)}" if wrong else "",
-        **spreads,
     )
 
 

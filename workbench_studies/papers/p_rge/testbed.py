@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
 
 from workbench.methods.p_rge.published import Constants
 from workbench_studies.papers.items import Item, Rows, median_deviation, worst
 from workbench_studies.papers.p_rge.counted import MemoryRule
-from workbench_studies.papers.result import Comparison, Number
+from workbench_studies.papers.result import Comparison, Number, Row
 
 PAPER = "p_rge"
 GIB = (
@@ -31,18 +30,12 @@ def memory_rule(constants: Constants) -> MemoryRule:
     return MemoryRule(**{name: getattr(constants, name) for name in constant_names & rule_names})
 
 
-def spread(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the largest deviation of a predicted cell in per cent, its cell, and the median, as words for a text."""
-    largest, where = worst(comparisons, ("predicted",))
-    return {"largest": largest, "where": where, "median": median_deviation(comparisons)}
-
-
 def deviations(item: Item, constants: Constants, ours: Callable[..., Number], trivial: Callable[..., Number]) -> Rows:
     """Return the sensitivity of the median and the largest deviation.  ours: (constants, *labels).  trivial: a rule,
     (*labels).
     """
 
-    def score(comparisons: Sequence[Comparison]) -> tuple[Number, ...]:
+    def score(comparisons: Sequence[Comparison]) -> Row:
         return median_deviation(comparisons), *worst(comparisons)
 
     return item.sensitivity(

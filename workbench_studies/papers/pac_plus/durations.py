@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from typing import Any
 
 from workbench.profiler.analytic import Technique
 from workbench.profiler.descriptions import describe
-from workbench_studies.papers.items import Item, Rows, median_off, swapped
+from workbench_studies.papers.items import Item, Rows, columns_in_order, median_off
 from workbench_studies.papers.pac_plus import testbed
 from workbench_studies.papers.pac_plus.techniques import flops, footprint
 from workbench_studies.papers.pac_plus.testbed import (
@@ -28,7 +27,7 @@ from workbench_studies.papers.pac_plus.testbed import (
     load_constants,
     step,
 )
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Cells, Result, Row, printed
 
 PARADIGMS: tuple[Paradigm, ...] = ("standalone", "pipeline_parallel", "data_parallel")
 BASELINES = tuple(product(testbed.BASELINES, PARADIGMS))
@@ -36,7 +35,6 @@ OURS: tuple[Technique, Paradigm] = ("parallel_adapters", "hybrid")
 ROWS = (*BASELINES, OURS)
 PREDICTED_MODELS = MODELS[1:]
 TIE = 0.06  # relative to the shorter time: .41 h printed to two digits is anything from .405 to .415
-Cells = Mapping[tuple[str, ...], Any]
 
 
 @lru_cache(maxsize=64)
@@ -52,7 +50,7 @@ def steps(constants: Constants) -> Mapping[tuple[str, str, str], Step]:
 @lru_cache(maxsize=64)
 def durations(constants: Constants) -> Cells:
     """Return hours, or OOM, by (technique, paradigm, model, task)."""
-    hours: dict[tuple[str, ...], Number] = {}
+    hours: Cells = {}
     for (technique, paradigm, model), result in steps(constants).items():
         for task, samples, epochs in constants.datasets:
             if result.seconds_per_sample is None:
@@ -78,37 +76,34 @@ def verdicts(ours: Cells, paper: Cells) -> int:
     return sum((ours[labels] == OOM) == (paper[labels] == OOM) for labels in cells)
 
 
-def columns_in_order(ours: Cells, paper: Cells, tie: float) -> tuple[int, int, list[str]]:
-    """Return the columns whose methods are in the paper's order, all columns, and the pairs that are not.
-
-    tie: two methods that differ by no more than this share in the paper have no order.
-    """
-    wrong = []
-    for model, task in product(MODELS, ("MRPC", "STS-B", "SST-2", "QNLI")):
-        column = [(" ".join(row), *(cells[*row, model, task] for cells in (paper, ours))) for row in ROWS]
-        wrong.append([f"{model} {task}: {pair}" for pair in swapped(column, tie)])
-    return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
+def in_order(ours: Cells, paper: Cells, tie: float = TIE) -> tuple[int, int, list[str]]:
+    """Return the columns (model and task) whose methods are in the paper's order (see columns_in_order)."""
+    columns = {
+        f"{model} {task}": [(" ".join(row), paper[*row, model, task], ours[*row, model, task]) for row in ROWS]
+        for model, task in product(MODELS, ("MRPC", "STS-B", "SST-2", "QNLI"))
+    }
+    return columns_in_order(columns, tie)
 
 
-def table5(item: Item, settings: Settings) -> Result:
+def table5(item: Item) -> Result:
     """Simulate every method."""
-    constants, paper = load_constants(), printed(PAPER, "table5")
+    constants, paper = load_constants(), item.printed
     ours = durations(constants)
 
-    def score(cells: Cells) -> tuple[Number, ...]:
+    def score(cells: Cells) -> Row:
         deviations = [median_deviation(cells, paper, models) for models in (MODELS[:1], PREDICTED_MODELS)]
-        return verdicts(cells, paper), *deviations, columns_in_order(cells, paper, TIE)[0]
+        return verdicts(cells, paper), *deviations, in_order(cells, paper)[0]
 
     base = describe(MODELS[0]).params
-    scaled: dict[tuple[str, ...], Number] = {}
+    scaled: Cells = {}
     for technique, paradigm, model, task in paper:
         value = paper[technique, paradigm, MODELS[0], task]
         scaled[technique, paradigm, model, task] = (
             value * describe(model).params / base if isinstance(value, float) else value
         )
     median, agreeing = median_deviation(ours, paper, PREDICTED_MODELS), verdicts(ours, paper)
-    good, count, wrong = columns_in_order(ours, paper, TIE)
-    strict, _, close = columns_in_order(ours, paper, 0.0)
+    good, count, wrong = in_order(ours, paper)
+    strict, _, close = in_order(ours, paper, 0.0)
     return item.result(
         item.compare(lambda *labels: ours[labels]),
         tables={
@@ -156,7 +151,7 @@ def _speedups(ours: Cells, paper: Cells) -> Rows:
 
 
 def _plans(constants: Constants) -> Rows:
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for labels, result in steps(constants).items():
         if result.plan is None:
             rows.append((*labels, OOM, "", "", result.reason))
@@ -189,7 +184,7 @@ def contradictions(constants: Constants, paper: Cells) -> dict[str, Rows]:
 
 def _epochs(constants: Constants, paper: Cells) -> Rows:
     """Seconds per sample of every row from every task: they should agree, and they give the cost of a cached epoch."""
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for labels in dict.fromkeys(labels[:3] for labels in paper):
         values = [(paper[*labels, task], samples * epochs) for task, samples, epochs in constants.datasets]
         each = [3600 * value / count for value, count in values if isinstance(value, float)]
@@ -222,7 +217,7 @@ def _idle(constants: Constants, paper: Cells) -> Rows:
         return sum(flops(constants, model, technique)) / constants.mini_batch * samples / (3600 * hours)
 
     alone = rate(MODELS[0], "lora", paper["lora", "standalone", MODELS[0], "SST-2"])
-    rows: list[tuple[Number, ...]] = [("lora, standalone", MODELS[0], alone / 1e9, 100 * alone / peak, None, None)]
+    rows: list[Row] = [("lora, standalone", MODELS[0], alone / 1e9, 100 * alone / peak, None, None)]
     for technique, model in product(testbed.BASELINES, MODELS):
         value = paper[technique, "pipeline_parallel", model, "SST-2"]
         if isinstance(value, float):

@@ -33,7 +33,7 @@ from workbench_studies.papers.pac_plus.testbed import (
     problem,
     step,
 )
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Cells, Result, Row, printed
 
 OURS, HOMOGENEOUS, ASTEROID, HETPIPE = "pac_plus", "pac_plus_homo", "asteroid", "hetpipe"
 LABELS = {OURS: "PAC+", HOMOGENEOUS: "PAC+ (Homo)", ASTEROID: "Asteroid", HETPIPE: "HetPipe"}
@@ -100,14 +100,14 @@ def _words(plan: Plan) -> str:
     )
 
 
-def claims(runs_by_system: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...], float]:
+def claims(runs_by_system: Mapping[tuple[str, str], Run]) -> Cells:
     """Return our values of section VI-C's claims."""
 
     def ratios(system: str, epochs: int) -> list[float]:
         pairs = [(runs_by_system[model, system].hours, runs_by_system[model, OURS].hours) for model in MODELS]
         return [other[epochs] / ours[epochs] for other, ours in pairs if other and ours]
 
-    values: dict[tuple[str, ...], float] = {}
+    values: Cells = {}
     for epochs, system in product(EPOCHS, (HETPIPE, ASTEROID)):
         for bound, pick in (("least", min), ("most", max)):
             values[str(epochs), system, bound] = pick(ratios(system, epochs))
@@ -119,12 +119,12 @@ def claims(runs_by_system: Mapping[tuple[str, str], Run]) -> dict[tuple[str, ...
     return values
 
 
-def fig12(item: Item, settings: Settings) -> Result:
+def fig12(item: Item) -> Result:
     """Simulate PAC+, PAC+ (Homo), Asteroid and HetPipe."""
-    constants, paper = load_constants(), printed(PAPER, "fig12")
+    constants, paper = load_constants(), item.printed
     runs_by_system = runs(constants)
     ours = claims(runs_by_system)
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for (model, system), system_run in runs_by_system.items():
         our_run = runs_by_system[model, OURS]
         ratios = [
@@ -135,7 +135,7 @@ def fig12(item: Item, settings: Settings) -> Result:
             (model, LABELS[system], *(system_run.hours.get(epochs, OOM) for epochs in EPOCHS), *ratios, system_run.plan)
         )
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         values = claims(runs(changed))
         return tuple(values[labels] for labels in paper)
 
@@ -185,7 +185,7 @@ def saved(spent: Phases, epochs: int) -> float:
     return 100 * (1 - testbed.hours(spent, epochs) / (epochs * spent[0]))
 
 
-def _savings(hours: Mapping[str, Phases]) -> dict[tuple[str, ...], float]:
+def _savings(hours: Mapping[str, Phases]) -> Cells:
     """Return our values of section VI-H's claims."""
     at_two, at_ten = ({model: saved(values, epochs) for model, values in hours.items()} for epochs in (SECOND, TENTH))
     return {
@@ -199,9 +199,9 @@ def _savings(hours: Mapping[str, Phases]) -> dict[tuple[str, ...], float]:
     }
 
 
-def fig18(item: Item, settings: Settings) -> Result:
+def fig18(item: Item) -> Result:
     """Simulate epochs with and without the activation cache."""
-    constants, paper = load_constants(), printed(PAPER, "fig18")
+    constants, paper = load_constants(), item.printed
     hours = phases(constants)
     ours = _savings(hours)
     claimed = printed(PAPER, "claims")["redistribution of the whole, three epochs on MRPC", "BART-Large"]
@@ -213,7 +213,7 @@ def fig18(item: Item, settings: Settings) -> Result:
         "percent",
     )
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         savings = _savings(phases(changed))
         return tuple(savings[labels] for labels in paper)
 

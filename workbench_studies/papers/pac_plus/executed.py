@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from workbench.trainings.techniques import Outcome, Training, reached, score_nam
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, ensemble, paired_bootstrap
 from workbench_studies.papers.pac_plus.testbed import PAPER
-from workbench_studies.papers.result import Number, Result, Settings, paper_folder, printed, spread
+from workbench_studies.papers.result import Number, Result, Row, Settings, paper_folder, printed, spread
 
 MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
@@ -53,20 +53,20 @@ def tasks_of(settings: Settings) -> tuple[str, ...]:
     return ("sentiment",) if settings.data is None else ("sentiment", "mrpc", "stsb", "sst2")
 
 
-def training(settings: Settings, task: str, technique: str, seed: int, **changes: Any) -> Training:
-    """Return a training of the comparison, or its quick version."""
+def training(settings: Settings, task: str, technique: str = OURS, **changes: Any) -> Training:
+    """Return a training of the comparison, or its quick version, with the first seed."""
     quick = {"model": QUICK_MODEL, "epochs": 1, "max_length": 32, "samples": (48, 24, 24), "batch_size": 16}
     full = {"model": MODEL, "samples": (SST2_TRAIN if task == "sst2" else None, None, None)}
-    settings_of_training: dict[str, Any] = (
-        {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
-    )
-    return Training(task=task, technique=technique, seed=seed, **settings_of_training)
+    chosen: dict[str, Any] = {"learning_rate": RATES[technique]} | (quick if settings.quick else full) | changes
+    return Training(task=task, technique=technique, seed=settings.seeds[0], **chosen)
 
 
-def outcomes_of(settings: Settings, plans: Mapping[Key, Iterable[Training]]) -> dict[Key, list[Outcome]]:
-    """Run the trainings of each key without a stored outcome; outcomes are stored in the settings' workdir."""
+def outcomes_of(settings: Settings, plans: Mapping[Key, Training]) -> dict[Key, list[Outcome]]:
+    """Run the training of each key with every seed, if no outcome of it is stored; outcomes are stored in the settings'
+    workdir.
+    """
     folder = None if settings.workdir is None else settings.workdir / "trainings"
-    trainings = {key: list(plan) for key, plan in plans.items()}
+    trainings = {key: [replace(plan, seed=seed) for seed in settings.seeds] for key, plan in plans.items()}
     # All trainings together, because some share the backbone's taps.
     done = run_all([each for plan in trainings.values() for each in plan], folder, settings.data, settings.progress)
     return {key: [done[each] for each in plan] for key, plan in trainings.items()}
@@ -111,15 +111,11 @@ def beside(table: str, ours: Mapping[tuple[str, str], float]) -> Rows:
 def table6(item: Item, settings: Settings) -> Result:
     """Train each technique on each task with each seed."""
     tasks, paper = tasks_of(settings), paper_means("table6")
-    plans = {
-        (technique_name, task): [training(settings, task, technique_name, seed) for seed in settings.seeds]
-        for task in tasks
-        for technique_name in LABELS
-    }
+    plans = {(technique, task): training(settings, task, technique) for task, technique in product(tasks, LABELS)}
     outcomes_by_key = outcomes_of(settings, plans)
     comparisons, checks, findings = [], [], []
-    scores: list[tuple[Number, ...]] = []
-    significance: list[tuple[Number, ...]] = []
+    scores: list[Row] = []
+    significance: list[Row] = []
     for name in tasks:
         title = TITLES[name]
         ours = {technique: tested(outcomes_by_key[technique, name])[0] for technique in LABELS}
@@ -146,10 +142,17 @@ def table6(item: Item, settings: Settings) -> Result:
         parallel, lora = outcomes_by_key[OURS, name], outcomes_by_key["lora", name]
         difference = less(settings, parallel, lora)
         significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
-        texts: dict[str, Any] = {"task": title, "difference": difference.text, "p": difference.p_value}
         if name == "sentiment":
             findings.append(item.finding("target", difference=difference.text))
-        checks.append(item.check("parity", not difference.is_significant, **texts))
+        checks.append(
+            item.check(
+                "parity",
+                not difference.is_significant,
+                task=title,
+                difference=difference.text,
+                p=difference.p_value,
+            )
+        )
     means = {(name, TITLES[task]): tested(outcomes)[0] for (name, task), outcomes in outcomes_by_key.items()}
     return item.result(
         comparisons,
@@ -162,13 +165,11 @@ def table6(item: Item, settings: Settings) -> Result:
 def parity(item: Item, settings: Settings) -> Result:
     """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
     comparisons, checks, paper = [], [], paper_means("table6")
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for name in tasks_of(settings):
         variants = list(VARIANTS) if name == "sentiment" else list(VARIANTS)[:3]
-        plans = {"LoRA": [training(settings, name, "lora", seed) for seed in settings.seeds]}
-        for variant in variants:
-            plans[variant] = [training(settings, name, OURS, seed, **VARIANTS[variant]) for seed in settings.seeds]
-        outcomes_by_key = outcomes_of(settings, plans)
+        plans = {variant: training(settings, name, **VARIANTS[variant]) for variant in variants}
+        outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora")} | plans)
         lora, title = outcomes_by_key["LoRA"], TITLES[name]
         task = task_of(lora[0].training, settings.data)
         for variant, outcomes in outcomes_by_key.items():
@@ -205,7 +206,7 @@ def table7(item: Item, settings: Settings) -> Result:
     """Train Parallel Adapters on backbones with quantized weights, with each task and seed."""
     tasks, paper = tasks_of(settings), paper_means("table7")
     plans = {
-        (precision, task): [training(settings, task, OURS, seed, backbone=precision) for seed in settings.seeds]
+        (precision, task): training(settings, task, backbone=precision)
         for task, precision in product(tasks, PRECISIONS)
     }
     outcomes_by_key = outcomes_of(settings, plans)
@@ -218,7 +219,7 @@ def table7(item: Item, settings: Settings) -> Result:
             differences.setdefault(precision, []).append(difference)
             theirs = paper[precision, title] - paper["float32", title] if (precision, title) in paper else None
             comparisons.append(item.cell((f"{precision} less float32", title), theirs, difference.points))
-    scores: list[tuple[Number, ...]] = []
+    scores: list[Row] = []
     for (precision, task), outcomes in outcomes_by_key.items():
         scores.append((TITLES[task], precision, *tested(outcomes), len(outcomes), score_name(task)))
     checks = []
@@ -240,31 +241,22 @@ def fig14(item: Item, settings: Settings) -> Result:
     task = "sentiment" if settings.data is None else "mrpc"
     every = 1 if settings.quick else 10 if task == "mrpc" else 25
     ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
-    changes: dict[str, Any] = {"score_every": every}
-    plans = {
-        how: [training(settings, task, OURS, seed, initialization=how, **changes) for seed in settings.seeds]
-        for how in ways
-    }
+    plans = {how: training(settings, task, initialization=how, score_every=every) for how in ways}
     outcomes_by_key = outcomes_of(settings, plans)
     curves = {how: mean_curve(outcomes) for how, outcomes in outcomes_by_key.items()}
     target = curves["gaussian"][-1][1]
     iterations = {how: reached(curve, target) for how, curve in curves.items()}
-    gaussian, paper = iterations["gaussian"], printed(PAPER, "fig14")
+    gaussian, paper = iterations["gaussian"], item.printed
     assert gaussian is not None, "a curve reaches its own end"
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for how, outcomes in outcomes_by_key.items():
         rows.append((WAYS[how], outcomes[0].losses[0], outcomes[0].losses[-1], *tested(outcomes)))
     checks = []
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
-            our_iterations = iterations[how]
-            texts = {
-                "way": WAYS[how],
-                "own": "not reached" if our_iterations is None else our_iterations,
-                "gaussian": gaussian,
-                "target": target,
-            }
-            checks.append(item.check("sooner", our_iterations is not None and our_iterations < gaussian, **texts))
+            ours = iterations[how]
+            is_sooner, said = ours is not None and ours < gaussian, "not reached" if ours is None else ours
+            checks.append(item.check("sooner", is_sooner, way=WAYS[how], own=said, gaussian=gaussian, target=target))
     return item.result(
         [
             item.cell(
@@ -297,8 +289,8 @@ SAMPLES, WARM_UP_STEPS = 1024, 2
 def fig18_executed(item: Item, settings: Settings) -> Result:
     """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
     task = "sentiment" if settings.data is None else "mrpc"
-    limit = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
-    timed = training(settings, task, OURS, settings.seeds[0], **limit)
+    limit: dict[str, Any] = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
+    timed = training(settings, task, **limit)
     inputs = Inputs(timed, settings.data)
     train, stack = inputs.data.train, inputs.stack
     began = time.perf_counter()

@@ -5,14 +5,12 @@ section VI-G).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
-from typing import Any
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
-from workbench.core.profile import Profile
-from workbench.planners import Problem, candidates
+from workbench.planners import TrainingProblem, candidates
 from workbench.planners.fixed import data_parallel
 from workbench.planners.memory import in_flight, plan_needs, rank_need
 from workbench.profiler.analytic import Technique
@@ -21,23 +19,21 @@ from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus.testbed import (
     GIB,
     MODELS,
-    PAPER,
     Constants,
     fastest,
     load_constants,
     nanos,
     problem,
 )
-from workbench_studies.papers.result import OOM, Number, Result, Settings, printed
+from workbench_studies.papers.result import OOM, Cells, Result, Row
 
 COUNTS = (2, 4, 6, 8)
 DATA, PIPELINE, HYBRID = "data_parallel", "pipeline_parallel", "hybrid"
 TECHNIQUE: Technique = "parallel_adapters"
 Cell = tuple[Plan, float, float]  # plan, samples per second, the maximum weights on a device in GB
-Cells = Mapping[tuple[str, ...], Number]
 
 
-def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> Problem[Profile]:
+def _problem(constants: Constants, model: str, count: int, micro_batches: int) -> TrainingProblem:
     """Return the problem of a number of devices.
 
     'The batch size was consistent with the number of devices' (section VI-G) is read as the micro-batch's, so that a
@@ -55,7 +51,7 @@ def best_plan(constants: Constants, model: str, count: int, micro_batches: int) 
     return _plan(_problem(constants, model, count, micro_batches), HYBRID)
 
 
-def _plan(problem: Problem[Profile], paradigm: str) -> Plan | None:
+def _plan(problem: TrainingProblem, paradigm: str) -> Plan | None:
     try:
         if paradigm == DATA:
             return data_parallel(problem)
@@ -101,9 +97,9 @@ def gains(constants: Constants) -> dict[tuple[str, int], float]:
     return gains_of
 
 
-def fig16(item: Item, settings: Settings) -> Result:
+def fig16(item: Item) -> Result:
     """Simulate data, pipeline and hybrid parallelism."""
-    constants, paper = load_constants(), printed(PAPER, "fig16")
+    constants, paper = load_constants(), item.printed
     cells, gained = scaling(constants), gains(constants)
     runs_out = {model: all(cells[DATA, model, count] is None for count in COUNTS) for model in MODELS}
 
@@ -128,13 +124,13 @@ def fig16(item: Item, settings: Settings) -> Result:
         item.cell((f"data parallelism, {model}", "any"), OOM, OOM if runs_out[model] else "fits")
         for model in MODELS[1:]
     ]
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for (paradigm, model, count), cell in cells.items():
         gain = gained.get((model, count)) if paradigm == HYBRID else None
         values = (OOM, None, None, None) if cell is None else (cell[0].grouping(), cell[1], cell[2], gain)
         rows.append((model, count, paradigm, *values))
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         low, high, eight = most_of(gains(changed))
         return low, high, max(eight)
 
@@ -155,20 +151,20 @@ def fig16(item: Item, settings: Settings) -> Result:
     )
 
 
-def groupings(constants: Constants, micro_batches: int | None = None) -> dict[tuple[str, ...], Number]:
+def groupings(constants: Constants, micro_batches: int | None = None) -> Cells:
     """Return the groupings by (model, devices)."""
-    groupings_of: dict[tuple[str, ...], Number] = {}
+    groupings_of: Cells = {}
     for model, count in product(MODELS, COUNTS):
         plan = best_plan(constants, model, count, micro_batches or constants.micro_batches)
         groupings_of[model, str(count)] = OOM if plan is None else plan.grouping()
     return groupings_of
 
 
-def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
+def trivial_groupings(constants: Constants) -> Cells:
     """Return the groupings of the rule 'fewest stages that fit, even groups'; earlier groups get one more device if
     needed.
     """
-    groupings_of: dict[tuple[str, ...], Number] = {}
+    groupings_of: Cells = {}
     for model, count in product(MODELS, COUNTS):
         problem = _problem(constants, model, count, constants.micro_batches)
         even = (
@@ -180,21 +176,20 @@ def trivial_groupings(constants: Constants) -> dict[tuple[str, ...], Number]:
     return groupings_of
 
 
-def _fits(problem: Problem[Profile], sizes: list[int]) -> bool:
+def _fits(problem: TrainingProblem, sizes: list[int]) -> bool:
     """Return whether groups of these sizes have memory for all layers: each stage takes as many as fit."""
     start, num_layers, budget = 0, problem.profile.num_layers, problem.cluster.devices[0].memory_bytes
     for index, size in enumerate(sizes):
-        live = in_flight(index, len(sizes), problem.micro_batches)
-        sizes_of_step: dict[str, Any] = {
-            "samples": -(-sum(sizes) // size),
-            "sequence_length": problem.sequence_length,
-            "in_flight": live,
-        }
-        first = start
-        while (
-            start < num_layers
-            and rank_need(problem.profile, 0, first, start + 1, **sizes_of_step).total_bytes <= budget
-        ):
+        need = partial(
+            rank_need,
+            problem.profile,
+            0,
+            start,
+            samples=-(-sum(sizes) // size),
+            sequence_length=problem.sequence_length,
+            in_flight=in_flight(index, len(sizes), problem.micro_batches),
+        )
+        while start < num_layers and need(start + 1).total_bytes <= budget:
             start += 1
     return start == num_layers
 
@@ -204,15 +199,15 @@ def score(planned: Cells, paper: Cells, models: tuple[str, ...] = MODELS) -> int
     return sum(planned[labels] == value for labels, value in paper.items() if labels[0] in models)
 
 
-def fig17(item: Item, settings: Settings) -> Result:
+def fig17(item: Item) -> Result:
     """Plan the groupings."""
-    constants, paper = load_constants(), printed(PAPER, "fig17")
+    constants, paper = load_constants(), item.printed
     planned, trivial = groupings(constants), trivial_groupings(constants)
 
     def scores(planned: Cells) -> tuple[int, ...]:
         return tuple(score(planned, paper, models) for models in (MODELS, MODELS[:2], MODELS[2:]))
 
-    readings: list[tuple[Number, ...]] = []
+    readings: list[Row] = []
     for micro_batches in (1, 2, 4, 8):
         planned_groups = groupings(constants, micro_batches)
         readings.append(

@@ -27,9 +27,9 @@ from workbench.trainings.common import SPLITS
 from workbench.trainings.inputs import task_of
 from workbench.trainings.techniques import score, score_answers, score_name
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.pac_plus.executed import OURS, TITLES, training
+from workbench_studies.papers.pac_plus.executed import TITLES, training
 from workbench_studies.papers.pac_plus.testbed import PAPER
-from workbench_studies.papers.result import Number, Result, Settings, shipped_result, spread
+from workbench_studies.papers.result import Result, Row, Settings, shipped_result, spread
 
 PAIRS = ("stsb", "mrpc")
 COSINE = "cosine of both sentences, nothing trained"
@@ -70,10 +70,10 @@ class Embedded:
 
 def pairs(item: Item, settings: Settings) -> Result:
     """Score the frozen embeddings of each task's pairs, and heads on them, with each seed."""
-    comparisons, rows, words = [], list[tuple[Number, ...]](), dict[str, Any]()
+    comparisons, rows, words = [], list[Row](), dict[str, Any]()
     before = shipped_result(PAPER, "parity")
     for name in PAIRS:
-        like, title = training(settings, name, OURS, settings.seeds[0]), TITLES[name]
+        like, title = training(settings, name), TITLES[name]
         task = task_of(like, settings.data)
         splits = embed_task(task, like.model, like.max_length)
         scores = {COSINE: [cosine_score(task, splits)]}

@@ -13,17 +13,16 @@ from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
-from workbench.core.profile import Profile
 from workbench.core.timeline import Timeline
-from workbench.planners import Problem, fixed_plan
+from workbench.planners import TrainingProblem, fixed_plan
 from workbench.planners.memory import cached_needs, rank_need
 from workbench.profiler.analytic import LayerCost, Technique, layer_costs
 from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
 from workbench.simulator.steps import simulated_cached_step, simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
-from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, PAPER, Constants, load_constants
-from workbench_studies.papers.result import Number, Result, Settings, printed
+from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, Constants, load_constants
+from workbench_studies.papers.result import Cells, Number, Result, Row
 
 TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")
 LARGE = "T5-Large"
@@ -61,9 +60,9 @@ def flops(constants: Constants, model: str, technique: Technique) -> tuple[float
     )
 
 
-def fig3(item: Item, settings: Settings) -> Result:
+def fig3(item: Item) -> Result:
     """Count the FLOPs of a training step by technique."""
-    constants, paper = load_constants(), printed(PAPER, "fig3")
+    constants, paper = load_constants(), item.printed
     counted = {
         (model, technique): flops(constants, model, technique) for model, technique in product(MODELS, TECHNIQUES)
     }
@@ -79,7 +78,7 @@ def fig3(item: Item, settings: Settings) -> Result:
         comparisons.append(
             item.cell((LARGE, f"forward share of {technique}"), paper[f"forward share of {technique}", LARGE], share)
         )
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for model in MODELS:
         full_flops, inference = sum(counted[model, "full"]), counted[model, "full"][0] / TERA
         rows.append((model, "inference", inference, 0.0, inference, 100 * 2 / 3))
@@ -124,7 +123,7 @@ def footprint(
     }
 
 
-def table1(item: Item, settings: Settings) -> Result:
+def table1(item: Item) -> Result:
     """Count the memory footprint of T5-Large by technique."""
     constants = load_constants()
     ours: dict[str, dict[str, float]] = {each: footprint(constants, LARGE, each) for each in TECHNIQUES}
@@ -147,8 +146,7 @@ def table1(item: Item, settings: Settings) -> Result:
         for comparison in memory
         if isinstance(comparison.ours, float) and round(comparison.ours, 2) != comparison.paper
     ]
-    largest = max(differing, key=lambda comparison: abs(comparison.deviation or 0.0))
-    targets: list[tuple[Number, ...]] = []
+    targets: list[Row] = []
     for target in (1, 2, 8, 16, 32, 128):
         changed = replace(constants, target_tokens=target)
         targets.append(
@@ -169,8 +167,6 @@ def table1(item: Item, settings: Settings) -> Result:
         tables={"targets": targets, "optimizers": optimizers},
         alike=len(memory) - len(differing),
         count=len(memory),
-        where=", ".join(largest.labels),
-        largest=largest.deviation,
     )
 
 
@@ -187,7 +183,7 @@ def memory(constants: Constants, model: ModelDescription) -> dict[str, float]:
     }
 
 
-def fig15(item: Item, settings: Settings) -> Result:
+def fig15(item: Item) -> Result:
     """Count memory with a quantized backbone over the size of a T5."""
     constants = load_constants()
     base = testbed.description(constants, LARGE)
@@ -285,13 +281,17 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
             layers, groups = [problem.profile.num_layers // DEVICES] * DEVICES, [[rank] for rank in range(DEVICES)]
             plan = fixed_plan(problem, layers=layers, groups=groups, check_memory=False)
             timeline = simulated_step(problem, plan, gpipe=True)
-            given: dict[str, Any] = {
-                "samples": plan.micro_batch_size,
-                "sequence_length": length,
-                "in_flight": plan.num_micro_batches,
-            }
             needs = [
-                rank_need(problem.profile, stage.ranks[0], stage.start, stage.stop, **given) for stage in plan.stages
+                rank_need(
+                    problem.profile,
+                    stage.ranks[0],
+                    stage.start,
+                    stage.stop,
+                    samples=plan.micro_batch_size,
+                    sequence_length=length,
+                    in_flight=plan.num_micro_batches,
+                )
+                for stage in plan.stages
             ]
             costs_of[model, technique] = Cost.of(samples, timeline.makespan_s, timeline, needs)
         timeline, cached = simulated_cached_step(problem)
@@ -304,12 +304,12 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
     return costs_of
 
 
-def _problem(constants: Constants, model: str, technique: Technique) -> Problem[Profile]:
+def _problem(constants: Constants, model: str, technique: Technique) -> TrainingProblem:
     cluster = testbed.nanos(constants, DEVICES)
     return testbed.problem(constants, model, technique, cluster, micro_batches=constants.micro_batches)
 
 
-def percentages(costs_of: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...], float]:
+def percentages(costs_of: Mapping[tuple[str, str], Cost]) -> Cells:
     """Return our value of every percentage in section VI-D."""
 
     def saved(techniques: Iterable[str], against: Iterable[str], quantity: str) -> list[float]:
@@ -339,9 +339,9 @@ def percentages(costs_of: Mapping[tuple[str, str], Cost]) -> dict[tuple[str, ...
     }
 
 
-def fig13(item: Item, settings: Settings) -> Result:
+def fig13(item: Item) -> Result:
     """Simulate the techniques."""
-    constants, paper = load_constants(), printed(PAPER, "fig13")
+    constants, paper = load_constants(), item.printed
     costs_of = costs(constants)
     ours = percentages(costs_of)
     comparisons = item.compare(lambda *labels: ours[labels])
@@ -351,7 +351,7 @@ def fig13(item: Item, settings: Settings) -> Result:
         if abs(comparison.deviation or 0.0) > FLOOR_POINTS
     }
 
-    def score(changed: Constants) -> tuple[Number, ...]:
+    def score(changed: Constants) -> Row:
         values = percentages(costs(changed))
         differences = [abs(values[labels] - value) for labels, value in paper.items()]
         return sum(difference <= FLOOR_POINTS for difference in differences), max(differences)
@@ -379,7 +379,7 @@ def fig13(item: Item, settings: Settings) -> Result:
     )
 
 
-def _sums(paper: Mapping[tuple[str, ...], float]) -> list[tuple[str, float]]:
+def _sums(paper: Cells) -> list[tuple[str, float]]:
     """Compare the paper's percentages with each other: forward f and backward b of full fine-tuning, side network x."""
     left = 1 - paper["time saved by parallel_adapters", "most"] / 100
     cached = 1 - paper["time saved by parallel_adapters_cached", "most"] / 100

@@ -20,7 +20,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, Layers, Profile, trainable_bytes
 from workbench.core.schedule import BROADCAST
-from workbench.planners import Problem, candidates, standalone
+from workbench.planners import Problem, TrainingProblem, candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
@@ -158,7 +158,7 @@ def problem(
     *,
     batch_size: int | None = None,
     micro_batches: int = 1,
-) -> Problem[Profile]:
+) -> TrainingProblem:
     """Return the problem of training a model on a cluster.  batch_size: samples of a mini-batch; the constants' if not
     given.
     """
@@ -168,12 +168,12 @@ def problem(
     )
 
 
-def fastest(problem: Problem[Profile], plans: Sequence[Plan]) -> tuple[float, Plan]:
+def fastest(problem: TrainingProblem, plans: Sequence[Plan]) -> tuple[float, Plan]:
     """Return the minimum seconds per sample, and the first plan that achieves them."""
     return min(((sample_s(problem, plan), plan) for plan in plans), key=lambda pair: pair[0])
 
 
-def pipelines(problem: Problem[Profile], *, max_group: int | None) -> list[Plan]:
+def pipelines(problem: TrainingProblem, *, max_group: int | None) -> list[Plan]:
     """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in
     flight.
     """
@@ -221,7 +221,7 @@ def step(
     return Step(*fastest(to_plan, plans))
 
 
-def redistribution_s(problem: Problem[Profile], plan: Plan, cached: Stage, samples: int) -> float:
+def redistribution_s(problem: TrainingProblem, plan: Plan, cached: Stage, samples: int) -> float:
     """Return the seconds to send the adapters and the activations of `samples` samples to the devices that train on
     them.
 

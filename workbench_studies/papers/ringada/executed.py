@@ -14,8 +14,8 @@ from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, d
 from workbench.models.configuration import model_facts
 from workbench.trainings.rings import Curve, Training, train_in_turn
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Number, Result, Settings, printed, spread
-from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
+from workbench_studies.papers.result import Number, Result, Row, Series, Settings, spread
+from workbench_studies.papers.ringada.testbed import seconds_after
 
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
@@ -41,7 +41,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     """Train with all adapters, with all and stashed weights, with one more at a time from the top, and by federated
     averaging of all adapters.
     """
-    constants, paper = load_constants(), printed(PAPER, "fig3")
+    constants, paper = load_constants(), item.printed
     training = Training(steps=round(constants.epochs))
     training = training.quick() if settings.quick else training
     steps, points, ends_of_points = training.steps, training.points, training.ends
@@ -49,7 +49,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     curves = {
         scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in clock
     }
-    series: dict[str, tuple[tuple[float, float], ...]] = {}
+    series: Series = {}
     loss, score = dict[str, list[float]](), dict[str, list[float]]()
     for scheme in clock:
         loss[scheme] = [fmean(values) for values in zip(*(curve.losses for curve in curves[scheme]), strict=True)]
@@ -63,7 +63,7 @@ def fig3(item: Item, settings: Settings) -> Result:
         scheme: next((time for time, value in series[f"accuracy, {scheme}"] if value >= target), None)
         for scheme in clock
     }
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     for scheme in clock:
         tests = [curve.test["accuracy"] for curve in curves[scheme]]
         rows.append(
@@ -94,7 +94,6 @@ def fig3(item: Item, settings: Settings) -> Result:
         single=ends[SINGLE],
         ring=ends[RING],
         target=target,
-        soonest=soonest[1],
         reached=", ".join(
             f"{scheme} {'never' if time is None else f'{time:.0f} s'}" for scheme, time in reached.items()
         ),
@@ -105,7 +104,7 @@ def fig3(item: Item, settings: Settings) -> Result:
     )
 
 
-def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[tuple[str, str], float], str]:
+def question_scores(settings: Settings) -> tuple[list[Row], dict[tuple[str, str], float], str]:
     """Train on questions: the embedded ones, or SQuAD's files in the settings' data folder.
 
     Returns a row for each scheme, each scheme's means by F1 and EM, per cent, and the model in words.
@@ -116,7 +115,7 @@ def question_scores(settings: Settings) -> tuple[list[tuple[Number, ...]], dict[
             training, task="question_answering", data=settings.data.resolve(), limits=(2000, 100, 400), max_length=192
         )
     training = training.quick() if settings.quick else training
-    rows, means = list[tuple[Number, ...]](), dict[tuple[str, str], float]()
+    rows, means = list[Row](), dict[tuple[str, str], float]()
     for scheme in (SINGLE, PIPE, RING):
         curves, row = [curve_of(training, settings, "table1", scheme, seed) for seed in settings.seeds], list[Number]()
         for name, metric in (("F1", "answer_f1"), ("EM", "exact_match")):

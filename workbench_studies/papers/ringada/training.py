@@ -17,8 +17,8 @@ from workbench.methods.ringada.published import (
 )
 from workbench.profiler.descriptions import FP32_BYTES
 from workbench_studies.papers.items import Item, Rows
-from workbench_studies.papers.result import Number, Result, Settings, printed
-from workbench_studies.papers.ringada.testbed import PAPER, seconds_after
+from workbench_studies.papers.result import Cells, Number, Result, Row, Settings
+from workbench_studies.papers.ringada.testbed import seconds_after
 
 TIME = "convergence time"
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -45,20 +45,20 @@ def ours(constants: Constants, executed: Mapping[tuple[str, str], float], scheme
     return seconds_after(constants, scheme)[-1] if quantity == TIME else executed.get((scheme, quantity))
 
 
-def _deviations(paper: Mapping[tuple[str, ...], float], constants: Constants) -> list[float]:
+def _deviations(paper: Cells, constants: Constants) -> list[float]:
     """Return how many per cent each scheme's time is above the paper's."""
     return [100 * (seconds_after(constants, scheme)[-1] / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)]
 
 
 def table1(item: Item, settings: Settings) -> Result:
     """Simulate the times, count the weights, and train for the scores, if the settings say so."""
-    constants, paper = load_constants(), printed(PAPER, "table1")
-    scores, means, model = list[tuple[Number, ...]](), dict[tuple[str, str], float](), ""
+    constants, paper = load_constants(), item.printed
+    scores, means, model = list[Row](), dict[tuple[str, str], float](), ""
     if settings.trains:
         from workbench_studies.papers.ringada.executed import question_scores  # torch is slow to import
 
         scores, means, model = question_scores(settings)
-    rows: list[tuple[Number, ...]] = []
+    rows: list[Row] = []
     ratios, rings = dict[int, float](), dict[int, float]()
     for count in MICRO_BATCHES:
         single, pipe, ours_s = (average(constants, scheme, count) for scheme in (SINGLE, PIPE, RING))
