@@ -45,7 +45,7 @@ def catalogue_table() -> Table:
 
 def engines_table(engines: EngineCluster) -> Table:
     """Return the processes of emulated devices."""
-    running = zip(engines.device_names, engines.engine_pids, engines.memory(), strict=True)
+    running = zip(engines.cluster.names, engines.engine_pids, engines.memory(), strict=True)
     return Table(
         ("rank", "device", "process", "resident memory"),
         [(rank, name, pid, f"{now.rss_bytes / 1e6:.0f} MB") for rank, (name, pid, now) in enumerate(running)],

@@ -37,10 +37,6 @@ FROZEN_S = 20.0
 """A device that is silent for so long during a call is given up: its peers may wait for it without a time-out."""
 
 
-class _NothingDone(Exception):
-    """A job ended before doing anything.  The cause says why."""
-
-
 class Engines(ABC):
     """The engines of a cluster, one for each device.  `run` and `service` may be used any number of times, one at a
     time.
@@ -99,11 +95,6 @@ class Engines(ABC):
     def _give_up(self) -> None:
         """Replace the engines before the next job."""
 
-    @property
-    def device_names(self) -> tuple[str, ...]:
-        """Return the device names by rank."""
-        return self.cluster.names
-
     def request_stop(self) -> None:
         """Make should_stop() true on every rank of the running job.  May be called from any thread."""
         service = self._service
@@ -131,33 +122,19 @@ class Engines(ABC):
                 f"The cluster has {self.cluster.in_words}.",
                 "Give one each.",
             )
-        try:
-            return self._run(function, payloads, on_event)
-        except _NothingDone:
+        is_again = False
+        while True:
+            try:
+                with self.service(function, payloads) as service:
+                    calls = Calls(service, self.cluster.names, getattr(function, "__name__", "the job"), on_event)
+                    return calls.results()
+            except GroupNotFormedError:
+                if is_again or calls.last_events:
+                    raise
             # Seen on busy machines: gloo's connections hang in one process, and then in every later group of that
             # process.
             self._give_up()
-        try:
-            return self._run(function, payloads, on_event)
-        except _NothingDone as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
-
-    def _run(
-        self,
-        function: Callable[[RankContext, P], R],
-        payloads: Sequence[P],
-        on_event: Callable[[int, Any], None] | None,
-    ) -> list[R]:
-        """Run a job once.  Raises _NothingDone if the process group did not form and no rank had published an event."""
-        with self.service(function, payloads) as service:
-            calls = Calls(service, self.device_names, getattr(function, "__name__", "the job"), on_event)
-            try:
-                return calls.results()
-            except GroupNotFormedError as error:
-                if calls.last_events:
-                    raise
-                raise _NothingDone from error
+            is_again = True
 
     @contextlib.contextmanager
     def service(self, function: Callable[..., Any], payloads: Sequence[Any] = ()) -> Iterator[EngineService]:

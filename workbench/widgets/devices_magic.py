@@ -28,7 +28,7 @@ def load_ipython_extension(shell: Any) -> None:
             raise UsageError(f"'{name}' is no running cluster. Write: {name} = default_pool().acquire(cluster)")
         engines.keeps_variables = True
         for device, printed in zip(
-            engines.device_names, engines.run(run_cell, [cell] * len(engines.device_names)), strict=True
+            engines.cluster.names, engines.run(run_cell, [cell] * len(engines.cluster.names)), strict=True
         ):
             sys.stdout.write(plain(_shown(device, printed)) + "\n")
 

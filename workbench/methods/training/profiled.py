@@ -129,7 +129,7 @@ class ProfiledMethod(ABC, Generic[A]):
         if engines is not None and engines.fidelity == "real":
             notify(Event("phase", message=f"Profiling {cluster.in_words}", stage="profile"))
             payloads = [(self.asked(prepared), refresh)] * cluster.world_size
-            rows = engines.run(self.measure_rank, payloads, on_event=of_slowest(notify, engines.device_names))
+            rows = engines.run(self.measure_rank, payloads, on_event=of_slowest(notify, engines.cluster.names))
             return self.joined(prepared, cluster, rows)
         model = prepared.job.model
         if is_measured_here(model, cluster) or (emulated and has_weights(model)):
