@@ -75,12 +75,13 @@ def test_clock_files_and_refusals(agent: Agent, tmp_path: Path) -> None:
     assert abs(connection.clock_offset_s) <= connection.clock_bound_s  # both clocks are this machine's
 
     file = tmp_path / "weights"
+    model: list[tuple[Path, str, None]] = [(file, "kit/cache/model/weights", None)]
     file.write_bytes(os.urandom(300_000))
-    assert connection.bring(file, "kit/cache/model/weights")
+    assert connection.bring(model) == 1
     assert (agent.home / ".workbench-kit/cache/model/weights").read_bytes() == file.read_bytes()
-    assert not connection.bring(file, "kit/cache/model/weights")
+    assert connection.bring(model) == 0
     file.write_bytes(b"")
-    assert connection.bring(file, "kit/cache/model/weights")
+    assert connection.bring(model) == 1
 
     for place in ("kit/../outside", "/etc/passwd", "elsewhere/x", "run/"):
         with pytest.raises(RuntimeSetupError, match="is not a valid place for a file"):
@@ -108,9 +109,9 @@ def test_a_broken_transfer_goes_on(agent: Agent, tmp_path: Path, monkeypatch: py
     following, frames_of = Agent(tmp_path), ssh._frames_of
     monkeypatch.setattr(ssh, "_frames_of", lambda file, size: sent.append(size) or frames_of(file, size))
     following.connection.open()
-    assert following.connection.bring(file, "kit/cache/weights") and sent[0] < 1_000_000
+    assert following.connection.bring([(file, "kit/cache/weights", None)]) == 1 and sent[0] < 1_000_000
     assert (agent.home / ".workbench-kit/cache/weights").read_bytes() == file.read_bytes()
-    assert not following.connection.bring(file, "kit/cache/weights")
+    assert following.connection.bring([(file, "kit/cache/weights", None)]) == 0
     following.connection.close()
 
 

@@ -155,9 +155,9 @@ class LocalSlot(PipeSlot):
             raise
         self.connect(ours)
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait for the engine.  Raises RuntimeSetupError, or EnginesLate after the time-out."""
-        if not self.ready.wait(START_TIMEOUT_S if timeout_s is None else timeout_s):
+        if not self.ready.wait(timeout_s):
             raise self._session.late(self.rank)
         if self.why:
             raise RuntimeSetupError(

@@ -148,7 +148,7 @@ class EngineSlot(ABC):
         """Start the engine, ending any remains of it, without waiting for it.  Raises RuntimeSetupError."""
 
     @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Wait for the engine.  Raises RuntimeSetupError."""
 
     @abstractmethod
@@ -178,14 +178,14 @@ class EngineSlot(ABC):
         return False
 
     @property
-    @abstractmethod
     def cpu_s(self) -> float:
         """Return the processor seconds that the engine has used.  0 if unknown."""
+        return 0.0
 
     @property
-    @abstractmethod
     def memory(self) -> MemoryReading | None:
-        """Return the engine's memory.  None if the device is lost."""
+        """Return the engine's memory.  None if it is unknown, or the device is lost."""
+        return None
 
     @abstractmethod
     def bring(self, paths: Sequence[Path]) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster
@@ -195,9 +194,7 @@ class EngineCluster(Engines):
     def __enter__(self) -> EngineCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
 

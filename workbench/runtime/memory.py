@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -188,9 +187,7 @@ class MemoryBudget:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         used_bytes = self.used_bytes if error is not None else 0
         if self._former is not None:
             resource.setrlimit(resource.RLIMIT_DATA, self._former)

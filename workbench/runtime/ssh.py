@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -136,7 +137,7 @@ class Connection:
             self._urgent.append(request)
             self._queue.put(())
         else:
-            self._queue.put(_joined(request, frames))
+            self._queue.put(itertools.chain((request,), frames))
         return future
 
     @property
@@ -154,23 +155,14 @@ class Connection:
         file.seek(0)
         return self.post("begin_file", _frames_of(file, size), path=place, size=size, sha256=digest)
 
-    def lacks(self, path: Path, place: str, span: Span | None = None) -> int | None:
-        """Return None if the device has a file, else the number of bytes that it has.
+    def lacks(self, path: Path, place: str) -> bool:
+        """Return whether the device does not have a file."""
+        return self._has(path, place, (0, path.stat().st_size)).result(600.0) is not None
 
-        span: only these bytes of the file; by default all.
-        """
-        received_bytes: int | None = self._has(path, place, span or (0, path.stat().st_size)).result(600.0)
-        return received_bytes
-
-    def bring(self, path: Path, place: str, span: Span | None = None) -> bool:
-        """Send a file, or the rest of it after an interrupted transfer.  Returns False if the device already has it.
-        Raises RuntimeSetupError.
-        """
-        return self.bring_all([(path, place, span)]) == 1
-
-    def bring_all(self, files: Sequence[tuple[Path, str, Span | None]]) -> int:
-        """Send files (see bring) one after the other without waiting for replies.  Returns how many were sent.  Raises
-        RuntimeSetupError.
+    def bring(self, files: Sequence[tuple[Path, str, Span | None]]) -> int:
+        """Send the files that the device does not have, or the rest of them after an interrupted transfer.  Each is a
+        path here, one there, and the span of its bytes (None: all).  They follow each other without waiting for
+        replies.  Returns how many were sent.  Raises RuntimeSetupError.
         """
         spans = [(path, place, span or (0, path.stat().st_size)) for path, place, span in files]
         answers = [self._has(*file) for file in spans]
@@ -360,11 +352,6 @@ def _digest(path: Path, span: Span, changed_ns: int) -> str:
 
 def _frame(kind: int, payload: bytes) -> bytes:
     return HEADER.pack(len(payload), kind) + payload
-
-
-def _joined(request: bytes, frames: Iterable[bytes]) -> Iterator[bytes]:
-    yield request
-    yield from frames
 
 
 def _frames_of(file: Any, size: int) -> Iterator[bytes]:

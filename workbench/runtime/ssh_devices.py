@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from workbench.core.cluster import Cluster, Device
@@ -92,12 +91,11 @@ class SshSlot(EngineSlot):
         connection.ask("start", python=python, module=_ENGINE, environment=environment)
         self.send("hello", str(self._engines.folder).encode())
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Wait for the engine.  Raises RuntimeSetupError."""
-        request = f"The engine of device '{self.device.name}' was to be started."
-        if not self.ready.wait(_START_TIMEOUT_S if timeout_s is None else timeout_s) or self.why:
+        if not self.ready.wait(_START_TIMEOUT_S) or self.why:
             raise RuntimeSetupError(
-                request,
+                f"The engine of device '{self.device.name}' was to be started.",
                 f"It did not come up: {self.why or 'it is too slow'}",
                 "Run `workbench kit setup`, or see its log.",
             )
@@ -290,9 +288,7 @@ class SshEngines(Engines):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -334,12 +330,11 @@ class SshEngines(Engines):
                 mark.write(digests)
                 mark.flush()
                 # A model that is not known may have another's tensors there, under the same name.
-                is_known = link.lacks(Path(mark.name), f"{model_folder}/digests.txt") is None
-                if not is_known:
+                if link.lacks(Path(mark.name), f"{model_folder}/digests.txt"):
                     link.ask("empty", path=model_folder)
-                    link.bring(Path(mark.name), f"{model_folder}/digests.txt")
+                    link.bring([(Path(mark.name), f"{model_folder}/digests.txt", None)])
             weights = self._weights[model_place]
-            link.bring_all(
+            link.bring(
                 [
                     (path, f"{model_folder}/{file}{HEADER}", (0, header_bytes(path)))
                     if file in weights
@@ -364,7 +359,7 @@ class SshEngines(Engines):
                 request = f"Device '{connection.name}' asked for '{shown(place)}'."
                 raise RuntimeSetupError(request, "No model of this run has it.", "Run again.")
             files.append((path, f"kit/cache/{place}", (int(match[3]), int(match[4])) if match[3] else None))
-        connection.bring_all(files)
+        connection.bring(files)
 
     def _together(self, work: Callable[[SshSlot], None]) -> None:
         """Call `work` for all devices at once.  Raises the first one's error."""

@@ -113,11 +113,11 @@ class RankSlot(PipeSlot):
     def open(self) -> None:
         """Do nothing, because torchrun has started the engine."""
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self) -> None:
         """Wait for the engine.  Raises DeviceLostError."""
-        if not self.ready.wait(timeout_s or LOADING_S):
+        if not self.ready.wait(LOADING_S):
             self.lost(f"Its engine did not come up within {LOADING_S:g} s.")
-        self.require()
+        self.look()
 
     def kill(self) -> None:
         """Give the rank up."""
@@ -128,7 +128,11 @@ class RankSlot(PipeSlot):
 
     def look(self) -> None:
         """Raise DeviceLostError if the rank is lost."""
-        self.require()
+        if self.why:
+            request = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
+            raise DeviceLostError(
+                request, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume."
+            )
 
     def lost(self, why: str) -> None:
         """Record that the rank is lost; may be called from any thread."""
@@ -137,23 +141,6 @@ class RankSlot(PipeSlot):
     def _gone(self, why: str, reason: str | None) -> None:
         if not self.why:  # the first reason is the cause
             super()._gone(why, reason)
-
-    def require(self) -> None:
-        """Raise DeviceLostError if the rank is lost."""
-        if self.why:
-            request = f"Device '{self.device.name}' (rank {self.rank}) was in a run."
-            raise DeviceLostError(
-                request, f"It is lost. {self.why}", "See its own output; start all ranks again, with --resume."
-            )
-
-    @property
-    def cpu_s(self) -> float:
-        """Return 0, because the time is unknown."""
-        return 0.0
-
-    @property
-    def memory(self) -> None:
-        """Return None, because the memory is unknown."""
 
 
 class TorchrunEngines(Engines):
