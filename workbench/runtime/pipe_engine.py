@@ -102,13 +102,11 @@ class _Upward:
     def __init__(self, folder: Path, send: Callable[[Kind, bytes], None]) -> None:
         self._folder, self._send = folder, send
         self._sent: dict[str, tuple[int, int]] = {}
-        self._names: set[str] = set()
         self.forget()
 
     def forget(self) -> None:
         """Mark the existing files as already sent."""
         self._sent = {name: self._state(name) for name in self._found(KEPT)}
-        self._names = set(self._sent)
 
     def _found(self, places: tuple[str, ...]) -> list[str]:
         names = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
@@ -124,16 +122,8 @@ class _Upward:
             begin, size = self._sent.get(name, (0, 0))[0], self._state(name)[0]
             if size < begin:
                 begin = 0
-            if size > begin or name not in self._sent:
-                with open(self._folder / name, "rb") as file:
-                    file.seek(begin)
-                    while True:  # an empty log is sent, too
-                        data = file.read(min(FILE_CHUNK, size - begin))
-                        self._send("file", encode(FilePart(name, begin, data, True)))
-                        begin += len(data)
-                        if begin >= size or not data:
-                            break
-                self._sent[name] = (begin, 0)
+            if size > begin or name not in self._sent:  # an empty log is sent, too
+                self._sent[name] = (self._send_from(name, begin), 0)
         self._snapshots("-step-0-")
 
     def everything(self) -> None:
@@ -146,17 +136,22 @@ class _Upward:
         for name in (name for name in self._found(("snapshots",)) if part in name):
             with suppress(FileNotFoundError):  # one that is no longer needed
                 state = self._state(name)
-                if state == self._sent.get(name):
-                    continue
-                with open(self._folder / name, "rb") as file:
-                    offset, data = 0, file.read(FILE_CHUNK)
-                    while True:
-                        following = file.read(FILE_CHUNK)
-                        self._send("file", encode(FilePart(name, offset, data, not following)))
-                        if not following:
-                            break
-                        offset, data = offset + len(data), following
-                self._sent[name] = state
+                if state != self._sent.get(name):
+                    self._send_from(name, 0)
+                    self._sent[name] = state
+
+    def _send_from(self, name: str, offset: int) -> int:
+        """Send a file's bytes from an offset on, at least one message, and return where they end."""
+        with open(self._folder / name, "rb") as file:
+            file.seek(offset)
+            data = file.read(FILE_CHUNK)
+            while True:
+                following = file.read(FILE_CHUNK)
+                self._send("file", encode(FilePart(name, offset, data, not following)))
+                offset += len(data)
+                if not following:
+                    return offset
+                data = following
 
 
 class PipeChannel(Channel):
