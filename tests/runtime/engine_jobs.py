@@ -56,7 +56,7 @@ def meet_later(context: RankContext, _: Any) -> None:
     """Meet the others; the last one says so and does not come."""
     names = [device.name for device in context.cluster.devices]
     with group(context, 200.0):
-        meeting = Meeting(context, names)
+        meeting = Meeting(names)
         context.publish({"phase": "loading"})
         if context.rank == 2:
             threading.Event().wait()

@@ -65,7 +65,7 @@ context = RankContext(
     interface="lo", channel=channel,
 )
 with process_group.group(context, 30.0):
-    meeting = process_group.Meeting(context, ["left", "right"], lambda: given_up[0] if given_up else None)
+    meeting = process_group.Meeting(["left", "right"], lambda: given_up[0] if given_up else None)
     tensor = torch.ones(1)
     meeting.sum(tensor)
     print(tensor.item(), flush=True)

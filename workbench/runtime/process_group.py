@@ -138,12 +138,10 @@ class Meeting:
     names: the devices' names, by rank.  given_up: returns why waiting is pointless, or None.
     """
 
-    def __init__(
-        self, context: RankContext, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None
-    ) -> None:
+    def __init__(self, names: Sequence[str], given_up: Callable[[], BaseException | None] = lambda: None) -> None:
         group = dist.group.WORLD
         assert group is not None
-        self._context, self._names, self._given_up = context, names, given_up
+        self._names, self._given_up = names, given_up
         self._rank, self._number = group.rank(), 0
         self._store = dist.PrefixStore("meeting", group.get_group_store())
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONGEST_WAIT_S))
@@ -153,10 +151,7 @@ class Meeting:
         ranks.
         """
         self._number += 1
-        request = (
-            f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting {self._number}."
-        )
-        self._store.set(self._mark(self._rank), "")
+        self._store.set(f"{self._number}/{self._rank}", "")
         work, begin_s, pause_s = self._group.allreduce([tensor]), time.monotonic(), 1e-4
         try:
             while not work.is_completed():
@@ -170,23 +165,18 @@ class Meeting:
                 pause_s = min(0.01, 1.5 * pause_s)
             work.wait()
         except RuntimeError as error:
-            raise self._lost(
-                request, self._missing(), f"did not come: {str(error).splitlines()[0]}", begin_s
+            missing = [
+                f"'{name}' (rank {rank})"
+                for rank, name in enumerate(self._names)
+                if not self._store.check([f"{self._number}/{rank}"])
+            ]
+            raise DeviceLostError(
+                f"Device '{self._names[self._rank]}' (rank {self._rank}) waited for the others at meeting "
+                f"{self._number}.",
+                f"Device {', '.join(missing) or 'of them'} did not come: {str(error).splitlines()[0]}; "
+                f"waited {time.monotonic() - begin_s:.0f} s.",
+                "See its own output; run again.",
             ) from error
-
-    def _missing(self) -> list[int]:
-        return [rank for rank in range(len(self._names)) if not self._store.check([self._mark(rank)])]
-
-    def _lost(self, request: str, ranks: Sequence[int], why: str, begin_s: float) -> DeviceLostError:
-        names = ", ".join(f"'{self._names[rank]}' (rank {rank})" for rank in ranks) or "of them"
-        return DeviceLostError(
-            request,
-            f"Device {names} {why}; waited {time.monotonic() - begin_s:.0f} s.",
-            "See its own output; run again.",
-        )
-
-    def _mark(self, rank: int) -> str:
-        return f"{self._number}/{rank}"
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ class DeviceSession:
         self._subgroups: dict[tuple[int, ...], dist.ProcessGroup] = {self.devices: group}
         # Parts of unequal size take unequal time to load: the others must not time out meanwhile.
         self._meeting = Meeting(
-            context, [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted
+            [cluster.devices[device].name for device in self.devices], lambda: self.executor.aborted
         )
         self.slows_down = is_paced and context.fidelity != "real"
         self.pacer = pacer or Pacer(float(self.slows_down), dilation=context.dilation, heat=heat)
