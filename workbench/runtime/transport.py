@@ -307,50 +307,55 @@ class Transport:
 
     def _receive_loop(self, source: int, expected: _Source) -> None:
         is_emulated = self._is_emulated(source, self._rank)
-        values: StepValues | None = None
+        message: _Expected | None = None
         delayed: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
             threading.Thread(target=self._hold_loop, args=(delayed,), name=f"hold-{source}", daemon=True).start()
         num_arrived = 0
         try:
             while (posted := expected.posted.get()) is not None and not self._is_closed:
-                (op, spec, values, spans), buffer, work = posted
+                message, buffer, work = posted
                 start_s = time.monotonic()
                 work.wait()
                 with expected.lock:
                     expected.num_posted -= 1
                     expected.posted_bytes -= nbytes(buffer)
-                content, end_s = buffer, 0.0
-                if is_shared:
-                    assert self.links is not None
-                    arrived_s = time.monotonic()
-                    content, sent_s = without_stamp(buffer, spec)
-                    end_s = arrived_s + self.links.delay_s(source, self._rank, spec.nbytes, num_arrived)
-                    num_arrived += 1
-                    delayed.put((op, spec, content, values, spans, sent_s, end_s))
+                if not is_emulated:
+                    self._deliver(message, buffer, start_s, 0.0)
                 else:
-                    if is_emulated:
-                        content, sent_s = without_stamp(buffer, spec)
-                        start_s, end_s = self._occupy_ingress(source, sent_s, spec.nbytes)
-                    _deliver(self._rank, op, spec, content, values, spans, start_s, end_s)
+                    arrived_s = time.monotonic()
+                    content, sent_s = without_stamp(buffer, message.spec)
+                    if is_shared:
+                        assert self.links is not None
+                        delay_s = self.links.delay_s(source, self._rank, message.spec.nbytes, num_arrived)
+                        num_arrived += 1
+                        delayed.put((message, content, sent_s, arrived_s + delay_s))
+                    else:
+                        self._deliver(message, content, *self._occupy_ingress(source, sent_s, message.spec.nbytes))
                 self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
             while not expected.posted.empty():
                 waiting = expected.posted.get()
                 if waiting is not None:
                     waiting[0].values.fail(error)
-            if values is not None:
-                self._fail(values, error)
+            if message is not None:
+                self._fail(message.values, error)
         finally:
             delayed.put(None)
 
     def _hold_loop(self, delayed: queue.SimpleQueue) -> None:
         """Deliver messages that have passed the shared air, in order, each when it is due."""
-        while (message := delayed.get()) is not None:
+        while (delivery := delayed.get()) is not None:
             try:
-                _deliver(self._rank, *message)
+                self._deliver(*delivery)
             except BaseException as error:  # passed to the streams, which raise it
-                self._fail(message[3], error)
+                self._fail(delivery[0].values, error)
+
+    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, end_s: float) -> None:
+        """Wait until a message is due, and put its value into the step."""
+        end_s = wait_until(end_s)
+        message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
+        message.values.put(message.op.writes[0], content, end_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
         """Return whether messages between two ranks are held back, and carry the time for it."""
@@ -368,22 +373,6 @@ class Transport:
             begin_s = max(sent_s, self._ingress_free_s)
             self._ingress_free_s = begin_s + self.links.occupied_s(source, self._rank, size)
             return begin_s, self._ingress_free_s - MESSAGE_S
-
-
-def _deliver(
-    rank: int,
-    op: Op,
-    spec: Spec,
-    content: torch.Tensor,
-    values: StepValues,
-    spans: list[Span],
-    start_s: float,
-    end_s: float,
-) -> None:
-    """Wait until a message is due, and put its value into the step."""
-    end_s = wait_until(end_s)
-    spans.append(Span(rank, op, start_s, end_s, spec.nbytes))
-    values.put(op.writes[0], content, end_s)
 
 
 def wait_until(time_s: float) -> float:
