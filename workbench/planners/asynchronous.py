@@ -58,14 +58,8 @@ def partition_in_order(costs: Equation3, order: Sequence[int], *, in_memory: boo
     return _best(costs, len(order), ends, lambda end: [following[end]], only_whole=True, in_memory=in_memory)
 
 
-def partition_of_some(costs: Equation3, order: Sequence[int]) -> Partition:
-    """Return the best cuts over all choices of devices that keep this order: Eq. 3 with the number of following devices
-    as an index.
-    """
-    return _best_by_count(costs, *_some_of(costs, order))
-
-
 def _some_of(costs: Equation3, order: Sequence[int]) -> _Search:
+    """Search all choices of devices that keep this order: Eq. 3 with the number of following devices as an index."""
     later = {rank: order[place + 1 :] for place, rank in enumerate(order)}
 
     def following(end: _State) -> list[_State]:
@@ -259,26 +253,26 @@ def plan_asynchronous(
     Raises PlanError if nothing fits.
     """
     if searches and simulated_s is not None and costs.cluster.medium == "wifi":
+        partitions = [partition for search in _searches(costs) for partition in _best_of_each_count(costs, *search)]
         found_plans = [
             asynchronous_plan(costs, partition, method=method)
-            for partition in _candidates(costs)
+            for partition in sorted(partitions, key=lambda partition: len(partition.order))
             if partition.pace_s < float("inf")
         ]
         if found_plans:
             return min(found_plans, key=simulated_s)
     world, layers = costs.cluster.world_size, costs.profile.num_layers
     everyone, notes = tuple(range(world)), tuple[str, ...]()
-    if searches and world <= MOST_IN_EVERY_ORDER:
-        best = partition_in_any_order(costs)
-    elif searches:
-        orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
-        best = min((partition_of_some(costs, order) for order in orders), key=lambda partition: partition.pace_s)
+    if searches:
+        best = min(
+            (_best_by_count(costs, *search) for search in _searches(costs)), key=lambda partition: partition.pace_s
+        )
     else:
         best = Partition(pace_s=float("inf"), order=everyone, cuts=())
         if world <= layers:
             best = partition_in_order(costs, everyone)
         if best.pace_s == float("inf"):
-            best = partition_of_some(costs, everyone)
+            best = _best_by_count(costs, *_some_of(costs, everyone))
             why = (
                 "no partition over all devices fits in memory"
                 if world <= layers
@@ -291,14 +285,13 @@ def plan_asynchronous(
     return replace(plan, notes=(*plan.notes, *notes))
 
 
-def _candidates(costs: Equation3) -> list[Partition]:
-    """Return the best pipelines of each number of devices, those of fewer devices first."""
+def _searches(costs: Equation3) -> list[_Search]:
+    """Return the search of every order of every set of devices, or with many devices those of a few orders."""
     if costs.cluster.world_size <= MOST_IN_EVERY_ORDER:
-        return _best_of_each_count(costs, *_any_order_of(costs))
+        return [_any_order_of(costs)]
     everyone = tuple(range(costs.cluster.world_size))
     orders = [everyone, *sorted_orders(costs.profile, costs.cluster, costs.memory_length)]
-    partitions = [partition for order in orders for partition in _best_of_each_count(costs, *_some_of(costs, order))]
-    return sorted(partitions, key=lambda partition: len(partition.order))
+    return [_some_of(costs, order) for order in orders]
 
 
 def nothing_fits(costs: Equation3, order: Sequence[int]) -> PlanError:
