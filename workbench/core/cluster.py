@@ -279,10 +279,8 @@ class Cluster:
         sender, receiver = self.devices[source], self.devices[destination]
         described = self.pairs.get(f"{sender.name}>{receiver.name}")
         if described is not None:
-            return _delayed(described, self.jitter_s) if self.jitter_s else described
-        if self.medium == "wifi":
-            return _relayed_path(sender.link, receiver.link, self.jitter_s)
-        return _path(sender.link, receiver.link)
+            return replace(described, latency_s=described.latency_s + self.jitter_s)
+        return _path(sender.link, receiver.link, self.medium, self.jitter_s)
 
     def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Cluster:
         """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty.
@@ -370,20 +368,9 @@ class Cluster:
 
 
 @functools.lru_cache(maxsize=4096)  # planners ask for the same few paths thousands of times
-def _path(sender: Link, receiver: Link) -> Link:
+def _path(sender: Link, receiver: Link, medium: Medium, jitter_s: float) -> Link:
+    rate_of = relayed if medium == "wifi" else min
     return Link(
-        bytes_per_s=min(sender.bytes_per_s, receiver.bytes_per_s), latency_s=sender.latency_s + receiver.latency_s
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _relayed_path(sender: Link, receiver: Link, jitter_s: float) -> Link:
-    return Link(
-        bytes_per_s=relayed(sender.bytes_per_s, receiver.bytes_per_s),
+        bytes_per_s=rate_of(sender.bytes_per_s, receiver.bytes_per_s),
         latency_s=sender.latency_s + receiver.latency_s + jitter_s,
     )
-
-
-@functools.lru_cache(maxsize=4096)
-def _delayed(link: Link, jitter_s: float) -> Link:
-    return replace(link, latency_s=link.latency_s + jitter_s)
