@@ -202,11 +202,9 @@ def layer_costs(
             if technique != "frozen":
                 _add_head(layer_sum, model, technique, chosen, num_labels)
         if technique == "parallel_adapters" and not chosen.side_apart:
-            layer_sum.forward, layer_sum.backward, layer_sum.context = (
-                layer_sum.forward + layer_sum.side_forward,
-                layer_sum.side_backward,
-                layer_sum.context + layer_sum.tap,
-            )
+            layer_sum.forward += layer_sum.side_forward
+            layer_sum.backward = layer_sum.side_backward
+            layer_sum.context += layer_sum.tap
             layer_sum.side_forward, layer_sum.side_backward, layer_sum.tap = 0.0, 0.0, Bytes()
         costs.append(_cost(layer_sum, technique, batch, form))
     return tuple(costs)
@@ -234,10 +232,8 @@ def _layer(
     elif technique == "lora":
         layer_sum.trained = shape.lora_params(sizes.lora_rank)
         extra = shape.lora_flops(sizes.lora_rank)
-        layer_sum.forward, layer_sum.backward = (
-            layer_sum.forward + extra,
-            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
-        )
+        layer_sum.forward += extra
+        layer_sum.backward = shape.product_flops + 2 * shape.attention_flops + 2 * extra
         layer_sum.context = shape.kept(trained_norms=False) + shape.lora_inputs(
             sizes.lora_rank, dropout=sizes.lora_dropout
         )
@@ -245,13 +241,12 @@ def _layer(
         number = sizes.adapters_per_layer
         layer_sum.trained = number * (2 * model.hidden * sizes.bottleneck + model.hidden + sizes.bottleneck)
         extra = 2.0 * shape.own_tokens * layer_sum.trained
-        layer_sum.forward, layer_sum.backward = (
-            layer_sum.forward + extra,
-            shape.product_flops + 2 * shape.attention_flops + 2 * extra,
-        )
+        layer_sum.forward += extra
+        layer_sum.backward = shape.product_flops + 2 * shape.attention_flops + 2 * extra
         if sizes.adapter_norms:
             norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
-            layer_sum.frozen, layer_sum.trained = layer_sum.frozen - norms, layer_sum.trained + norms
+            layer_sum.frozen -= norms
+            layer_sum.trained += norms
         layer_sum.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(
             number * FP32_BYTES * (model.hidden + sizes.bottleneck)
         )
@@ -269,7 +264,8 @@ def _layer(
         # b_1, b_2, ...; the first layer of a side network keeps b_0, its embedding, as well.
         firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)
         layer_sum.tap = shape.own(form.tap_bytes * model.hidden * (2 if layer in firsts else 1))
-        layer_sum.output, layer_sum.gradient = layer_sum.output + side.output(), side.output()
+        layer_sum.gradient = side.output()
+        layer_sum.output += layer_sum.gradient
     return layer_sum
 
 
@@ -278,7 +274,8 @@ def _add(layer_sum: _Sum, technique: Technique, params: int, tables: int) -> Non
     if technique == "full":
         layer_sum.trained += params
     else:
-        layer_sum.frozen, layer_sum.tables = layer_sum.frozen + params, layer_sum.tables + tables
+        layer_sum.frozen += params
+        layer_sum.tables += tables
 
 
 def _add_head(
@@ -294,19 +291,23 @@ def _add_head(
     layer_sum.trained += up
     layer_sum.context += layer_sum.shape.own(FP32_BYTES * model.hidden * bool(up))
     if sizes.predicts_words:
-        flops, back = flops + 0.5 * own_tokens * words, back + 0.5 * own_tokens * words
-        copied = words if model.tied_head else 0
-        layer_sum.frozen, layer_sum.tables = layer_sum.frozen + copied, layer_sum.tables + copied
-        layer_sum.copied = copied
+        flops += 0.5 * own_tokens * words
+        back += 0.5 * own_tokens * words
+        layer_sum.copied = words if model.tied_head else 0
+        layer_sum.frozen += layer_sum.copied
+        layer_sum.tables += layer_sum.copied
         layer_sum.context += layer_sum.shape.own(FP32_BYTES * model.vocab / 4)
     else:
-        flops, back = flops + 2.0 * model.hidden * num_labels, back + 4.0 * model.hidden * num_labels
+        flops += 2.0 * model.hidden * num_labels
+        back += 4.0 * model.hidden * num_labels
         layer_sum.trained += model.hidden * num_labels + num_labels
         layer_sum.context += Bytes(per_sample=FP32_BYTES * model.hidden)
     if technique == "parallel_adapters":
-        layer_sum.side_forward, layer_sum.side_backward = layer_sum.side_forward + flops, layer_sum.side_backward + back
+        layer_sum.side_forward += flops
+        layer_sum.side_backward += back
     else:
-        layer_sum.forward, layer_sum.backward = layer_sum.forward + flops, layer_sum.backward + back
+        layer_sum.forward += flops
+        layer_sum.backward += back
 
 
 def _cost(layer_sum: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:

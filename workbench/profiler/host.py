@@ -122,9 +122,7 @@ def measure_links(
     return samples_of
 
 
-def measure_at_once(
-    group: Any, rank: int, sizes: Sequence[int], *, repeats: int = 5, clock: Callable[[], float] = time.perf_counter
-) -> LinkSample:
+def measure_at_once(group: Any, rank: int, sizes: Sequence[int], *, repeats: int = 5) -> LinkSample:
     """Return the time of the message to this rank while all ranks send to the next one; every rank must call it.
 
     sizes: bytes of each rank's message (see lasting_equally).  Over private wires it takes as long as alone; over a
@@ -137,10 +135,10 @@ def measure_at_once(
     for _ in range(repeats):
         coming = group.recv([incoming], source, 0)
         group.barrier().wait()
-        began = clock()
+        began = time.perf_counter()
         leaving = group.send([outgoing], destination, 0)
         coming.wait()
-        seconds.append(clock() - began)
+        seconds.append(time.perf_counter() - began)
         leaving.wait()
     return LinkSample(source=source, destination=rank, nbytes=sizes[source], round_trip_s=median(seconds))
 
@@ -174,6 +172,8 @@ def fit_link(samples: Sequence[LinkSample]) -> Link:
 
 
 GEMM_SIZE = 768
+GEMM_FLOPS = 2.0 * GEMM_SIZE**3
+HEAT_SAMPLES = 120
 COPY_BYTES = 64 << 20
 READ_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 20
@@ -259,36 +259,38 @@ def measure_processors(*, seconds: float = 0.25) -> tuple[ProcessorRate, ...]:
     return tuple(rates)
 
 
-def gemm_rate(
-    *, size: int = GEMM_SIZE, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None
-) -> float:
+def _gemm() -> partial[Tensor]:
+    """Return a square fp32 matrix product, of GEMM_FLOPS."""
+    left, right, out = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+    return partial(torch.mm, left, right, out=out)
+
+
+def gemm_rate(*, seconds: float = 1.0, product: Callable[[Tensor, Tensor], object] | None = None) -> float:
     """Return FLOP/s of a square fp32 matrix product, by torch.mm or another matmul function."""
-    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
-    call = partial(torch.mm, left, right, out=out) if product is None else partial(product, left, right)
-    taken_s = time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
-    return 2.0 * size**3 / taken_s
+    gemm = _gemm()
+    call = gemm if product is None else partial(product, *gemm.args)
+    return GEMM_FLOPS / time_calls({"": call}, repeats=1000, budget_s=seconds)[""]
 
 
-def sustained_rates(seconds: float, *, samples: int = 120, size: int = GEMM_SIZE) -> Iterator[tuple[float, float]]:
-    """Compute square fp32 matrix products without a pause, and yield for each of `samples` equal periods the seconds of
-    computing before it and its FLOP/s.
+def sustained_rates(seconds: float) -> Iterator[tuple[float, float]]:
+    """Compute square fp32 matrix products without a pause, and yield for each of HEAT_SAMPLES equal periods the seconds
+    of computing before it and its FLOP/s.
     """
-    left, right, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
-    torch.mm(left, right, out=out)  # the first one also loads the library
+    gemm = _gemm()
+    gemm()  # the first one also loads the library
     began_s = ended_s = time.perf_counter()
-    for number in range(samples):
+    for number in range(HEAT_SAMPLES):
         period_s, count = ended_s, 0
-        while count == 0 or ended_s < began_s + (number + 1) * seconds / samples:
-            torch.mm(left, right, out=out)
+        while count == 0 or ended_s < began_s + (number + 1) * seconds / HEAT_SAMPLES:
+            gemm()
             count, ended_s = count + 1, time.perf_counter()
-        yield period_s - began_s, 2.0 * size**3 * count / (ended_s - period_s)
+        yield period_s - began_s, GEMM_FLOPS * count / (ended_s - period_s)
 
 
-def memory_rate(*, nbytes: int = COPY_BYTES, seconds: float = 1.0) -> float:
+def memory_rate(*, seconds: float = 1.0) -> float:
     """Return bytes/s of a copy too large for the caches; reads and writes both count."""
-    source, target = torch.ones(nbytes // 4), torch.empty(nbytes // 4)
-    taken_s = time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
-    return 2.0 * nbytes / taken_s
+    source, target = (torch.ones(COPY_BYTES // 4) for _ in range(2))
+    return 2.0 * COPY_BYTES / time_calls({"": lambda: target.copy_(source)}, repeats=1000, budget_s=seconds)[""]
 
 
 class StorageRates(NamedTuple):
