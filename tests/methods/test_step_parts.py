@@ -32,16 +32,15 @@ PIPELINE = {"method": "pac_plus", "options": {"paradigm": "pipeline_parallel"}}
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "latency_s", "term", "words"),
+    ("bytes_per_s", "latency_s", "words"),
     [
-        (1e12, 0.0, "compute", "Computing on"),
-        (1e12, 10.0, "latency", "latency takes 100% of a step"),
-        (1e4, 0.0, "bandwidth", "bytes on the links take 100%"),
+        (1e12, 0.0, "Computing on"),
+        (1e12, 10.0, "The links' latency takes 100% of a step"),
+        (1e4, 0.0, "The bytes on the links take 100%"),
     ],
 )
-def test_the_links_decide_where_they_are_slow(bytes_per_s: float, latency_s: float, term: str, words: str) -> None:
-    found = parts(two(bytes_per_s, latency_s), **PIPELINE)
-    assert found.deciding == term and words in found.sentence
+def test_the_links_decide_where_they_are_slow(bytes_per_s: float, latency_s: float, words: str) -> None:
+    assert parts(two(bytes_per_s, latency_s), **PIPELINE).sentence.startswith(words)
 
 
 def test_one_device_computes_all_the_time() -> None:
@@ -75,7 +74,7 @@ def test_memory_decides_where_a_faster_plan_does_not_fit() -> None:
         return parts(cluster, method="fine_tuning", options={"technique": "full"})
 
     tight, roomy = of(700_000), of(1 << 30)
-    assert tight.deciding == "memory" and "Too little memory decides" in tight.sentence
+    assert tight.sentence.startswith("Too little memory decides")
     assert tight.roomy_s is not None and tight.roomy_s < 0.95 * tight.step_s
     assert tight.roomy_s == pytest.approx(roomy.step_s, rel=0.05)
-    assert roomy.roomy_s is None and roomy.deciding == "compute" and "memory" not in roomy.sentence
+    assert roomy.roomy_s is None and roomy.sentence.startswith("Computing on") and "memory" not in roomy.sentence

@@ -15,7 +15,7 @@ from gloo_pairs import on_executors, on_ranks, program
 from tests.waiting import LIMIT_S
 from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
-from workbench.core.program import Program, unrolled
+from workbench.core.program import Program, chained
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.profiler.processors import Place
@@ -200,17 +200,15 @@ def test_steps_follow_without_a_pause() -> None:
     assert on_executors(2, work) == [[], [0.0, 10.0, 20.0, 30.0]]
 
 
-def test_the_unrolled_program_is_simulated_without_a_pause() -> None:
+def test_several_steps_as_one_program_is_simulated_without_a_pause() -> None:
     schedule = chain()
     made = program(schedule, small, MAKE=1.0, USE=1.0)
     (alone,) = {span.end_s for span in simulate(made).spans if span.op.kind == "USE"}
-    whole = simulate(unrolled(made, 4))
+    whole = simulate(chained([made] * 4))
     ends = [span.end_s for span in whole.spans if span.op.kind in ("MAKE", "USE")]
     assert alone == 1.0 and sorted(ends) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
-    text = unrolled(made, 2).to_text()
+    text = chained([made] * 2).to_text()
     assert Program.from_text(text).to_text() == text
-    with pytest.raises(ScheduleError, match="0 steps"):
-        unrolled(made, 0)
     with pytest.raises(ScheduleError, match="carry"):
         Schedule(ops=((),), carried=(((value("a"), value("b")),),))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import TableCosts, busiest_s, collective_s
-from workbench.core.program import Program, unrolled
+from workbench.core.program import Program, chained
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
 from workbench.simulator import simulate
@@ -135,7 +135,7 @@ def test_jitter_is_drawn_by_message_and_its_mean_is_in_the_price() -> None:
     assert ends(timeline) == pytest.approx([1 + max(draws[: number + 1]) for number in range(3)])  # in order
     schedule = Schedule.from_text("rank 0\nin v\nSEND 0>1 (v) -> ()\nrank 1\nRECV 0>1 () -> (v)\n")
     one = Program.on(cluster, schedule, TableCosts(seconds_by_kind={}, cluster=cluster))
-    assert simulate(unrolled(one, 3)).makespan_s == pytest.approx(1 + max(draws[:3]))
+    assert simulate(chained([one] * 3)).makespan_s == pytest.approx(1 + max(draws[:3]))
 
 
 TICK_S = 1 / 512

@@ -141,7 +141,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return Cluster(
             name=name,
             devices=devices,
-            pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), devices, source),
+            pairs=_pairs(source.tables(tables.get("link", []), "[[link]]"), source),
             description=" ".join(str(tables.get("description", "")).split()),
             data=tables.get("data", "tls"),
             medium=tables.get("medium", "switch"),
@@ -305,7 +305,7 @@ def _link(table: Mapping[str, Any], source: _Source, owner: str) -> Link:
     )
 
 
-def _pairs(tables: list[dict[str, Any]], devices: tuple[Device, ...], source: _Source) -> dict[str, Link]:
+def _pairs(tables: list[dict[str, Any]], source: _Source) -> dict[str, Link]:
     pairs: dict[str, Link] = {}
     for number, table in enumerate(tables, start=1):
         owner = f"Link {number}"

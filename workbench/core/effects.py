@@ -67,13 +67,10 @@ def prepared(needed: str, holds: Callable[[Any], bool]) -> Effect:
     return Effect(lambda situation: situation.prepared is None or holds(situation.prepared), needed)
 
 
-def planned(needed: str, holds: Callable[[Plan], bool]) -> Effect:
-    """Return the effect of a setting that depends on the plan."""
-    return Effect(lambda situation: situation.plan is None or holds(situation.plan), needed)
-
-
 SEVERAL_DEVICES = Effect(lambda situation: situation.cluster.world_size > 1, "two or more devices")
-SEVERAL_STAGES = planned("a plan of several stages", lambda plan: len(plan.stages) > 1)
+SEVERAL_STAGES = Effect(
+    lambda situation: situation.plan is None or len(situation.plan.stages) > 1, "a plan of several stages"
+)
 
 
 class Idle(NamedTuple):

@@ -217,13 +217,6 @@ def _spec(text: str) -> Spec:
     return Spec(tuple(int(size) for size in match.group(2).split(",") if size), match.group(1))
 
 
-def unrolled(program: Program, num_steps: int) -> Program:
-    """Repeat a program for `num_steps` steps (see chained).  Raises ScheduleError for fewer than one step."""
-    if num_steps < 1:
-        raise ScheduleError(f"{num_steps} steps of a program were asked for.", "That is none.", "Ask for 1 or more.")
-    return chained([program] * num_steps)
-
-
 def chained(programs: Sequence[Program]) -> Program:
     """Return programs of the same devices as one, in which steps follow without a pause.
 

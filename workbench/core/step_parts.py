@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 Term = Literal["compute", "bubble", "bandwidth", "latency"]
-Deciding = Literal[Term, "memory"]
 Share = Annotated[float, Meta(ge=0, le=1.000001)]
 _WORDS: dict[Term, str] = {
     "compute": "computing on {busiest} takes {share:.0%} of a step",
@@ -36,13 +35,6 @@ class StepParts:
     busiest: str
     roomy_s: Annotated[float, Meta(gt=0)] | None = None
     roomy_plan: str = ""
-
-    @property
-    def deciding(self) -> Deciding:
-        """Return the largest part; memory, if more of it would make a step clearly faster."""
-        if self.roomy_s is not None:
-            return "memory"
-        return max(self.shares, key=lambda term: self.shares[term])
 
     @property
     def sentence(self) -> str:

@@ -196,13 +196,8 @@ class Timeline:
 
 def busy_of(spans: Iterable[Span]) -> float:
     """Return the seconds in which at least one compute stream of a rank with these spans was busy."""
-    return _union_s((span.start_s, span.end_s) for span in spans if not span.op.is_communication)
-
-
-def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that at least one of the intervals covers."""
-    total, reached = 0.0, 0.0
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+    total_s = reached_s = 0.0
+    for start_s, end_s in sorted((span.start_s, span.end_s) for span in spans if not span.op.is_communication):
+        total_s += max(0.0, end_s - max(start_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return total_s

@@ -115,10 +115,6 @@ def _expect(count: int) -> None:
         counter.ahead = count
 
 
-def _num_rounds(repeats: int | None) -> int:
-    return (1 if tiny() else 9) if repeats is None else repeats
-
-
 def time_calls(
     calls: Mapping[K, Call],
     *,
@@ -136,7 +132,8 @@ def time_calls(
     prepared: calls whose preparation is timed, too, and the keys of its seconds: a backward pass needs a forward pass.
     """
     may_end_early, prepared = repeats is None, prepared or {}
-    repeats = _num_rounds(repeats)
+    if repeats is None:
+        repeats = 1 if tiny() else 9
     if not calls or repeats < 1:
         raise ConfigError(
             f"Timing {len(calls)} calls {repeats} times was asked for.", "Both must be at least 1.", "Raise them."

@@ -255,8 +255,11 @@ class Coordinator:
             return
         if rank in planned.members:
             self._preparing.add(rank)
-            place = planned.members.index(rank)
-            self.fleet.command((rank,), Prepare(self.policy.part(planned, place), place))
+            self._prepare(planned, rank)
+
+    def _prepare(self, planned: Generation, rank: int) -> None:
+        place = planned.members.index(rank)
+        self.fleet.command((rank,), Prepare(self.policy.part(planned, place), place))
 
     # Generations.
 
@@ -313,12 +316,10 @@ class Coordinator:
             self._fruitless + 1 if self._number and self._last_step < 0 and not self._lost and not self._pausing else 0
         )
         if self._fruitless > 2:
-            request, problem = (
-                f"Step {self.policy.step + 1} was to be done.",
-                "The devices tried three times and did not come together.",
-            )
             raise DeviceLostError(
-                request, f"{problem} {self._why}".rstrip(), "See whether the machine is very busy; run with --resume."
+                f"Step {self.policy.step + 1} was to be done.",
+                f"The devices tried three times and did not come together. {self._why}".rstrip(),
+                "See whether the machine is very busy; run with --resume.",
             )
 
     def _awaits_some(self) -> bool:
@@ -364,8 +365,7 @@ class Coordinator:
     def _make_ready(self, planned: Generation) -> None:
         self._planned, self._unprepared = planned, set(planned.prepares)
         for rank in planned.prepares:
-            place = planned.members.index(rank)
-            self.fleet.command((rank,), Prepare(self.policy.part(planned, place), place))
+            self._prepare(planned, rank)
         if not planned.prepares:
             self._pause()
 

@@ -70,11 +70,6 @@ class StepLayout:
     _pieces: dict[tuple[int, int], tuple[Piece, ...]] = field(default_factory=dict, compare=False, repr=False)
     _samples: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
-    def num_samples(self) -> int:
-        """Return the number of samples of the mini-batch."""
-        return sum(self.sizes)
-
     def samples(self, rank: int, microbatch: int) -> tuple[int, int]:
         """Return the range (first, end) of the micro-batch's samples that the rank computes."""
         key = (rank, self.sizes[microbatch])

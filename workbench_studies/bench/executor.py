@@ -20,7 +20,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.program import Program, unrolled
+from workbench.core.program import Program, chained
 from workbench.core.schedule import NONE, Op, Schedule, Value
 from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runs.made_up import begin_together, content_of, made_up_handlers, subgroups_of
@@ -292,7 +292,7 @@ def _own_cost(executor: Executor) -> float:
 
 
 def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float, float, float]]]) -> Figures:
-    simulated_s = max(span.end_s for span in simulate(unrolled(case.program, case.num_steps), memory=False).spans)
+    simulated_s = max(span.end_s for span in simulate(chained([case.program] * case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
     late, paced = (sum(entry[place] for entries in by_rank for entry in entries) for place in (2, 3))

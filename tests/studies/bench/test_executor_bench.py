@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.core.program import unrolled
+from workbench.core.program import chained
 from workbench.schedules import check
 from workbench.simulator import simulate
 from workbench_studies.bench.executor import (
@@ -35,7 +35,7 @@ def test_every_program_can_run(network: Network) -> None:
 def can_run(found: dict[str, Case], count: int) -> None:
     assert len(found) == count + 2 * len(LATENCIES_MS)
     for case in found.values():
-        check(unrolled(case.program, case.num_steps).schedule)
+        check(chained([case.program] * case.num_steps).schedule)
     streams = {op.stream for op in found["two streams"].program.schedule.ops[0]}
     assert streams == {"compute", "compute1"}
     assert any(op.kind == "ALLREDUCE" for op in found["hybrid"].program.schedule.ops[-1])
@@ -84,7 +84,7 @@ def test_programs_of_small_messages_mostly_wait_for_latency(latency_ms: int) -> 
 def test_a_pipeline_that_does_not_drain_is_faster_than_its_steps_one_by_one() -> None:
     case = cases(4)["not draining"]
     one, several = (
-        max(span.end_s for span in simulate(unrolled(case.program, steps)).spans) for steps in (1, case.num_steps)
+        max(span.end_s for span in simulate(chained([case.program] * steps)).spans) for steps in (1, case.num_steps)
     )
     assert case.num_steps == STEPS and several < STEPS * one
     assert several - one == pytest.approx((STEPS - 1) * 8 * SECONDS["F"])
