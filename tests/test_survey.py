@@ -16,7 +16,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import Bytes, Grid, LayerProfile
 from workbench.methods.base import Event, ignore
 from workbench.methods.pac_plus import method
 from workbench.profiler.host import HostProfile, LinkSample, fit_link
@@ -120,8 +120,8 @@ def measured(monkeypatch, tmp_path: Path) -> list[int]:
         sizes = {
             "frozen_bytes": 1000,
             "trainable_bytes": 100,
-            "output_bytes_per_token": 10,
-            "context_bytes_per_token": 20,
+            "output_bytes": Bytes(10),
+            "context_bytes": Bytes(20),
         }
         return tuple(LayerProfile(name=f"layer {index}", times=times, **sizes) for index in range(config.num_layers))
 

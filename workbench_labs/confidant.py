@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import proportional_parts
-from workbench.core.profile import trainable_bytes
+from workbench.core.profile import Bytes, trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
@@ -215,7 +215,7 @@ class PartitionLab(Explorer):
 def stashed(num_stages: int, count: int) -> Timeline:
     """Return mini-batches through equal stages: forward 1 s, backward 2 s, a transfer .2 s (simulated)."""
     profile, cluster = equal_blocks(num_stages, num_stages, backward=2.0, transfer_s=0.2)
-    layer = replace(profile.layers[0][0], output_bytes_per_token=FP32_BYTES, gradient_bytes_per_token=FP32_BYTES)
+    layer = replace(profile.layers[0][0], output_bytes=Bytes(FP32_BYTES), gradient_bytes=Bytes(FP32_BYTES))
     profile = replace(profile, layers=((layer,) * num_stages,) * num_stages)
     cluster = replace(
         cluster, devices=tuple(replace(device, name=f"stage {number}") for number, device in enumerate(cluster.devices))

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 
 from workbench.core.plan import Plan, one_device_stages
+from workbench.core.profile import Bytes
 from workbench.core.timeline import Timeline
 from workbench.methods.ringada.published import load_constants, simulated_round
 from workbench.methods.ringada.schedule import Iteration, terminator
@@ -74,7 +75,7 @@ def ring_memory_bytes(blocks: Sequence[int], depth: int, block_bytes: int, conte
     context_bytes: the activations of a mini-batch that a trained block keeps for its backward pass.
     """
     profile, cluster = equal_blocks(sum(blocks), len(blocks))
-    block = replace(profile.layers[0][0], frozen_bytes=block_bytes, context_bytes_per_token=context_bytes // SAMPLES)
+    block = replace(profile.layers[0][0], frozen_bytes=block_bytes, context_bytes=Bytes(context_bytes // SAMPLES))
     profile = replace(profile, layers=((block,) * sum(blocks),) * len(blocks))
     iterations = [Iteration(0, sum(blocks) - depth, 1)]
     timeline = simulated_round(profile, cluster, ring_plan(tuple(blocks)), iterations, memory=True)

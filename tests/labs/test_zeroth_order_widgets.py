@@ -15,7 +15,7 @@ import torch
 from tests.widgets.widget_reports import make_report
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineStep
 from workbench.methods.p_rge.queries import plan_queries
 from workbench.methods.p_rge.seeds import query_seed
@@ -63,8 +63,7 @@ def problem() -> Problem:
             times=grids,
             frozen_bytes=10**6,
             trainable_bytes=1000,
-            output_bytes_per_token=64,
-            context_bytes_per_token=0,
+            output_bytes=Bytes(64),
         )
         return (one, one)
 

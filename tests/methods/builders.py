@@ -151,7 +151,7 @@ def make_rank_job(
 
 def free_profile(num_layers: int, world_size: int) -> Profile:
     """Return a profile in which nothing takes time or memory."""
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
     layers = tuple(LayerProfile(name=f"layer {index}", times={}, **sizes) for index in range(num_layers))
     return Profile(model="made up", method="made up", source="analytic", layers=(layers,) * world_size)
 

@@ -28,8 +28,6 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
         times={"SF": pause},
         frozen_bytes=0,
         trainable_bytes=0,
-        output_bytes_per_token=0,
-        context_bytes_per_token=0,
     )
     slow = replace(
         job,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.plan import Plan, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.planners import Problem
 from workbench.planners.closed_form import ClosedForm, PhaseTimes
@@ -32,11 +32,11 @@ def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0
     given = {
         "frozen_bytes": 1000,
         "trainable_bytes": 100,
-        "output_bytes_per_token": 8,
-        "gradient_bytes_per_token": 2,
-        "context_bytes_per_token": 10,
-        "tap_bytes_per_token": 5,
-        "workspace_bytes_per_token": 3,
+        "output_bytes": Bytes(8),
+        "gradient_bytes": Bytes(2),
+        "context_bytes": Bytes(10),
+        "tap_bytes": Bytes(5),
+        "workspace_bytes": Bytes(3),
     } | sizes
     return LayerProfile(
         name="layer",
@@ -80,9 +80,9 @@ def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tupl
         {
             "frozen_bytes": draw.randrange(500, 2000),
             "trainable_bytes": draw.randrange(50, 150),
-            "context_bytes_per_token": draw.randrange(5, 40),
-            "output_bytes_per_token": draw.randrange(4, 16),
-            "workspace_bytes_per_token": draw.randrange(0, 20),
+            "context_bytes": Bytes(draw.randrange(5, 40)),
+            "output_bytes": Bytes(draw.randrange(4, 16)),
+            "workspace_bytes": Bytes(draw.randrange(0, 20)),
         }
         for _ in range(num_layers)
     ]
@@ -113,13 +113,13 @@ def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[
     decoder_from = draw.randint(0, num_layers)
     per_sample = [
         {
-            f"{name}_bytes_per_sample": draw.randrange(0, 60) if number >= decoder_from else 0
+            f"{name}_bytes": Bytes(0, draw.randrange(0, 60) if number >= decoder_from else 0)
             for name in ("output", "context", "gradient", "tap", "workspace")
         }
         for number in range(num_layers)
     ]
     for sizes in per_sample:  # what comes back was handed on
-        sizes["output_bytes_per_sample"] += sizes["gradient_bytes_per_sample"]
+        sizes["output_bytes"] += sizes["gradient_bytes"]
 
     def measured() -> Grid:
         seconds = [draw.uniform(0.5, 3) if falling else 0.5 * batch + draw.random() / 4 for batch in (1, 2, 3, 4)]
@@ -128,7 +128,14 @@ def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[
         )
 
     rows = [
-        [replace(one, times=one.times | {"F": measured()}, **sizes) for one, sizes in zip(row, per_sample, strict=True)]
+        [
+            replace(
+                one,
+                times=one.times | {"F": measured()},
+                **{name: getattr(one, name) + more for name, more in sizes.items()},
+            )
+            for one, sizes in zip(row, per_sample, strict=True)
+        ]
         for row in profile.layers
     ]
     names = [one.name for one in cluster.devices]

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Profile
+from workbench.core.profile import Bytes, Profile
 from workbench.planners import Problem, candidates, refine
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm
@@ -40,9 +40,9 @@ def random_cluster(
         {
             "frozen_bytes": draw.randrange(500, 2000),
             "trainable_bytes": draw.randrange(50, 150),
-            "context_bytes_per_token": draw.randrange(5, 40),
-            "output_bytes_per_token": draw.randrange(4, 16),
-            "workspace_bytes_per_token": draw.randrange(0, 20),
+            "context_bytes": Bytes(draw.randrange(5, 40)),
+            "output_bytes": Bytes(draw.randrange(4, 16)),
+            "workspace_bytes": Bytes(draw.randrange(0, 20)),
         }
         for _ in range(2 if alike else num_layers)
     ]

@@ -7,6 +7,7 @@ import pytest
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
+from workbench.core.profile import Bytes
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe
@@ -50,7 +51,7 @@ def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_holds_the_longest_sequence(name):
     """Nothing but the memory that a long sequence needs is short here."""
-    profile, cluster = equal(6, 3, context_bytes_per_token=1000)
+    profile, cluster = equal(6, 3, context_bytes=Bytes(1000))
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     PLANNERS[name](Problem(profile, tight, **job))
@@ -125,7 +126,7 @@ def test_the_mean_device_is_between_the_others():
 
 
 def test_asteroid_cuts_finer_only_where_that_helps():
-    profile, cluster = equal(6, 2, context_bytes_per_token=1000)
+    profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
     roomy = asteroid(Problem(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
     assert roomy.method == "asteroid"
     tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))

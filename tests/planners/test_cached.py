@@ -8,7 +8,7 @@ import pytest
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.plan import Share, Stage
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import Bytes, Grid, LayerProfile
 from workbench.planners import Problem, cached_step_s, plan_cached
 
 from .builders import SEQUENCE_LENGTH, device, grid, profile_of
@@ -29,9 +29,9 @@ def cached_layer(
         },
         frozen_bytes=10**12,
         trainable_bytes=trainable_bytes,
-        output_bytes_per_token=8,
-        context_bytes_per_token=10,
-        tap_bytes_per_token=5,
+        output_bytes=Bytes(8),
+        context_bytes=Bytes(10),
+        tap_bytes=Bytes(5),
     )
 
 

@@ -23,7 +23,7 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 
-NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
+NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
 
 
 @lru_cache

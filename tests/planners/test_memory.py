@@ -6,6 +6,7 @@ import pytest
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Bytes
 from workbench.core.units import size_words
 from workbench.planners import Problem, fixed_plan, memory
 from workbench.planners.recomputation import plan_within_memory, recomputing
@@ -48,7 +49,7 @@ def test_a_stage_that_recomputes_keeps_inputs_and_one_layers_activations():
 
 def test_the_planner_recomputes_only_where_activations_do_not_fit():
     """Of two equal stages the first has two micro-batches in flight, and memory for the inputs of one of them."""
-    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes_per_token=0, context_bytes_per_token=1000)] * 4
+    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes=Bytes(), context_bytes=Bytes(1000))] * 4
     layers = [replace(one, times=one.times | {"B": one.times["SB"]}) for one in layers]
     profile = profile_of([layers, layers])
 
@@ -79,7 +80,7 @@ def test_the_planner_recomputes_only_where_activations_do_not_fit():
 @pytest.mark.parametrize(("transfer_s", "expected"), [(0.1, ["memory", "memory"]), (50.0, ["recompute"])])
 def test_a_faster_plan_that_recomputes_is_chosen_before_a_slower_one_that_fits(transfer_s, expected):
     """Only two devices together have memory for all activations, and one for the inputs; the link decides."""
-    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes_per_token=0, context_bytes_per_token=1000)] * 4
+    layers = [layer(frozen_bytes=0, trainable_bytes=0, tap_bytes=Bytes(), context_bytes=Bytes(1000))] * 4
     layers = [replace(one, times=one.times | {"B": one.times["SB"]}) for one in layers]
     profile = replace(profile_of([layers, layers]), method="full")
     need = memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=SEQUENCE_LENGTH, in_flight=1).total_bytes

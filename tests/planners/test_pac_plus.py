@@ -5,6 +5,7 @@ import pytest
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.profile import Bytes
 from workbench.planners import Problem, candidates, fixed_plan, memory, plan
 
 from .builders import SEQUENCE_LENGTH, closed_form, device, equal, layer, profile_of, rough, unequal
@@ -88,9 +89,9 @@ def test_eq_7_chooses_among_the_balanced_plans_and_its_gap_to_all_plans_is_known
 def test_boundaries_inside_a_decoder_carry_its_tokens_too():
     """Equal devices, slow links: the cut is where least crosses, in front of the layers whose output has tokens of two
     sequences."""
-    profile, cluster = equal(6, 2, output_bytes_per_token=50, gradient_bytes_per_token=0)
+    profile, cluster = equal(6, 2, output_bytes=Bytes(50), gradient_bytes=Bytes())
     heavy = tuple(
-        replace(one, output_bytes_per_sample=400 if number >= 2 else 0) for number, one in enumerate(profile.layers[0])
+        replace(one, output_bytes=Bytes(50, 400 if number >= 2 else 0)) for number, one in enumerate(profile.layers[0])
     )
     profile = replace(profile, layers=(heavy, heavy))
     cluster = replace(cluster, devices=tuple(device(f"d{rank}", bytes_per_s=100.0) for rank in range(2)))
@@ -119,7 +120,7 @@ def test_candidates_are_ranked_by_the_objective():
 
 def test_in_flight_contexts_decide_what_fits():
     """A front stage holds more micro-batches; a planner that forgot it would put equal halves on equal devices."""
-    profile, cluster = equal(6, 2, context_bytes_per_token=1000)
+    profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     assert candidates(Problem(profile, cluster, **job), max_group=1)[0].partition() == "[3, 3]"
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
@@ -128,7 +129,7 @@ def test_in_flight_contexts_decide_what_fits():
 
 
 def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
-    profile, cluster = equal(6, 2, context_bytes_per_token=1000)
+    profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
     tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     typical = candidates(Problem(profile, tight, **job), max_group=1)[0]

@@ -15,7 +15,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, full_model_costs, passings
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
@@ -39,9 +39,8 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
         },
         frozen_bytes=frozen_bytes,
         trainable_bytes=100,
-        output_bytes_per_token=8,
-        context_bytes_per_token=0,
-        workspace_bytes_per_token=16,
+        output_bytes=Bytes(8),
+        workspace_bytes=Bytes(16),
     )
 
 

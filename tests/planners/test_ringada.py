@@ -13,7 +13,7 @@ import pytest
 from workbench.core import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import one_device_stages
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.methods.ringada.estimate import RingEstimate
 from workbench.methods.ringada.moves import Stages, change_s
 from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
@@ -32,8 +32,8 @@ def layer(seconds: float, times_of_a_layer: dict[str, float], frozen_bytes: int 
         times=grids,
         frozen_bytes=frozen_bytes,
         trainable_bytes=10,
-        output_bytes_per_token=4000,
-        context_bytes_per_token=100,
+        output_bytes=Bytes(4000),
+        context_bytes=Bytes(100),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
+from workbench.core.profile import Bytes
 from workbench.planners import Problem, candidates, pipeline_parallel, plan, standalone
 from workbench.profiler.analytic import TechniqueSizes, analytic_profile, layer_costs
 from workbench.profiler.descriptions import MODELS
@@ -16,8 +17,7 @@ TABLE_I = {"batch": 16, "sequence_length": 128}
 
 
 def kept_bytes(cost, length):
-    per_token = cost.context_bytes_per_token + cost.tap_bytes_per_token
-    return length * per_token + cost.context_bytes_per_sample + cost.tap_bytes_per_sample
+    return cost.context_bytes(1, length) + cost.tap_bytes(1, length)
 
 
 def totals(technique, name="T5-Large", **settings):
@@ -88,7 +88,7 @@ def test_a_forward_pass_is_two_flops_for_each_weight_and_token():
 def test_the_activation_cache_of_t5_base_is_below_a_gigabyte():
     """Section V-B, 'Storage Cost Analysis': 500 samples of 30 tokens take less than 1 GB."""
     costs = layer_costs(MODELS["T5-Base"], "parallel_adapters", batch=1, sequence_length=30)
-    stored = 500 * sum(30 * cost.tap_bytes_per_token + cost.tap_bytes_per_sample for cost in costs)
+    stored = sum(cost.tap_bytes(500, 30) for cost in costs)
     assert 0.4e9 < stored < 1e9
 
 
@@ -98,12 +98,12 @@ def test_what_an_encoder_decoder_carries_across_its_boundaries():
     costs = layer_costs(model, "parallel_adapters", batch=2, sequence_length=32)
     wide, narrow = 4 * 768, 4 * 96
     encoder, decoder = costs[3], costs[15]
-    assert (encoder.output_bytes_per_token, encoder.output_bytes_per_sample) == (wide + narrow, 0)
-    assert (decoder.output_bytes_per_token, decoder.output_bytes_per_sample) == (wide + narrow, 5 * (wide + narrow))
-    assert (decoder.gradient_bytes_per_token, decoder.gradient_bytes_per_sample) == (narrow, 5 * narrow)
-    assert (encoder.tap_bytes_per_token, encoder.tap_bytes_per_sample) == (wide, 0)
-    assert (decoder.tap_bytes_per_token, decoder.tap_bytes_per_sample) == (0, 5 * wide)
-    assert costs[12].tap_bytes_per_sample == 2 * 5 * wide, "the decoder's embedding is a tap, too"
+    assert encoder.output_bytes == Bytes(wide + narrow)
+    assert decoder.output_bytes == Bytes(wide + narrow, 5 * (wide + narrow))
+    assert decoder.gradient_bytes == Bytes(narrow, 5 * narrow)
+    assert encoder.tap_bytes == Bytes(wide)
+    assert decoder.tap_bytes == Bytes(0, 5 * wide)
+    assert costs[12].tap_bytes.per_sample == 2 * 5 * wide, "the decoder's embedding is a tap, too"
 
 
 def test_the_techniques_sizes_are_what_they_say():
@@ -163,9 +163,9 @@ def test_a_profile_follows_each_devices_speed():
     assert slow.seconds("F", 4, 64) / fast.seconds("F", 4, 64) == pytest.approx(0.5 / 0.13)
     assert fast.seconds("F", 8, 64) == pytest.approx(2 * fast.seconds("F", 4, 64))
     assert fast.seconds("B", 8, 64) == 0
-    assert fast.seconds("LOAD", 8, 64) == pytest.approx(8 * 64 * fast.tap_bytes_per_token / 400e6)
+    assert fast.seconds("LOAD", 8, 64) == pytest.approx(fast.tap_bytes(8, 64) / 400e6)
     assert fast.seconds("TAPE", 8, 64) == fast.seconds("LOAD", 8, 64)
-    assert profile.layers[0][0].tap_bytes_per_token == 2 * fast.tap_bytes_per_token == 2 * 4 * 384
+    assert profile.layers[0][0].tap_bytes == Bytes(2 * fast.tap_bytes.per_token) == Bytes(2 * 4 * 384)
     assert sum(layer.frozen_bytes for layer in profile.layers[0]) == 4 * MODELS["all-MiniLM-L6-v2"].params
 
 

@@ -16,7 +16,7 @@ SIZES = {"hidden": 64, "num_layers": 4, "heads": 4, "feed_forward": 256, "vocab"
 def counted(name, technique, **sizes):
     model = replace(MODELS[name], **SIZES, target_tokens=TARGET, positions=72 if name == "BART-Large" else 0)
     costs = layer_costs(model, technique, batch=BATCH, sequence_length=TOKENS, sizes=TechniqueSizes(**sizes))
-    return BATCH * sum(TOKENS * cost.context_bytes_per_token + cost.context_bytes_per_sample for cost in costs)
+    return sum(cost.context_bytes(BATCH, TOKENS) for cost in costs)
 
 
 def kept(model):

@@ -11,7 +11,7 @@ from schedule_plans import plan_of, workers_of
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
 from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs
@@ -34,14 +34,10 @@ def layer(number: int, *, side: bool) -> LayerProfile:
         times={"F": grid(1.0), ("SB" if side else "B"): grid(2.0), "STEP": step},
         frozen_bytes=1000,
         trainable_bytes=10 + number,
-        output_bytes_per_token=100 + number,
-        output_bytes_per_sample=7,
-        gradient_bytes_per_token=20 + number,
-        gradient_bytes_per_sample=5,
-        context_bytes_per_token=30,
-        context_bytes_per_sample=3,
-        tap_bytes_per_token=4,
-        tap_bytes_per_sample=2,
+        output_bytes=Bytes(100 + number, 7),
+        gradient_bytes=Bytes(20 + number, 5),
+        context_bytes=Bytes(30, 3),
+        tap_bytes=Bytes(4, 2),
     )
 
 

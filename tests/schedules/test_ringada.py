@@ -190,7 +190,10 @@ def test_what_plans_that_follow_the_unfreezing_save(
 def test_on_slow_air_the_trained_layers_are_on_fewer_devices_and_the_cut_is_near_the_best_of_all() -> None:
     """Three equal devices, six layers of which the upper four are trained: against every cut, simulated."""
     profile, free = equal_blocks(6, 3)
-    rows = tuple(tuple(replace(one, output_bytes_per_sample=1000) for one in row) for row in profile.layers)
+    rows = tuple(
+        tuple(replace(one, output_bytes=replace(one.output_bytes, per_sample=1000)) for one in row)
+        for row in profile.layers
+    )
     profile, nbytes = replace(profile, layers=rows), 1000 * SAMPLES // 4
     trained_on = {}
     for message_s in (0.001, 0.25, 0.5, 1.0):

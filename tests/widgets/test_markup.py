@@ -23,7 +23,7 @@ from workbench import widgets
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.methods.base import DeviceState, Event
 from workbench.planners import Problem
 from workbench.trainings import queries
@@ -98,9 +98,7 @@ def _queries() -> Any:
         kind: Grid(batch_sizes=(1, 2), sequence_lengths=(1, 2), seconds=((1.0, 1.0), (2.0, 2.0)))
         for kind in ("F", "STEP")
     }
-    layer = LayerProfile(
-        name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes_per_token=9, context_bytes_per_token=0
-    )
+    layer = LayerProfile(name=NAME, times=grids, frozen_bytes=9, trainable_bytes=9, output_bytes=Bytes(9))
     profile = Profile(model=NAME, method="p_rge", source="measured", layers=((layer,),) * LAPTOP.world_size)
     return Problem(profile, LAPTOP, queries=8, sequence_length=1)
 

@@ -69,47 +69,42 @@ def _bracket(axis: tuple[int, ...], value: float) -> tuple[int, int, float]:
     return low, low + 1, (value - axis[low]) / (axis[low + 1] - axis[low])
 
 
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes of one sample: `per_token` of the sequence plus `per_sample`.  A decoder's tokens count per sample, because
+    their number is one constant for the whole job.
+    """
+
+    per_token: float = 0
+    per_sample: float = 0
+
+    def __call__(self, batch: int, sequence_length: int) -> int:
+        """Return the bytes of a batch."""
+        return int(batch * (sequence_length * self.per_token + self.per_sample))
+
+    def __add__(self, other: Bytes) -> Bytes:
+        """Return the sum."""
+        return Bytes(self.per_token + other.per_token, self.per_sample + other.per_sample)
+
+    def rounded(self) -> Bytes:
+        """Return whole bytes."""
+        return Bytes(round(self.per_token), round(self.per_sample))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
     """The bytes of one layer for one sample.
 
     output: everything sent to the next layer (from a decoder's layer the encoder's output and the decoder's states).
-    gradient: everything that the next layer sends back.  context: activations stored for the backward pass.  tap:
-    activations in the activation cache.
-    workspace: temporary memory of the forward pass.  Each is `per_token` of the sequence plus `per_sample`.  A
-    decoder's tokens count per sample, because their number is one constant for the whole job.
+    gradient: everything that the next layer sends back.  context: activations stored for the backward pass, without the
+    tap.  tap: activations in the activation cache.  workspace: temporary memory of the forward pass.
     """
 
-    output_bytes_per_token: int
-    context_bytes_per_token: int
-    gradient_bytes_per_token: int = 0
-    tap_bytes_per_token: int = 0
-    workspace_bytes_per_token: int = 0
-    output_bytes_per_sample: int = 0
-    context_bytes_per_sample: int = 0
-    gradient_bytes_per_sample: int = 0
-    tap_bytes_per_sample: int = 0
-    workspace_bytes_per_sample: int = 0
-
-    def output_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes of a batch that are sent to the next layer."""
-        return batch * (sequence_length * self.output_bytes_per_token + self.output_bytes_per_sample)
-
-    def gradient_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes of a batch that the next layer sends back."""
-        return batch * (sequence_length * self.gradient_bytes_per_token + self.gradient_bytes_per_sample)
-
-    def context_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes that the backward pass of a batch needs, without the tap."""
-        return batch * (sequence_length * self.context_bytes_per_token + self.context_bytes_per_sample)
-
-    def tap_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the bytes of a batch's tap."""
-        return batch * (sequence_length * self.tap_bytes_per_token + self.tap_bytes_per_sample)
-
-    def workspace_bytes(self, batch: int, sequence_length: int) -> int:
-        """Return the temporary memory of a batch's forward pass in bytes."""
-        return batch * (sequence_length * self.workspace_bytes_per_token + self.workspace_bytes_per_sample)
+    output_bytes: Bytes = Bytes()
+    gradient_bytes: Bytes = Bytes()
+    context_bytes: Bytes = Bytes()
+    tap_bytes: Bytes = Bytes()
+    workspace_bytes: Bytes = Bytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import numpy as np
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import PlanError
 from workbench.core.plan import KEEP, Activations, Plan, Stage
-from workbench.core.profile import Grid, LayerProfile, Layers, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.units import size_words
 from workbench.core.virtual_workers import VersionRule, delay_of
 
@@ -129,10 +129,8 @@ def recomputing_layers(layers: Layers, disk: Device | None = None) -> Layers:
             replace(
                 layer,
                 times=times,
-                context_bytes_per_token=0 if below is None else below.output_bytes_per_token,
-                context_bytes_per_sample=0 if below is None else below.output_bytes_per_sample,
-                workspace_bytes_per_token=layer.workspace_bytes_per_token + layer.context_bytes_per_token,
-                workspace_bytes_per_sample=layer.workspace_bytes_per_sample + layer.context_bytes_per_sample,
+                context_bytes=Bytes() if below is None else below.output_bytes,
+                workspace_bytes=layer.workspace_bytes + layer.context_bytes,
             )
         )
     return tuple(recomputed)

@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
 from workbench.core.once import once
-from workbench.core.profile import Grid, LayerBytes, LayerProfile, Profile
-from workbench.profiler.descriptions import FP32_BYTES, Bytes, LayerShape, ModelDescription, describe
+from workbench.core.profile import Bytes, Grid, LayerBytes, LayerProfile, Profile
+from workbench.profiler.descriptions import FP32_BYTES, LayerShape, ModelDescription, describe
 
 ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -311,16 +311,6 @@ def _add_head(
 
 
 def _cost(layer_sum: _Sum, technique: Technique, batch: int, form: NumberFormat) -> LayerCost:
-    workspace = layer_sum.shape.workspace(form.value_bytes)
-    sizes = {
-        "output": layer_sum.output,
-        "gradient": layer_sum.gradient,
-        "context": layer_sum.context,
-        "tap": layer_sum.tap,
-        "workspace": workspace,
-    }
-    per_token = {f"{quantity}_bytes_per_token": round(nbytes.per_token) for quantity, nbytes in sizes.items()}
-    per_sample = {f"{quantity}_bytes_per_sample": round(nbytes.per_sample) for quantity, nbytes in sizes.items()}
     stored = form.matrix_bytes * layer_sum.matrices + form.table_bytes * layer_sum.tables
     unpacked = form.unpack_flops * layer_sum.matrices  # once for the whole batch
     returns = (
@@ -335,8 +325,11 @@ def _cost(layer_sum: _Sum, technique: Technique, batch: int, form: NumberFormat)
         frozen_bytes=round(stored + form.value_bytes * (layer_sum.frozen - layer_sum.matrices - layer_sum.tables)),
         copied_params=layer_sum.copied,
         trainable_params=layer_sum.trained,
-        **per_token,
-        **per_sample,
+        output_bytes=layer_sum.output.rounded(),
+        gradient_bytes=layer_sum.gradient.rounded(),
+        context_bytes=layer_sum.context.rounded(),
+        tap_bytes=layer_sum.tap.rounded(),
+        workspace_bytes=layer_sum.shape.workspace(form.value_bytes).rounded(),
     )
 
 

@@ -22,7 +22,7 @@ from workbench.core.serial import from_builtins, text_digest, to_builtins, write
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 VERSIONED = ("torch", "transformers", "numpy")
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.profile import Bytes
 from workbench.core.serial import from_builtins, read_toml
 
 FP32_BYTES = 4
@@ -157,18 +158,6 @@ def describe(model: ModelDescription | str) -> ModelDescription:
 
 MASK_BYTES = 1
 """Per element of a dropout mask (native_dropout keeps bool)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Bytes of one sample: `per_token` of the input sequence plus `per_sample` (for a decoder's own tokens)."""
-
-    per_token: float = 0.0
-    per_sample: float = 0.0
-
-    def __add__(self, other: Bytes) -> Bytes:
-        """Return the sum."""
-        return Bytes(self.per_token + other.per_token, self.per_sample + other.per_sample)
 
 
 class LayerShape:

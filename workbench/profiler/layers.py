@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from workbench.core.profile import LayerProfile, Layers
+from workbench.core.profile import Bytes, LayerProfile, Layers
 from workbench.profiler.grids import time_grids
 from workbench.profiler.timing import Maker
 
@@ -55,19 +55,17 @@ class Stacks:
         return Span(inner, inner + 1)
 
 
-def kept_bytes(
-    measure_bytes: Callable[[int], int], batch: int, *, length: int, other: int, has_decoder: bool
-) -> tuple[int, int]:
-    """Return the bytes that a backward pass needs of its forward pass: (per token, per sample).
+def kept_bytes(measure_bytes: Callable[[int], int], batch: int, *, length: int, other: int, has_decoder: bool) -> Bytes:
+    """Return the bytes that a backward pass needs of its forward pass.
 
     measure_bytes(length): bytes for `batch` samples of a length.  length: the length that counts.  other: a second
     length; for an encoder-decoder it shows the part that does not grow with the length.
     """
     own_bytes = measure_bytes(length)
     if not has_decoder or other < 1:
-        return own_bytes // (batch * length), 0
+        return Bytes(own_bytes // (batch * length))
     per_token = (measure_bytes(other) - own_bytes) // (batch * (other - length))
-    return per_token, max(0, own_bytes // batch - per_token * length)
+    return Bytes(per_token, max(0, own_bytes // batch - per_token * length))
 
 
 def saved_by_autograd(forward: Callable[[], Any], existing: Iterable[Tensor]) -> tuple[Any, int]:
@@ -96,8 +94,8 @@ class Bench(Protocol):
     def calls(self) -> Mapping[str, Maker]:
         """Return the calls to time, by kind of operation."""
 
-    def context_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the backward pass needs of the forward pass: (per token, per sample)."""
+    def context_bytes(self) -> Bytes:
+        """Return the bytes that the backward pass needs of the forward pass."""
 
 
 def profile_layers(
@@ -107,7 +105,7 @@ def profile_layers(
     lengths: Sequence[int],
     *,
     budget_s: float = BUDGET_S,
-    layer_bytes: Callable[[int], Mapping[str, int]],
+    layer_bytes: Callable[[int], Mapping[str, Any]],
     prepared: Mapping[str, str] | None = None,
     shared: Mapping[str, Maker] | None = None,
     update: Mapping[str, Maker] | None = None,
@@ -136,15 +134,13 @@ def profile_layers(
     grids = time_grids(timed, batch_sizes, lengths, like=like, prepared=pairs_of_spans, budget_s=budget_s)
     updates = time_grids(update, update_counts, (1,), budget_s=UPDATE_BUDGET_S) if update else {}
     contexts = {span: benches[span].context_bytes() for span in stacks.spans}
-    sizes = {span: dict(layer_bytes(span.start)) for span in stacks.spans}
+    sizes = {span: layer_bytes(span.start) for span in stacks.spans}
     trainable_bytes = sum(fields["trainable_bytes"] for fields in sizes.values())
     profiles = []
     for layer in range(stacks.num_layers):
-        fields = dict(sizes[span := stacks.span_of(layer)])
+        fields = sizes[span := stacks.span_of(layer)]
         times = {kind: grids[f"{span} {kind}"] for kind in kinds}
         times |= {kind: grids[kind].scaled(1 / stacks.num_layers) for kind in shared or ()}
         times |= {kind: grid.scaled(fields["trainable_bytes"] / trainable_bytes) for kind, grid in updates.items()}
-        per_token, per_sample = contexts[span]
-        fields |= {"context_bytes_per_token": per_token, "context_bytes_per_sample": per_sample}
-        profiles.append(LayerProfile(name=f"layer {layer}", times=times, **fields))
+        profiles.append(LayerProfile(name=f"layer {layer}", times=times, context_bytes=contexts[span], **fields))
     return tuple(profiles)

@@ -279,9 +279,9 @@ def survey_layers(
                 sizes |= {
                     "frozen_bytes": described.frozen_bytes,
                     "trainable_bytes": described.trainable_bytes,
-                    "activation_bytes": tokens * described.output_bytes_per_token,
-                    "tap_bytes": tokens * described.tap_bytes_per_token,
-                    "context_bytes": tokens * described.context_bytes_per_token,
+                    "activation_bytes": tokens * described.output_bytes.per_token,
+                    "tap_bytes": tokens * described.tap_bytes.per_token,
+                    "context_bytes": tokens * described.context_bytes.per_token,
                 }
             rows.append(LayerRow(layer=index, batch=batch, measured=measured, analytic=analytic))
     return LayerSurvey(

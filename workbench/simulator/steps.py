@@ -106,8 +106,7 @@ def equal_blocks(
     grid = Grid(batch_sizes=(1, SAMPLES), sequence_lengths=(1,), seconds=((1 / SAMPLES,), (1.0,)))
     forward, back = (grid.scaled(side), grid.scaled(2 * side)) if side else (grid, grid.scaled(backward))
     times = {"P": grid, "F": forward, "B": back, "A": back}
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0)
-    block = LayerProfile(name="block", times=times, **sizes)
+    block = LayerProfile(name="block", times=times, frozen_bytes=0, trainable_bytes=0)
     profile = Profile(
         model=f"{layers} equal blocks", method="ringada", source="analytic", layers=((block,) * layers,) * devices
     )

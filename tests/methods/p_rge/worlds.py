@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import Cluster, Job, Plan, Share, Stage
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.methods.base import Event, Outcome, Planned
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
@@ -64,9 +64,8 @@ def made_up_layers(prepared: PreparedJob, row_s: float = 1e-5) -> tuple[LayerPro
             times={"F": seconds(3 * row_s, 4 * row_s), "STEP": seconds(row_s / 100, row_s / 50)},
             frozen_bytes=250_000,
             trainable_bytes=4 * sum(sizes[index]),
-            output_bytes_per_token=4 * prepared.facts.hidden_size,
-            context_bytes_per_token=0,
-            workspace_bytes_per_token=1000,
+            output_bytes=Bytes(4 * prepared.facts.hidden_size),
+            workspace_bytes=Bytes(1000),
         )
         for index in range(prepared.facts.num_layers)
     )

@@ -10,7 +10,7 @@ from torch_orders import of_torch, torch_csv
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.distance import (
     METHODS,
@@ -130,8 +130,8 @@ def test_the_best_of_several_placements_counts():
 
 def test_placements_are_all_cuts_and_orders():
     grid = Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((1.0,), (2.0,)))
-    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes", "context_bytes_per_token"), 0)
-    layer = LayerProfile(name="layer", times={"F": grid, "B": grid}, output_bytes_per_token=5, **sizes)
+    sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
+    layer = LayerProfile(name="layer", times={"F": grid, "B": grid}, output_bytes=Bytes(5), **sizes)
     link = Link(bytes_per_s=10.0)
     devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in "abc")
     profile = Profile(model="four", method="full", source="analytic", layers=((layer,) * 4,) * 3)

@@ -37,7 +37,7 @@ def full(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
             replace(
                 one,
                 times={"B" if kind == "SB" else kind: grid for kind, grid in one.times.items()},
-                gradient_bytes_per_token=one.output_bytes_per_token,
+                gradient_bytes=one.output_bytes,
             )
             for one in row
         )

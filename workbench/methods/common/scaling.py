@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FLOAT_TYPES, FloatType
-from workbench.core.profile import Layers, Profile
+from workbench.core.profile import Bytes, Layers, Profile
 from workbench.methods.base import TIMED, Event, Notify, counting
 from workbench.models.configuration import ModelFacts
 from workbench.models.hub import has_weights
@@ -46,7 +46,7 @@ def profiled_length(longest: int, most: int) -> int:
     return max(longest, min(most, 1 << (longest - 1).bit_length()))
 
 
-def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, int]:
+def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[str, Bytes]:
     """Return the bytes that cross the boundary after a layer, in both directions, and its scratch, as fields of
     LayerProfile.
     """
@@ -56,15 +56,12 @@ def crossing_bytes(stack: LayerStack, index: int, side_width: int = 0) -> dict[s
     return bytes_of_tokens(decoder_tokens, output=hidden + side, gradient=side or hidden, workspace=4 * hidden)
 
 
-def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, int]:
+def bytes_of_tokens(decoder_tokens: int, **sizes: int) -> dict[str, Bytes]:
     """Return bytes of each token, such as output=4, as fields of LayerProfile.
 
     decoder_tokens: number of the target's tokens, counted with each sample.
     """
-    counts = {"token": 1, "sample": decoder_tokens}
-    return {
-        f"{quantity}_bytes_per_{per}": count * size for quantity, size in sizes.items() for per, count in counts.items()
-    }
+    return {f"{quantity}_bytes": Bytes(size, decoder_tokens * size) for quantity, size in sizes.items()}
 
 
 LEAST_CORE_SHARE = 0.8

@@ -256,10 +256,7 @@ class Confidant(FineTuning):
                 max_length=prepared.profiled_length,
                 device=device,
             )
-            sizes = dict.fromkeys(
-                ("frozen_bytes", "trainable_bytes", "output_bytes_per_token", "context_bytes_per_token"), 0
-            )
-            parts = LayerProfile(name="parts of a layer", times=times, **sizes)
+            parts = LayerProfile(name="parts of a layer", times=times, frozen_bytes=0, trainable_bytes=0)
             return Profile(model=model, method=self.name, source="measured", layers=((parts,),))
 
         if place is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from workbench.core.profile import Grid, Layers
+from workbench.core.profile import Bytes, Grid, Layers
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
 from workbench.methods.fine_tuning.compute import StageCompute
@@ -151,8 +151,8 @@ class _Bench:
 
         return (lambda: self._compute.forward(*inputs)), back
 
-    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
+    def context_bytes(self, batch: int = 4) -> Bytes:
+        """Return the bytes that autograd keeps between both passes, without parameters."""
 
         def context_bytes(length: int) -> int:
             inputs = self._inputs(batch, length)

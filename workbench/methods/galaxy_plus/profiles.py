@@ -13,7 +13,7 @@ import torch
 
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
-from workbench.core.profile import Grid, LayerProfile, Layers, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify
 from workbench.methods.common.scaling import cached_measurement
 from workbench.methods.galaxy_plus.costs import analytic_from
@@ -235,9 +235,8 @@ def _layers(inference: InferenceProfile, rank: int) -> Layers:
                 times={"F": grid},
                 frozen_bytes=shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes,
                 trainable_bytes=0,
-                output_bytes_per_token=shape.hidden_bytes,
-                context_bytes_per_token=0,
-                workspace_bytes_per_token=inference.working_bytes_per_token,
+                output_bytes=Bytes(shape.hidden_bytes),
+                workspace_bytes=Bytes(inference.working_bytes_per_token),
             )
             for number in range(len(layers), len(layers) + shape.num_layers)
         ]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FloatType
-from workbench.core.profile import Grid, LayerProfile, Layers, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format
 from workbench.methods.p_rge.options import METHOD
@@ -29,9 +29,7 @@ from workbench.tasks.prompts import PromptBatch
 
 ROWS = (1, 4, 16)
 QUERIES = (1, 4)
-_UNUSED = tuple(
-    f"{quantity}_bytes_per_{per}" for quantity in ("context", "gradient", "tap") for per in ("token", "sample")
-)
+_UNUSED = ("context_bytes", "gradient_bytes", "tap_bytes")
 """Needed only by backpropagation."""
 SHORT_LENGTH = 16
 NORMAL_FLOPS = 20
@@ -89,18 +87,18 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
         )
 
 
-def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str, int]:
+def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str, Bytes]:
     """Return a layer's scratch and output for a row, as fields of LayerProfile.  compute: dtype of the activations."""
     itemsize = 4 if compute == "float32" else 2
     hidden = itemsize * facts.hidden_size
     is_decoder = facts.num_encoder_layers is not None and index >= facts.num_encoder_layers
     logits = 4 * facts.vocabulary_size if index == facts.num_layers - 1 else 0
     return {
-        "output_bytes_per_token": hidden,
-        "output_bytes_per_sample": hidden * is_decoder,
+        "output_bytes": Bytes(hidden, hidden * is_decoder),
         # Input, queries to output, and the feed-forward's inner states, two of them if it is gated.
-        "workspace_bytes_per_token": 4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated),
-        "workspace_bytes_per_sample": hidden * is_decoder + logits,
+        "workspace_bytes": Bytes(
+            4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated), hidden * is_decoder + logits
+        ),
     }
 
 
@@ -124,9 +122,9 @@ class _Bench:
         """Return the calls to time, by kind of operation."""
         return {"F": self.forward}
 
-    def context_bytes(self) -> tuple[int, int]:
+    def context_bytes(self) -> Bytes:
         """Return nothing, because there is no backward pass."""
-        return 0, 0
+        return Bytes()
 
     def forward(self, rows: int, length: int) -> Call:
         """Return the forward pass of the stage."""
@@ -195,7 +193,9 @@ def _forward_only(
     prepared: PreparedJob, layer: LayerProfile, index: int, values: int, flops_per_s: float
 ) -> LayerProfile:
     noise_s = values * NORMAL_FLOPS / flops_per_s
-    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, 0) | scratch_bytes(prepared.facts, index, prepared.activation_type)
+    nbytes: dict[str, Any] = dict.fromkeys(_UNUSED, Bytes()) | scratch_bytes(
+        prepared.facts, index, prepared.activation_type
+    )
     return replace(
         layer,
         times={

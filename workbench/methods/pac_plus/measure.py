@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from workbench.core.profile import Layers
+from workbench.core.profile import Bytes, Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, bytes_of_tokens, lengths_up_to
@@ -76,7 +76,7 @@ def measure_layers(
         )
 
 
-def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, int]:
+def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden_itemsize: int = 4) -> dict[str, Bytes]:
     """Return the bytes that cross behind a layer, its tap and its scratch, as fields of LayerProfile.
 
     itemsize, hidden_itemsize: bytes of a tap's value, and of a value of the backbone's hidden state.
@@ -84,9 +84,9 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
     hidden, width = config.hidden_size * hidden_itemsize, config.width * 4
     taps = stage_taps(index, index + 1, config.num_encoder_layers)
     beside = config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
+    value_bytes = config.hidden_size * itemsize
     return bytes_of_tokens(beside, output=hidden + width, gradient=width, workspace=4 * hidden) | {
-        "tap_bytes_per_token": config.hidden_size * itemsize * taps.num_taps,
-        "tap_bytes_per_sample": config.hidden_size * itemsize * taps.num_target_taps * config.target_length,
+        "tap_bytes": Bytes(value_bytes * taps.num_taps, value_bytes * taps.num_target_taps * config.target_length)
     }
 
 
@@ -135,8 +135,8 @@ class _Bench:
             lambda context: self._compute.side_backward(context, gradient)
         )
 
-    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes kept between both passes, without weights and taps: (per token, per sample).
+    def context_bytes(self, batch: int = 4) -> Bytes:
+        """Return the bytes kept between both passes, without weights and taps.
 
         Measured at the longest length, because attention keeps more for each token of a long sample.
         """

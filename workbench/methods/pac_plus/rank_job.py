@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.once import once, once_for
 from workbench.core.plan import Plan, Stage, homes_of
-from workbench.core.profile import LayerProfile, Profile, trainable_bytes
+from workbench.core.profile import Bytes, LayerProfile, Profile, trainable_bytes
 from workbench.core.program import Program
 from workbench.core.run_files import INITIAL
 from workbench.core.schedule import RECV, SEND, STEP, Op, Schedule, Value
@@ -154,17 +155,17 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
     def pass_s(rank: int, op: Op) -> float:
         return profile.seconds(rank, op.kind, shape.sizes[rank], shape.lengths[rank])
 
-    def bytes_of(value: Value, nbytes: Callable[[LayerProfile, int, int], int]) -> Spec:
+    def bytes_of(value: Value, nbytes: Callable[[LayerProfile], Bytes]) -> Spec:
         rank = value.part
-        return opaque(sum(nbytes(layer, shape.sizes[rank], shape.lengths[rank]) for layer in profile.layers[rank]))
+        return opaque(sum(nbytes(layer)(shape.sizes[rank], shape.lengths[rank]) for layer in profile.layers[rank]))
 
     return TableCosts(
         seconds_by_kind=dict.fromkeys(("LOAD", "SF", "SB"), pass_s)
         | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1)},
         bytes_by_name={
             "gsum": lambda value: opaque(trainable_bytes(profile.layers[value.part])),
-            "tap": lambda value: bytes_of(value, LayerProfile.tap_bytes),
-            "ctx": lambda value: bytes_of(value, LayerProfile.context_bytes),
+            "tap": lambda value: bytes_of(value, attrgetter("tap_bytes")),
+            "ctx": lambda value: bytes_of(value, attrgetter("context_bytes")),
         },
         resident_by_rank={
             rank: resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)

@@ -9,7 +9,7 @@ from functools import cached_property
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.plan import DISK, KEEP, RECOMPUTE, Plan
-from workbench.core.profile import LayerProfile, Profile
+from workbench.core.profile import Profile
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.methods.ringada.schedule import (
     BACKWARD,
@@ -123,7 +123,7 @@ def ring_costs(
     def context(value: Value) -> Spec:
         stage, m = plan.stages[value.stage], value.microbatch
         trained = profile.layers[stage.ranks[0]][max(layout.first_unfrozen(m), stage.start) : stage.stop]
-        return opaque(sum(LayerProfile.context_bytes(layer, sizes[m], lengths[m]) for layer in trained))
+        return opaque(sum(layer.context_bytes(sizes[m], lengths[m]) for layer in trained))
 
     def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.profile import Grid, LayerProfile, Layers, Profile
+from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import BATCH_SIZES, SEQUENCE_LENGTHS, TARGET_LENGTH, crossing_bytes, lengths_up_to
@@ -174,8 +174,8 @@ class _Bench:
         states = [last, *self._side(hidden)]
         return lambda: self._compute.score(states, mask, targets)
 
-    def context_bytes(self, batch: int = 4) -> tuple[int, int]:
-        """Return the bytes that autograd keeps between both passes, without parameters: (per token, per sample)."""
+    def context_bytes(self, batch: int = 4) -> Bytes:
+        """Return the bytes that autograd keeps between both passes, without parameters."""
 
         def context_at(length: int) -> int:
             states, mask = self._states(batch, length)

@@ -109,9 +109,7 @@ def footprint(
     costs = _costs(constants, model, technique)
     trainable, frozen = sum(cost.trainable_params for cost in costs), sum(cost.frozen_params for cost in costs)
     activations = sum(
-        (cost.context_bytes_per_token + cost.tap_bytes_per_token) * constants.sequence_length
-        + cost.context_bytes_per_sample
-        + cost.tap_bytes_per_sample
+        cost.context_bytes(1, constants.sequence_length) + cost.tap_bytes(1, constants.sequence_length)
         for cost in costs
     )
     return {
