@@ -71,13 +71,9 @@ def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> l
     ranks = range(cluster.world_size)
     seconds = [profile.train_s(rank, 1, sequence_length) for rank in ranks]
     memory = [device.memory_bytes for device in cluster.devices]
-    keys: tuple[Callable[[int], tuple[float, float]], ...] = (
-        lambda rank: (seconds[rank], -memory[rank]),
-        lambda rank: (-seconds[rank], memory[rank]),
-        lambda rank: (-memory[rank], seconds[rank]),
-        lambda rank: (memory[rank], -seconds[rank]),
-    )
-    return list(dict.fromkeys(tuple(sorted(ranks, key=key)) for key in keys))
+    keys = [(seconds[rank], -memory[rank]) for rank in ranks], [(-memory[rank], seconds[rank]) for rank in ranks]
+    orders = (sorted(ranks, key=key.__getitem__, reverse=falls) for key in keys for falls in (False, True))
+    return list(dict.fromkeys(map(tuple, orders)))
 
 
 def search_orders(

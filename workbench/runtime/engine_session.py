@@ -22,7 +22,7 @@ from workbench.core.run_folder import make_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_slots import EngineSlot, Inbox
-from workbench.runtime.engine_starter import EnginesLate, EngineStarter, log_of
+from workbench.runtime.engine_starter import EnginesLate, engine_environment, log_of, start_engine
 from workbench.runtime.frames import FILE_CHUNK, Asked, FilePart, foreign
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
@@ -217,7 +217,7 @@ class EngineSession:
         self._folder: Path | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
         self._network: EmulatedNetwork | None = None
-        self._starter: EngineStarter | None = None
+        self._environment: dict[str, str] | None = None  # of the engines, while they may be started
         self._starting = threading.Lock()
 
     @property
@@ -262,7 +262,7 @@ class EngineSession:
     def _open(self, deadline_s: float, told: Told) -> None:
         folder = self._folder = make_run_folder()
         self._janitor = start_janitor(folder)
-        self._starter = EngineStarter(folder)
+        self._environment = engine_environment()
         try:
             self._network = EmulatedNetwork.create(self.cluster, folder, self.fidelity)
         except RuntimeSetupError:
@@ -287,12 +287,12 @@ class EngineSession:
         end: one end of a socket pair.  Raises RuntimeSetupError, or EnginesLate after timeout_s.
         """
         with self._starting:  # so that none is started during `close`
-            if self._starter is None:
+            if self._environment is None:
                 raise RuntimeSetupError(
                     "An engine was to be started again.", "It was given up.", "Start the engines again."
                 )
             try:
-                return self._starter.start(rank, end, timeout_s)
+                return start_engine(self.folder, rank, end, self._environment, timeout_s)
             except EnginesLate as error:
                 raise self.late(rank) from error
 
@@ -316,14 +316,12 @@ class EngineSession:
             return
         folder, janitor = self._folder, self._janitor
         with self._starting:
-            starter, self._starter = self._starter, None
+            self._environment = None
         for slot in self.slots:
             slot.close()
         for slot in self.slots:
             if slot.engine is not None:
                 slot.engine.wait(1.0)
-        if starter is not None:
-            starter.close()
         if self._network is not None:
             self._network.close()
         remove_run_folder(folder, spare=(janitor.pid,) if janitor else ())

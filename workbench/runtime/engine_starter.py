@@ -74,38 +74,25 @@ def settle(timeout_s: float = 60.0) -> None:
         _template().settle(timeout_s)
 
 
-class EngineStarter:
-    """Starts a run folder's engines, both new ones and replacements for dead ones.  May be used from any thread."""
+def start_engine(
+    folder: Path, rank: int, end: socket.socket, environment: dict[str, str], timeout_s: float
+) -> ProcessId:
+    """Start the engine of a rank in a run folder.  May be called from any thread.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._environment = folder, engine_environment()
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def start(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:
-        """Start a rank's engine.  Raises RuntimeSetupError, or EnginesLate after timeout_s.
-
-        end: one end of a socket pair, which becomes the engine's stdin and stdout.
-        """
-        if _CAN_FORK:
-            request = _request(
-                self._environment, folder=str(self._folder), rank=rank, log=str(log_of(self._folder, rank))
-            )
-            engine = ProcessId.of(_template().fork(request, end, timeout_s))
-        else:
-            self._started = [process for process in self._started if process.poll() is None]
-            with open(log_of(self._folder, rank), "ab") as log:
-                process = _open(self._environment, end, log, "--folder", str(self._folder), "--rank", str(rank))
-            self._started.append(process)
-            engine = ProcessId.of(process.pid)
-        note_process(self._folder, engine)
-        return engine
-
-    def close(self) -> None:
-        """End the engines that are children of this process.  The session ends forked engines."""
-        for process in self._started:
-            process.kill()
-            process.wait()
-        self._started.clear()
+    end: one end of a socket pair, which becomes the engine's stdin and stdout.
+    Raises RuntimeSetupError, or EnginesLate after timeout_s.
+    """
+    log = log_of(folder, rank)
+    if _CAN_FORK:
+        request = _request(environment, folder=str(folder), rank=rank, log=str(log))
+        engine = ProcessId.of(_template().fork(request, end, timeout_s))
+    else:
+        with open(log, "ab") as file:
+            process = _open(environment, end, file, "--folder", str(folder), "--rank", str(rank))
+        threading.Thread(target=process.wait, daemon=True).start()  # otherwise it would remain as a zombie
+        engine = ProcessId.of(process.pid)
+    note_process(folder, engine)
+    return engine
 
 
 def log_of(folder: Path, rank: int) -> Path:
@@ -148,7 +135,7 @@ class _Template:
                 self._answers_due -= 1
 
     def fork(self, request: EngineRequest, end: socket.socket, timeout_s: float) -> int:
-        """Return the process number of a new engine (see EngineStarter.start)."""
+        """Return the process number of a new engine (see start_engine)."""
         deadline_s = time.monotonic() + timeout_s
         with self._one_at_a_time:
             was_there = self._process is not None

@@ -9,7 +9,6 @@ import functools
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -203,7 +202,7 @@ class EnginePool:
 
     def __init__(self, capacity: int = 2) -> None:
         self._capacity = capacity
-        self._running: OrderedDict[str, EngineCluster] = OrderedDict()
+        self._running: dict[str, EngineCluster] = {}  # those used last come last
 
     def acquire(
         self, cluster: Cluster, fidelity: Literal["auto", "kernel", "paced"] = "auto", *, told: Told = unheard
@@ -213,14 +212,14 @@ class EnginePool:
         told: see EngineSession.open.
         """
         key = f"{fidelity} {cluster!r}"
-        if key not in self._running:
+        engines = self._running.pop(key, None)
+        if engines is None:
             while len(self._running) >= self._capacity:
-                _, oldest = self._running.popitem(last=False)
-                oldest.stop()
-            self._running[key] = EngineCluster.start(cluster, fidelity=fidelity, told=told)
-        self._running[key].open(told)
-        self._running.move_to_end(key)
-        return self._running[key]
+                self._running.pop(next(iter(self._running))).stop()
+            engines = EngineCluster.start(cluster, fidelity=fidelity, told=told)
+        self._running[key] = engines
+        engines.open(told)
+        return engines
 
     def stop(self) -> None:
         """End all engines."""

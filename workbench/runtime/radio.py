@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -54,7 +55,7 @@ def shape_air(hub: IPRoute, cluster: Cluster, addresses: Sequence[str], ports: S
     """
     air, index = cluster.air, hub.link_lookup(ifname=AIR)[0]
     assert air is not None
-    packed = [int.from_bytes(bytes(map(int, address.split("."))), "big") for address in addresses]
+    packed = [int(ip_address(address)) for address in addresses]
     with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
         hub.tc("del", "htb", index, _ROOT)
     bits = max(1000, int(air.most_bytes_per_s * _WITH_HEADERS * 8))

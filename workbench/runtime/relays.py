@@ -9,6 +9,7 @@ lower rank is never connected to, because of two addresses gloo connects to the 
 from __future__ import annotations
 
 import functools
+import shlex
 import socket
 import struct
 import subprocess
@@ -27,23 +28,17 @@ _LOOPBACK = socket.inet_aton("127.0.0.1")
 _NEVER = ("127.0.0.2", 9)
 
 
+_MAKE_CERTIFICATE = (
+    "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=workbench "
+    "-keyout - -out -"
+)
+
+
 def make_certificate() -> bytes:
     """Return a key and a certificate for one run.  Raises RuntimeSetupError without openssl."""
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
     request = "Tensors between devices were to be encrypted."
     try:
-        done = subprocess.run([*words, "-subj", "/CN=workbench", "-keyout", "-", "-out", "-"], capture_output=True)
+        done = subprocess.run(shlex.split(_MAKE_CERTIFICATE), capture_output=True)
     except OSError as error:
         problem = f"openssl cannot be started: {error.strerror}."
         raise RuntimeSetupError(

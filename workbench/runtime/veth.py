@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from pyroute2 import IPRoute
@@ -135,8 +136,7 @@ def _shape(netlink: IPRoute, index: int, link: Link, pairs: dict[str, Link]) -> 
     _add_class(netlink, index, _DEFAULT_CLASS, link)
     for number, (address, pair_link) in enumerate(pairs.items(), start=_DEFAULT_CLASS + 1):
         _add_class(netlink, index, number, pair_link)
-        packed = int.from_bytes(bytes(map(int, address.split("."))), "big")
-        keys = [f"{packed:#x}/0xffffffff+16"]  # destination address in the IP header
+        keys = [f"{int(ip_address(address)):#x}/0xffffffff+16"]  # destination address in the IP header
         netlink.tc(
             "add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | number, keys=keys
         )
