@@ -46,6 +46,7 @@ class Engines(ABC):
     time-out of its jobs.
     loses_devices: whether a run continues without a lost device.
     fidelity: 'kernel' or 'paced' for emulated devices, 'real' for real ones, which are not slowed down.
+    slots: the devices by rank; empty if no engine runs.
     table: the functions that the engines may call.  is_watched: see RankContext; from the next job on.
     """
 
@@ -55,6 +56,7 @@ class Engines(ABC):
     loses_devices = True
     is_watched = False
     fidelity: Any
+    slots: Sequence[EngineSlot] = ()
     table: CallTable
 
     def __init__(self, cluster: Cluster) -> None:
@@ -63,11 +65,6 @@ class Engines(ABC):
         self.number = 0  # of jobs
         self._busy = threading.Lock()
         self._service: EngineService | None = None
-
-    @property
-    @abstractmethod
-    def slots(self) -> Sequence[EngineSlot]:
-        """Return the devices by rank.  Empty if no engine runs."""
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
         """Return a function's entry in the call table, and its payload.  Raises RuntimeSetupError for a function that

@@ -10,10 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.errors import RuntimeSetupError, check_choice
+from workbench.core.job import Fidelity as FidelityChoice
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import EngineSession, LocalSlot, Told, unheard
@@ -33,9 +34,11 @@ class EngineCluster(Engines):
 
     `run` may be called any number of times.  The next `run` restarts engines that died or had to be killed.
     keeps_variables: engines do not end when they are idle, because a notebook's cells have left variables there.
+    dilation: how many times slower than real all devices and links run (see dilate).
     """
 
     patience_s = 1.0
+    slots: Sequence[LocalSlot] = ()
 
     def __init__(self, cluster: Cluster, fidelity: Fidelity, reason: str) -> None:
         super().__init__(cluster)
@@ -43,7 +46,7 @@ class EngineCluster(Engines):
         self.fidelity_reason = reason
         self.keeps_variables = False
         self.inbox.most_bytes = 1 << 32  # its engines are our own processes
-        self._dilation = 1.0
+        self.dilation = 1.0
         self._session: EngineSession | None = None
         self._starting = (
             threading.RLock()
@@ -51,9 +54,7 @@ class EngineCluster(Engines):
         self._idle: threading.Timer | None = None
 
     @classmethod
-    def start(
-        cls, cluster: Cluster, *, fidelity: Literal["auto", "kernel", "paced"] = "auto", told: Told = unheard
-    ) -> EngineCluster:
+    def start(cls, cluster: Cluster, *, fidelity: FidelityChoice = "auto", told: Told = unheard) -> EngineCluster:
         """Start an engine for each device.  told: see EngineSession.open.
 
         fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one
@@ -67,8 +68,7 @@ class EngineCluster(Engines):
                 "Engines that start here are emulated devices.",
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
-        if fidelity not in ("auto", "kernel", "paced"):
-            raise ConfigError(f"fidelity '{fidelity}' was asked for.", "Known: auto, kernel, paced.", "Choose one.")
+        check_choice("fidelity", fidelity, get_args(FidelityChoice))
         warm_up(with_models=False)  # while the network is tried out and set up
         reason = "asked for"
         if fidelity == "auto":
@@ -96,30 +96,19 @@ class EngineCluster(Engines):
             finally:
                 self._busy.release()
 
-    @property
-    def slots(self) -> Sequence[LocalSlot]:
-        """Return the devices by rank.  Empty if no engine runs."""
-        session = self._session
-        return session.slots if session is not None else ()
-
-    @property
-    def dilation(self) -> float:
-        """Return the emulation's dilation: how many times slower than real all devices and links run."""
-        return self._dilation
-
     def dilate(self, factor: float) -> None:
         """Slow all devices and links down by `factor`, from the next job on.  Reported times stay in
         emulated seconds.
         """
         with self._starting:  # engines that were idle may end just now
-            if factor != self._dilation:
-                self._dilation = factor
+            if factor != self.dilation:
+                self.dilation = factor
                 if self._session is not None:
                     self._session.shape_links(self.cluster.with_slower_links(factor))
 
     def now_s(self) -> float:
         """Return the monotonic clock in the devices' seconds."""
-        return time.monotonic() / self._dilation
+        return time.monotonic() / self.dilation
 
     @property
     def engine_pids(self) -> tuple[int, ...]:
@@ -150,7 +139,7 @@ class EngineCluster(Engines):
             fidelity=self.fidelity,
             interface=session.endpoints[rank].interface if session.endpoints else loopback,
             generation=self.number,
-            dilation=self._dilation,
+            dilation=self.dilation,
             is_watched=self.is_watched,
         )
 
@@ -162,10 +151,10 @@ class EngineCluster(Engines):
             if self._session is not None and not self._session.healthy:
                 self.stop()
             if self._session is None:
-                session = EngineSession(self.cluster.with_slower_links(self._dilation), self.fidelity, self.inbox)
+                session = EngineSession(self.cluster.with_slower_links(self.dilation), self.fidelity, self.inbox)
                 session.open(told=told)
                 atexit.register(session.close)
-                self._session = session
+                self._session, self.slots = session, session.slots
 
     def _finish(self, busy: Sequence[int]) -> None:
         if busy or self._session is None or not self._session.healthy:
@@ -185,7 +174,7 @@ class EngineCluster(Engines):
 
     def stop(self) -> None:
         """End the engines and remove all their files.  A later `run` restarts them."""
-        session, self._session = self._session, None
+        session, self._session, self.slots = self._session, None, ()
         if session is not None:
             session.close()
             atexit.unregister(session.close)
@@ -204,9 +193,7 @@ class EnginePool:
         self._capacity = capacity
         self._running: dict[str, EngineCluster] = {}  # those used last come last
 
-    def acquire(
-        self, cluster: Cluster, fidelity: Literal["auto", "kernel", "paced"] = "auto", *, told: Told = unheard
-    ) -> EngineCluster:
+    def acquire(self, cluster: Cluster, fidelity: FidelityChoice = "auto", *, told: Told = unheard) -> EngineCluster:
         """Return running engines for the cluster, reused or newly started.  Raises RuntimeSetupError.
 
         told: see EngineSession.open.

@@ -70,7 +70,7 @@ class Executor:
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
         self._carrying: Step | None = None  # the last step with values for a later one
-        self._aborted: BaseException | None = None
+        self.aborted: BaseException | None = None  # the error that aborted this step and all later ones
         self._leaving: list[Step] = []  # finished, but some of their values may still be forwarded
 
     def __enter__(self) -> Executor:
@@ -103,16 +103,11 @@ class Executor:
         """Record that the device waited outside its programs: no stream counts as free before now."""
         self._free_s.clear()
 
-    @property
-    def aborted(self) -> BaseException | None:
-        """Return the error that aborted this and all later steps.  None if there was no abort."""
-        return self._aborted
-
     def abort(self, error: BaseException) -> None:
         """Abort the current step and all later ones: wherever they wait, they raise DeviceLostError.  May be called
         from any thread.
         """
-        self._aborted = error
+        self.aborted = error
         if self._last is not None:
             self._last.values.fail(error)
 
@@ -150,7 +145,7 @@ class Executor:
             arriving = set()
         if step.part.carried:
             self._carrying = step
-        failure = self._aborted or self.transport.failure
+        failure = self.aborted or self.transport.failure
         if failure is not None:
             step.values.fail(failure)
         now_s = time.monotonic()

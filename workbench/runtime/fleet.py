@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from workbench.core.cluster import Cluster, Device
@@ -226,8 +226,8 @@ class Fleet(Watch):
         run uses.
         """
         shares = {}
-        for rank in sorted(self.ready) if self._described else ():
-            device, read = self._described[rank], self._health.get(rank, Pong()).memory_bytes
+        for rank, device, health in self._replies():
+            read = health.memory_bytes
             share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
             shares[device.name] = share / self.faults.factor(rank, kind="memory")
         return shares
@@ -238,16 +238,16 @@ class Fleet(Watch):
 
         now_s: seconds since the run began.  busy: the devices that have computed since then; the others have waited.
         """
-        ranks = sorted(self.ready) if self._described else ()
-        charges = {self._described[rank].name: self._charge(rank, now_s, is_idle=rank not in busy) for rank in ranks}
+        charges = {
+            device.name: _charge(device, health, now_s, is_idle=rank not in busy)
+            for rank, device, health in self._replies()
+        }
         return {name: charge for name, charge in charges.items() if charge is not None}
 
-    def _charge(self, rank: int, now_s: float, *, is_idle: bool = False) -> float | None:
-        """Return a device's charge; None for a real one on mains power."""
-        device = self._described[rank]
-        if device.address is not None:
-            return self._health.get(rank, Pong()).charge
-        return device.charge(now_s, is_idle=is_idle)
+    def _replies(self) -> Iterator[tuple[int, Device, Pong]]:
+        """Yield each described device that is ready, with its last reply."""
+        for rank in sorted(self.ready) if self._described else ():
+            yield rank, self._described[rank], self._health.get(rank, Pong())
 
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice if their charge is too low or heat slows them down.  Return each with its reason.
@@ -256,10 +256,11 @@ class Fleet(Watch):
         is throttled while its curve makes it slower; an injected slowdown counts as heat, too.
         """
         departures = []
-        for rank in sorted(self.ready - self._kept_down) if self._described else ():
-            device, health = self._described[rank], self._health.get(rank, Pong())
-            charge = self._charge(rank, now_s)
+        for rank, device, health in self._replies():
+            charge = _charge(device, health, now_s)
             reason = ""
+            if rank in self._kept_down:
+                continue
             if charge is not None and charge < device.leave_below:
                 reason = f"its charge is below {device.leave_below:.0%}"
             elif device.leave_if_throttled and (
@@ -285,6 +286,11 @@ class Fleet(Watch):
     def listen(self) -> None:
         """Ping the devices (see Watch)."""
         self.ping((*self.ready, *self.leaving))
+
+
+def _charge(device: Device, health: Pong, now_s: float, *, is_idle: bool = False) -> float | None:
+    """Return a device's charge; None for a real one on mains power."""
+    return device.charge(now_s, is_idle=is_idle) if device.address is None else health.charge
 
 
 def fleet_of(devices: Devices, cluster: Cluster, job: Job) -> Fleet:

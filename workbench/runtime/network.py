@@ -90,14 +90,9 @@ class EmulatedNetwork:
     """The namespaces and links of one cluster; close it.  endpoints[rank]: the network end of that device's engine."""
 
     def __init__(self, holder: subprocess.Popen[str], layout: Layout) -> None:
-        self._holder = holder
+        self._holder, self.holder_pid = holder, holder.pid
         self.endpoints = layout.endpoints
         self.unprivileged = layout.unprivileged
-
-    @property
-    def holder_pid(self) -> int:
-        """Return the process number of the holder."""
-        return self._holder.pid
 
     @classmethod
     def create(cls, cluster: Cluster, folder: Path, fidelity: Fidelity = "kernel") -> EmulatedNetwork:

@@ -255,6 +255,7 @@ class SshEngines(Engines):
 
     fidelity: Literal["real"] = "real"
     dilation = 1.0
+    slots: Sequence[SshSlot]
 
     def __init__(
         self,
@@ -271,12 +272,7 @@ class SshEngines(Engines):
         self.relays: Relays | None = None
         self._certificate = b""
         self._weights: dict[str, dict[str, Path]] = {}
-        self._slots = [SshSlot(rank, device, self) for rank, device in enumerate(cluster.devices)]
-
-    @property
-    def slots(self) -> Sequence[SshSlot]:
-        """Return the devices by rank."""
-        return self._slots
+        self.slots = [SshSlot(rank, device, self) for rank, device in enumerate(cluster.devices)]
 
     def __enter__(self) -> SshEngines:
         if self.cluster.data == "tls":

@@ -160,7 +160,7 @@ class TorchrunEngines(Engines):
         self.rank, self.world_size = rank, world_size
         self._group, self.table = group, calls
         self._lines: list[Line] = []
-        self._slots: list[RankSlot] = []
+        self.slots: list[RankSlot] = []
         self._local_folder = ""
         peers = range(1, world_size) if rank == 0 else (0,)
         self._offsets_s = {peer: _met(group, rank, peer) for peer in peers}
@@ -207,7 +207,7 @@ class TorchrunEngines(Engines):
         for rank, device in enumerate(cluster.devices):
             slot, (ours, theirs) = RankSlot(rank, device, self.inbox), socket.socketpair()
             slot.connect(ours)
-            self._slots.append(slot)
+            self.slots.append(slot)
             if rank == 0:
                 threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
             else:
@@ -245,15 +245,10 @@ class TorchrunEngines(Engines):
 
     def end(self) -> None:
         """Make the other ranks return from `serve` (rank 0)."""
-        for slot in self._slots:
+        for slot in self.slots:
             slot.close()
         for line in self._lines:
             line.join()
-
-    @property
-    def slots(self) -> Sequence[RankSlot]:
-        """Return the devices by rank."""
-        return self._slots
 
     def context(self, rank: int) -> RankContext:
         """Return the context of a rank's next job."""
@@ -273,12 +268,12 @@ class TorchrunEngines(Engines):
         return time.monotonic()
 
     def _prepare(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             slot.wait()
 
     def _finish(self, busy: Sequence[int]) -> None:
         for rank in busy:
-            self._slots[rank].lost("It did not end its job.")
+            self.slots[rank].lost("It did not end its job.")
 
     def _give_up(self) -> None:
         """Continue with the same processes, because this process cannot start others."""
