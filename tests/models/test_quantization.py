@@ -5,14 +5,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import nn
 
 from workbench.core.errors import ConfigError
-from workbench.core.names import STORAGE_TYPES
+from workbench.core.names import StorageType
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_stack
 from workbench.models.matmul import LanguageModelHead
@@ -65,7 +65,7 @@ def linears(stack):
     ("family", "storage", "compute"),
     [
         # By linear layers, by Conv1D, and with a decoder.
-        *product(("bert", "gpt2", "t5"), STORAGE_TYPES, ("float32", "bfloat16")),
+        *product(("bert", "gpt2", "t5"), get_args(StorageType), ("float32", "bfloat16")),
         *product((name for name in FAMILIES if name not in ("bert", "gpt2", "t5")), ("int8",), ("float32", "bfloat16")),
     ],
 )
@@ -197,7 +197,7 @@ def test_float16_cannot_hold_large_weights():
 def test_descriptions_tell_configurations_apart():
     configs = [
         QuantizationConfig(storage=storage, compute=compute, embeddings=embeddings)
-        for storage in STORAGE_TYPES
+        for storage in get_args(StorageType)
         for compute in ("float32", "bfloat16")
         for embeddings in ("float16", "int8")
     ]

@@ -7,11 +7,12 @@ import pytest
 from workbench.core.cluster import Cluster, Link
 from workbench.core.costs import collective_s
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.profile import Bytes
 from workbench.core.schedule import ALLREDUCE
 from workbench.planners import Problem, closed_form
 from workbench.simulator.steps import step_s
 
-from .builders import SEQUENCE_LENGTH, device, equal, unequal
+from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of, unequal
 
 
 def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
@@ -96,13 +97,18 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
     cluster = Cluster(name="c", devices=devices, pairs={"d0>d2": Link(bytes_per_s=50.0)})
     first = Stage(start=0, stop=1, shares=(Share(rank=0, samples=2), Share(rank=1, samples=2)))
     second = Stage(start=1, stop=2, shares=(Share(rank=2, samples=4),))
+
+    def boundary_s(stage: Stage, following: Stage, returned: int) -> tuple[float, float]:
+        layers = [layer(output_bytes=Bytes(10), gradient_bytes=Bytes(returned)) for _ in range(2)]
+        form = closed_form.ClosedForm(Problem(profile_of([layers] * 3), cluster, sequence_length=1))
+        return form._boundary(form.number(stage), form.number(following))
+
     # d0 -> d2 takes 2 x 10 / 50, d1 -> d2 takes 2 x 10 / 100; d2 receives both.
-    assert closed_form.boundary_s(cluster, first, second, 10, 4) == pytest.approx(0.4 + 0.2 + 0.01)
-    assert closed_form.boundary_s(cluster, first, second, 10, 4, reverse=True) == pytest.approx(0.4 + 0.01)
-    assert closed_form.boundary_s(cluster, first, second, 0, 4) == 0
+    assert boundary_s(first, second, 10) == pytest.approx((0.4 + 0.2 + 0.01, 0.4 + 0.01))
+    assert boundary_s(first, second, 0) == pytest.approx((0.4 + 0.2 + 0.01, 0))
     # Two groups of equal cuts exchange side by side.
     side = Stage(start=1, stop=2, shares=(Share(rank=2, samples=2), Share(rank=1, samples=2)))
-    assert closed_form.boundary_s(cluster, replace(first, shares=first.shares[:1]), side, 10, 4) > 0
+    assert min(boundary_s(replace(first, shares=first.shares[:1]), side, 10)) > 0
 
 
 def test_the_bound_of_a_pipeline_is_its_time_once_the_messages_are_known():

@@ -12,8 +12,9 @@ import torch
 from workbench.core.errors import CacheError, ConfigError
 from workbench.core.sealed import read_sealed, write_sealed
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest, cache_dtype
-from workbench.runtime.activation_records import STORAGE_TYPES, RecordLayout
+from workbench.runtime.activation_records import RecordLayout
 
+STORAGE_TYPES = ("float32", "bfloat16", "int8")
 MANIFEST = CacheManifest(
     fingerprint="mine", samples=(7, 3, 5), lengths=(4, 2, 6), num_taps=3, width=8, dtype="bfloat16"
 )
@@ -101,7 +102,10 @@ def test_packed_tokens_are_the_padded_ones_without_padding(dtype: str, buffered:
 
 
 def test_int8_takes_little_more_than_a_quarter() -> None:
-    sizes = {dtype: RecordLayout(dtype=dtype, width=384, num_taps=7).record_bytes(26) for dtype in STORAGE_TYPES}
+    sizes = {
+        dtype: RecordLayout(dtype=dtype, width=384, num_taps=7).record_bytes(26)
+        for dtype in ("float32", "bfloat16", "int8")
+    }
     assert sizes["bfloat16"] == sizes["float32"] / 2 == 7 * 26 * 384 * 2
     assert sizes["int8"] == sizes["float32"] * (1 / 4 + 1 / 64)
 

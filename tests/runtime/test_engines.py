@@ -133,12 +133,18 @@ def test_one_job_at_a_time(engines: EngineCluster) -> None:
 
 
 def test_stop_is_asked_for_and_obeyed(engines: EngineCluster) -> None:
-    answers = engines.run(
-        engine_jobs.train_for_ever,
-        [20.0] * 3,
-        on_event=lambda rank, event: event["step"] == 3 and engines.request_stop(),
-    )
-    assert answers == ["stopped"] * 3
+    answers: dict[int, str] = {}
+    with engines.service(engine_jobs.train_for_ever, [20.0] * 3) as service:
+        for rank in range(3):
+            service.start(rank)
+        while len(answers) < 3:
+            for rank, kind, content in service.news(1.0):
+                assert kind in ("event", "ended"), content
+                if kind == "ended":
+                    answers[rank] = content.result
+                elif content["step"] == 3:
+                    service.request_stop()
+    assert answers == dict.fromkeys(range(3), "stopped")
 
 
 def test_memory_beyond_the_budget(engines: EngineCluster) -> None:

@@ -11,7 +11,6 @@ StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
 EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
 
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
-STORAGE_TYPES: tuple[str, ...] = get_args(StorageType)
 
 ActivationsChoice = Literal["auto", "memory", "recompute", "disk"]
 """What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage, and

@@ -9,6 +9,6 @@ from workbench.planners.fixed import (
     pipeline_parallel,
     standalone,
 )
-from workbench.planners.hybrid import cached_step_s, candidates, plan, plan_cached
+from workbench.planners.hybrid import candidates, plan, plan_cached
 from workbench.planners.problem import Problem, TrainingProblem
 from workbench.planners.refine import refine, refine_on_any_count

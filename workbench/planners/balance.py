@@ -99,19 +99,6 @@ COLUMNS_AT_ONCE = 4096
 """The number of layer ranges joined at a time, so that the tables fit into the processor's cache."""
 
 
-def dispatch(costs: Sequence[Sequence[float]], samples: int) -> tuple[float, tuple[int, ...]]:
-    """Return H(samples, group) of Eq. 4 and each device's samples, from costs[device][i] of i samples (0 to `samples`).
-
-    An infinite cost means out of memory.  If the group has no memory for the samples, the result is infinite and all
-    its shares are 0.
-    Among equally good shares, the result has the most even load on the later devices.
-    """
-    tables = [list(costs[0][: samples + 1])]
-    for row in costs[1:]:
-        tables.append(_with_device(tables[-1], row))
-    return tables[-1][samples], _divided(tables, costs)
-
-
 def _with_device(before: Sequence[float], row: Sequence[float]) -> list[float]:
     """Return H of 0, 1, 2, ... samples of a group with one more device: it takes 0 to all of them, the others the rest.
 
@@ -121,8 +108,10 @@ def _with_device(before: Sequence[float], row: Sequence[float]) -> list[float]:
 
 
 def _divided(tables: Sequence[Sequence[float]], costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Return each device's samples.  tables: H of the first, the first two, ... devices, which ends with all samples
-    (see dispatch).
+    """Return each device's samples, or 0 for all if there is no memory for the samples.  Among equally good shares, the
+    result has the most even load on the later devices.
+
+    tables: H of the first, the first two, ... devices, which ends with all samples.  costs[device][i]: of i samples.
     """
     if not math.isfinite(tables[-1][-1]):
         return (0,) * len(costs)
@@ -187,15 +176,6 @@ class StageTimes:
         # By column and devices: H of a group's first devices, which other groups begin with, too.
         self._tables: dict[tuple[int, tuple[int, ...]], list[float]] = {}
 
-    def stage(self, ranks: Sequence[int], in_flight: int) -> np.ndarray:
-        """Return T of a group: (L, L) seconds of layers [x, y) at [x, y - 1], infinite if it runs out of memory or x >=
-        y.
-        """
-        if frozenset(ranks) not in self._slowest:
-            self._find([tuple(ranks)])
-        rows = self._slowest[frozenset(ranks)][None]
-        return self.of_groups(rows, in_flight)[:, 0]
-
     def groups(self, ranks: Sequence[int], widest: int) -> list[np.ndarray]:
         """Return for each device of an order T of the groups of 1, 2, ... (at most `widest`) devices that begin with
         it, for `of_groups`: (groups, columns + 1).
@@ -207,7 +187,9 @@ class StageTimes:
         return [np.stack([self._slowest[key] for key in row]) for row in keys]
 
     def of_groups(self, rows: np.ndarray, in_flight: int) -> np.ndarray:
-        """Return T of some groups: (L, groups, L) seconds of layers [x, y) at [x, :, y - 1] (see stage)."""
+        """Return T of some groups: (L, groups, L) seconds of layers [x, y) at [x, :, y - 1], infinite if it runs out
+        of memory or x >= y.
+        """
         return rows[np.arange(len(rows))[:, None], self._columns[in_flight - 1][:, None]]
 
     def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from workbench.core.cluster import Cluster
 from workbench.core.costs import busiest_s, collective_air_s, collective_s, on_air_s
 from workbench.core.plan import Stage
 from workbench.core.profile import Profile, trainable_bytes
@@ -76,6 +75,8 @@ def phase_lengths(
     )
 
 
+Transfer = tuple[int, int, float]
+"""A message: source, destination, bytes."""
 Stages = tuple[int, ...]
 """A pipeline's stages, by their numbers in a closed form."""
 
@@ -150,11 +151,7 @@ class ClosedForm:
                 nbytes = stage_trainable_bytes(self._profile, stage)
                 seconds += collective_air_s(air, ALLREDUCE, stage.ranks, nbytes)
         for stage, following in itertools.pairwise(stages):
-            size = sum(share.samples for share in stage.shares)
-            layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
-            sent, returned = layer.output_bytes(1, self._length), layer.gradient_bytes(1, self._length)
-            there = _crossing(stage, following, sent, size)
-            back = _crossing(stage, following, returned, size, reverse=True)
+            there, back = self._crossing(stage, following)
             seconds += num_micro_batches * on_air_s(self._cluster, [*there, *back])
         return seconds
 
@@ -178,44 +175,29 @@ class ClosedForm:
         """Return c_f and c_b."""
         key = (number, next_number)
         if key not in self._between:
-            stage, following = self.stages(key)
-            size = sum(share.samples for share in stage.shares)
-            layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
-            send = boundary_s(self._cluster, stage, following, layer.output_bytes(1, self._length), size)
-            back = boundary_s(
-                self._cluster, stage, following, layer.gradient_bytes(1, self._length), size, reverse=True
-            )
-            self._between[key] = (send, back)
+            there, back = self._crossing(*self.stages(key))
+            self._between[key] = busiest_s(self._cluster, there), busiest_s(self._cluster, back)
         return self._between[key]
+
+    def _crossing(self, stage: Stage, following: Stage) -> tuple[list[Transfer], list[Transfer]]:
+        """Return a micro-batch's messages from one group to the next, and back.
+
+        Each sample goes from the rank that computed it to the rank that needs it.
+        """
+        size = sum(share.samples for share in stage.shares)
+        layer = self._profile.layers[stage.ranks[0]][stage.stop - 1]
+        sent, returned = layer.output_bytes(1, self._length), layer.gradient_bytes(1, self._length)
+        takers = list(zip(following.shares, following.split(size), strict=True))
+        there, back = list[Transfer](), list[Transfer]()
+        for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
+            for taker, (low, high) in takers:
+                samples = min(end, high) - max(first, low)
+                if samples > 0:
+                    there.append((share.rank, taker.rank, samples * sent))
+                    back.append((taker.rank, share.rank, samples * returned))
+        return there if sent else [], back if returned else []
 
 
 def stage_trainable_bytes(profile: Profile, stage: Stage) -> int:
     """Return the bytes of gradients that a stage's group sums."""
     return trainable_bytes(profile.layers[stage.ranks[0]][stage.start : stage.stop])
-
-
-def boundary_s(
-    cluster: Cluster, stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
-) -> float:
-    """Return c_f, or c_b if `reverse`: the seconds in which a micro-batch crosses from one group to the next.
-
-    Each sample goes from the rank that computed it to the rank that needs it.
-    """
-    if nbytes_per_sample == 0:
-        return 0.0
-    return busiest_s(cluster, _crossing(stage, following, nbytes_per_sample, size, reverse=reverse))
-
-
-def _crossing(
-    stage: Stage, following: Stage, nbytes_per_sample: int, size: int, *, reverse: bool = False
-) -> list[tuple[int, int, float]]:
-    """Return a micro-batch's messages (source, destination, bytes) from one group to the next."""
-    takers = list(zip(following.shares, following.split(size), strict=True))
-    transfers: list[tuple[int, int, float]] = []
-    for share, (first, end) in zip(stage.shares, stage.split(size), strict=True):
-        for taker, (low, high) in takers:
-            samples = min(end, high) - max(first, low)
-            if samples > 0:
-                ends = (taker.rank, share.rank) if reverse else (share.rank, taker.rank)
-                transfers.append((*ends, samples * nbytes_per_sample))
-    return transfers

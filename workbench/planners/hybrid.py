@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
 from workbench.core.plan import Plan, Share, Stage
@@ -21,7 +20,7 @@ from workbench.core.schedule import ALLREDUCE, Ranks
 from workbench.core.units import size_words
 from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
-from workbench.planners.closed_form import ClosedForm, PhaseTimes, stage_trainable_bytes
+from workbench.planners.closed_form import ClosedForm, PhaseTimes
 from workbench.planners.memory import cached_need
 from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
 from workbench.planners.problem import Problem
@@ -62,13 +61,6 @@ def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None
     if not best:
         raise _cached_refusal(problem, usable)
     return Stage(start=0, stop=profile.num_layers, shares=best)
-
-
-def cached_step_s(profile: Profile, cluster: Cluster, stage: Stage, *, sequence_length: int) -> float:
-    """Return the predicted seconds of one cached step with the stage's shares."""
-    slowest = max(_sample_s(profile, share.rank, share.samples, sequence_length) for share in stage.shares)
-    step = max(_step_s(profile, share.rank, sequence_length) for share in stage.shares)
-    return slowest + collective_s(cluster, ALLREDUCE, stage.ranks, stage_trainable_bytes(profile, stage)) + step
 
 
 def _sample_s(profile: Profile, rank: int, samples: int, sequence_length: int) -> float:

@@ -52,7 +52,6 @@ def as_array(memory: mmap.mmap | None, dtype: type[np.generic], shape: tuple[int
 
 # The dtype to which each storage dtype is decoded: the side network reads its taps in this dtype.
 _DECODED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-STORAGE_TYPES = tuple(_DECODED)
 MAX_BLOCK = 64
 """Number of values that share one scale: the largest divisor of the width up to this limit."""
 _ALIGNMENT = 4  # bytes: a row's scales are float32

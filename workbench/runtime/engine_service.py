@@ -64,7 +64,6 @@ class Engines(ABC):
         self.inbox = Inbox(cluster.world_size)
         self.number = 0  # of jobs
         self._busy = threading.Lock()
-        self._service: EngineService | None = None
 
     def call(self, function: Callable[..., Any], payload: Any) -> tuple[Call, Any]:
         """Return a function's entry in the call table, and its payload.  Raises RuntimeSetupError for a function that
@@ -91,12 +90,6 @@ class Engines(ABC):
     @abstractmethod
     def _give_up(self) -> None:
         """Replace the engines before the next job."""
-
-    def request_stop(self) -> None:
-        """Make should_stop() true on every rank of the running job.  May be called from any thread."""
-        service = self._service
-        if service is not None:
-            service.request_stop()
 
     def run(
         self,
@@ -147,18 +140,17 @@ class Engines(ABC):
             raise RuntimeSetupError(
                 "A job was asked for.",
                 "These engines are running another.",
-                "Wait for it, or stop it with request_stop().",
+                "Wait for it.",
             )
         try:
             self._prepare()
             self.inbox.renew()
-            service = self._service = EngineService(self, function, payloads)
+            service = EngineService(self, function, payloads)
             patience_s = self.patience_s
             try:
                 yield service
                 patience_s = _CLOSE_S
             finally:
-                self._service = None
                 try:
                     service.close(patience_s)
                 finally:

@@ -24,9 +24,6 @@ class Agenda:
         self._actions: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
-    def __bool__(self) -> bool:
-        return bool(self._actions)
-
     @property
     def next_s(self) -> float:
         """Return the time of the next action.  Infinity if there are none."""
