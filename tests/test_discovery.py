@@ -31,7 +31,7 @@ def is_taken(name: str) -> str:
 
 def test_a_device_that_announces_itself_is_found_with_what_it_says() -> None:
     name = f"device-{os.getpid()}"
-    about = about_this_machine("jax")
+    about = about_this_machine()
     with announced(name, about, interfaces=LOOPBACK) as addresses:
         assert addresses == "127.0.0.1"
         found = wait_for(lambda: seen(name), f"an announcement of {name}")

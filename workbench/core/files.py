@@ -26,11 +26,11 @@ LIMITS = {
 """By error number, what to do about a limit of the system."""
 
 
-def advice(number: int | None, otherwise: str = "Choose another place.") -> str:
+def advice(number: int | None) -> str:
     """Return what to do about a file that the system refuses to open or write.  number: the error's number."""
     if number in FULL_DISK:
         return "Free some space, or choose another place."
-    return LIMITS.get(number or 0, otherwise)
+    return LIMITS.get(number or 0, "Choose another place.")
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ T = TypeVar("T")
 LARGEST_TOML = 1 << 20
 LARGEST_TEXT = 1 << 30  # a report of a long stream has hundreds of megabytes
 _CHUNK_BYTES = 1 << 20
+MOST_LISTED = 20
 
 
 def to_json(value: Any, *, indent: int = 1) -> str:
@@ -146,11 +147,11 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def listed(names: Iterable[Any], most: int = 20) -> str:
-    """List names for an error message, quoted, and no more than `most` of them."""
+def listed(names: Iterable[Any]) -> str:
+    """List names for an error message, quoted, and no more than MOST_LISTED of them."""
     names = list(names)
-    first = [f"'{shown(str(name))}'" for name in names[:most]]
-    return ", ".join(first) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    first = [f"'{shown(str(name))}'" for name in names[:MOST_LISTED]]
+    return ", ".join(first) + (f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else "")
 
 
 def text_lines(text: str) -> list[str]:

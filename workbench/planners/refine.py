@@ -116,7 +116,7 @@ def refine_on_any_count(
     price: Callable[[Plan], float],
     *,
     method: str,
-    max_prices: int = 400,
+    max_prices: int,
 ) -> Plan:
     """Return the plan that `refine` finds from the starts, or a faster one on the fastest 1, 2, 4, ... devices.
 

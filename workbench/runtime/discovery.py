@@ -42,7 +42,7 @@ class Candidate(NamedTuple):
     about: Mapping[str, str]
 
 
-def about_this_machine(framework: str = "torch") -> dict[str, str]:
+def about_this_machine() -> dict[str, str]:
     """Return the properties that a device announces; none is secret."""
     import psutil
 
@@ -52,7 +52,7 @@ def about_this_machine(framework: str = "torch") -> dict[str, str]:
         "memory_mb": str(psutil.virtual_memory().total // 10**6),
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "framework": framework,
+        "framework": "torch",
         "battery": "" if battery is None else f"{battery.percent:.0f} %",
         "version": __version__,
     }

@@ -106,10 +106,9 @@ def environment_python(connection: Connection) -> str:
     return f"{connection.greeting.kit}/{environment}/bin/python"
 
 
-def install(connection: Connection, say: Callable[[str], None], packages: Sequence[str] = (PROJECT,)) -> bool:
+def install(connection: Connection, say: Callable[[str], None]) -> bool:
     """Install the libraries on a device, at the lock's versions.  Returns False if they were already there.
 
-    packages: packages to install with their dependencies; by default the workbench.
     They are installed into a folder here, for the device's Python and processor, with the digests of the project's
     lock, and sent as one archive.  The device needs no network.  At the end the device imports torch and multiplies
     once.
@@ -121,7 +120,7 @@ def install(connection: Connection, say: Callable[[str], None], packages: Sequen
         raise RuntimeSetupError(
             request, f"There are none for {machine}; known: {', '.join(_PLATFORMS)}.", "Install a 64-bit system there."
         )
-    pins = pinned(packages, connection.greeting)
+    pins = pinned((PROJECT,), connection.greeting)
     environment = environment_name(connection.greeting, pins)
     if connection.ask("holds", folder=environment):
         return False

@@ -116,7 +116,7 @@ class _Listing:
         self._stage, self._index = first_stage + index, index
         self._num_stages = len(workers.pipelines[worker].stages)
         self._delay = min(self._num_stages - index, workers.in_flight) - 1
-        self._lag = self._delay if versions == "stashing" else delay_of(versions, self._delay, self._num_stages)
+        self._lag = delay_of(versions, self._delay, self._num_stages)
         self._per_update = self._num_stages if versions == "two" else 1
         self._begun, self._ahead = min(num_begun or 0, self._delay), ahead
         self._stashed = range(min(self._lag, -(-(num_begun or 0) // self._per_update)))
@@ -134,8 +134,9 @@ class _Listing:
         pulled = 0
         for phase, p in in_flight_order(self._delay, self._begun, count, self._ahead):
             if phase == FORWARD:
-                if self._shards and self._workers.waves_needed(p) > pulled:
-                    pulled = self._workers.waves_needed(p)
+                needed = self._workers.waves_needed(p)
+                if self._shards and needed > pulled:
+                    pulled = needed
                     self._pull(pulled)
                 version_of[p] = self._version if self._shards else self._version_of(p)
                 self._forward(p, version_of[p])
