@@ -72,11 +72,11 @@ def test_a_method_of_another_package_adds_its_schedules_and_replaces_none(instal
     text = """
 from dataclasses import dataclass
 from workbench.core.methods import Declaration
-from workbench.schedules import gpipe
+from workbench.schedules import backpropagation, gpipe_order
 from workbench.schedules.published import Published, equal_pipeline
 @dataclass
 class Options: pass
-build = lambda ranks=2: gpipe(equal_pipeline(ranks), (1,))
+build = lambda ranks=2: backpropagation(equal_pipeline(ranks), (1,), order=gpipe_order)
 SCHEDULES = {"once": Published("another paper", build), "1f1b": Published("another paper", build)}
 DECLARATION = Declaration(options=Options, implementation="", calls={}, schedules="other_method:SCHEDULES")
 """

@@ -21,7 +21,7 @@ from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import require_one_program
 from workbench.runtime.step_values import nbytes
 from workbench.runtime.transport import Transport
-from workbench.schedules import insert_transfers, one_f_one_b
+from workbench.schedules import backpropagation, insert_transfers
 
 MICRO_BATCHES, SAMPLES, WIDTH = 4, 2, 3
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -33,14 +33,14 @@ def pipeline() -> Schedule:
         Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2)
     )
     plan = Plan(method="test", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
-    return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
+    return insert_transfers(backpropagation(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
 def group_of_two() -> Schedule:
     """One stage on both ranks, gradients summed."""
     stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
     plan = Plan(method="test", stages=(stage,), micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
-    return insert_transfers(one_f_one_b(plan, (SAMPLES,) * MICRO_BATCHES))
+    return insert_transfers(backpropagation(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
 class Layer:

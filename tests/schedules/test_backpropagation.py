@@ -6,13 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_plans import equal_plan, peaks, plan_of
 
-from workbench.schedules import backpropagation, check, insert_transfers, one_f_one_b
+from workbench.schedules import backpropagation, check, insert_transfers
 
 
 def test_without_shared_parameters_it_is_1f1b() -> None:
     """The paradigms differ in their plans, not in their schedule."""
-    plan = plan_of((3, 1), (2, 2))
-    assert backpropagation(plan, (4, 4)) == one_f_one_b(plan, (4, 4))
     assert peaks(insert_transfers(backpropagation(equal_plan(3), (1,) * 6)), "ctx", F=1.0, B=2.0) == (3, 2, 1)
 
 

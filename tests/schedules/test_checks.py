@@ -9,7 +9,7 @@ from schedule_plans import equal_plan, plan_of, timed
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import Schedule
-from workbench.schedules import check, hybrid_1f1b, insert_transfers, one_f_one_b
+from workbench.schedules import backpropagation, check, hybrid_1f1b, insert_transfers
 
 FAULTS = {
     "unmatched send": (
@@ -261,7 +261,7 @@ def test_a_long_circle_is_cut_short() -> None:
 
 def test_grid_of_a_big_schedule_shows_the_neighbourhood() -> None:
     """Only a window round the fault, with dots where the rest was left out."""
-    schedule = insert_transfers(one_f_one_b(equal_plan(40), (1,) * 30))
+    schedule = insert_transfers(backpropagation(equal_plan(40), (1,) * 30))
     ops = list(schedule.ops)
     index = next(i for i, op in enumerate(ops[20]) if op.kind == "SEND" and i > 40)
     ops[20] = ops[20][:index] + ops[20][index + 1 :]

@@ -14,8 +14,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
-from workbench.schedules import hetpipe, hybrid_1f1b, insert_transfers, one_f_one_b, plan_costs
-from workbench.schedules.pipeline import backpropagation
+from workbench.schedules import backpropagation, hetpipe, hybrid_1f1b, insert_transfers, plan_costs
 from workbench.simulator import simulate
 from workbench_studies.papers.pac_plus.hetpipe import virtual_worker_costs
 
@@ -122,7 +121,7 @@ def test_messages_are_what_the_layer_in_front_of_the_boundary_hands_on() -> None
 def test_one_device_takes_the_sum_of_its_operations(side) -> None:
     plan = plan_of((2,), layers=(3,))
     profile, cluster = made(plan, 1, side=side)
-    schedule = insert_transfers((hybrid_1f1b if side else one_f_one_b)(plan, (2, 2, 2)))
+    schedule = insert_transfers((hybrid_1f1b if side else backpropagation)(plan, (2, 2, 2)))
     timeline = simulate(
         Program(
             schedule=schedule,

@@ -13,11 +13,10 @@ from workbench.schedules import (
     asynchronous_1f1b,
     backpropagation,
     cached_step,
-    gpipe,
+    gpipe_order,
     hetpipe,
     hybrid_1f1b,
     insert_transfers,
-    one_f_one_b,
     ring_allgather_gemm,
     ring_gemm_reducescatter,
     split_heads,
@@ -45,9 +44,11 @@ def inference_layout(
 
 
 SCHEDULES = {
-    "gpipe_2_stages_3_micro_batches": lambda: insert_transfers(gpipe(equal_plan(2), (1, 1, 1))),
-    "1f1b_3_stages_4_micro_batches": lambda: insert_transfers(one_f_one_b(equal_plan(3), (1, 1, 1, 1))),
-    "1f1b_1_stage": lambda: one_f_one_b(equal_plan(1), (2, 1)),
+    "gpipe_2_stages_3_micro_batches": lambda: insert_transfers(
+        backpropagation(equal_plan(2), (1, 1, 1), order=gpipe_order)
+    ),
+    "1f1b_3_stages_4_micro_batches": lambda: insert_transfers(backpropagation(equal_plan(3), (1, 1, 1, 1))),
+    "1f1b_1_stage": lambda: backpropagation(equal_plan(1), (2, 1)),
     "backpropagation_2_1": lambda: insert_transfers(backpropagation(plan_of((3, 1), (4,)), (4, 4, 2))),
     "backpropagation_data_parallel": lambda: insert_transfers(backpropagation(plan_of((3, 2, 1)), (6,))),
     "backpropagation_shared_words": lambda: insert_transfers(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedule_plans import plan_of
 
 from workbench.core.errors import ScheduleError
-from workbench.schedules import hybrid_1f1b, one_f_one_b
+from workbench.schedules import backpropagation, hybrid_1f1b
 from workbench.schedules.pieces import Piece, boundary_pieces, divide
 
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
     """An empty micro-batch, a rank with two shares, too small a world."""
     plan = plan_of((1,), (1,))
     with pytest.raises(ScheduleError, match="at least 1"):
-        one_f_one_b(plan, (1, 0))
+        backpropagation(plan, (1, 0))
     with pytest.raises(ScheduleError, match="at least 1"):
         hybrid_1f1b(plan, ())
     with pytest.raises(ScheduleError, match="Rank 1 is to take part"):

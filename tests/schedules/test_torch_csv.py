@@ -11,7 +11,7 @@ from torch_orders import of_torch, torch_csv
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import SEND
-from workbench.schedules import check, gpipe, insert_transfers, one_f_one_b
+from workbench.schedules import backpropagation, check, gpipe_order, insert_transfers
 from workbench.schedules.torch_csv import read_torch_csv
 
 SECONDS = {"F": 1.0, "B": 2.25, "I": 1.125, "W": 0.875}
@@ -108,10 +108,10 @@ def test_the_lowered_form_is_the_same_schedule(kind: type, p: int, v: int, m: in
 def test_1f1b_and_gpipe_are_our_own_builders(p: int, m: int) -> None:
     """Written by torch, built by us: equal, operation by operation and value by value; (p + m - 1) (F + B) long."""
     assert read_torch_csv(torch_csv(of_torch.ScheduleGPipe, p, 1, m)) == insert_transfers(
-        gpipe(equal_plan(p), (1,) * m)
+        backpropagation(equal_plan(p), (1,) * m, order=gpipe_order)
     )
     schedule = read_torch_csv(repaired_1f1b(p, m))
-    assert schedule == insert_transfers(one_f_one_b(equal_plan(p), (1,) * m))
+    assert schedule == insert_transfers(backpropagation(equal_plan(p), (1,) * m))
     assert timed(schedule, F=1.0, B=2.0).makespan_s == 3 * (p + m - 1)
     assert peaks(schedule, "ctx", F=1.0, B=2.0) == tuple(min(m, p - rank) for rank in range(p))
 

@@ -67,7 +67,7 @@ def plan_costs(
     stashes_weights: bool = False,
     divisions: Mapping[int, Division] | None = None,
 ) -> TableCosts:
-    """Return the costs of asynchronous_1f1b, hybrid_1f1b, gpipe, one_f_one_b and other schedules of
+    """Return the costs of asynchronous_1f1b, hybrid_1f1b, backpropagation and other schedules of
     `pipeline.assemble`.
 
     sizes[m], lengths[m]: samples and tokens of micro-batch m (in asynchronous_1f1b a mini-batch).  shared_bytes[p]: the

@@ -62,45 +62,6 @@ ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
 """
 
 
-def gpipe(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
-    """Return GPipe's mini-batch, without its transfers.  Every micro-batch's context lives until the
-    backwards begin.
-    """
-    return full_pipeline(plan, micro_batch_sizes, gpipe_order)
-
-
-def one_f_one_b(plan: Plan, micro_batch_sizes: Sequence[int]) -> Schedule:
-    """Return 1F1B's mini-batch, without its transfers.  Stage s of p keeps at most p - s contexts."""
-    return full_pipeline(plan, micro_batch_sizes, one_f_one_b_order)
-
-
-def full_pipeline(
-    plan: Plan, micro_batch_sizes: Sequence[int], order: Order, *, world_size: int | None = None
-) -> Schedule:
-    """Return a mini-batch of full fine-tuning in the given order of slots, without its transfers.
-
-    Stages recompute their activations if the plan says so.
-    """
-    last = len(plan.stages) - 1
-
-    def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (Value("tokens", NONE, m), *(Value("act", stage - 1, m, p) for p in portion.pieces_in))
-        ends = (
-            (Value("loss", stage, m, portion.rank),)
-            if stage == last
-            else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
-        )
-        return (Op("F", stage, m, NONE, reads, (*ends, Value("ctx", stage, m, portion.rank))),)
-
-    def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
-        reads = (Value("ctx", stage, m, portion.rank), *(Value("grad", stage + 1, m, p) for p in portion.pieces_out))
-        writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
-        return (Op("B", stage, m, NONE, reads, writes),)
-
-    schedule = assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
-    return recompute(schedule, plan)
-
-
 @paused_collector()
 def assemble(
     plan: Plan,
@@ -160,12 +121,32 @@ def backpropagation(
     world_size: int | None = None,
     order: Order = one_f_one_b_order,
 ) -> Schedule:
-    """Return one mini-batch without its transfers.  shared[p]: the stages, two or more, that hold copies of parameter
-    p.
+    """Return one mini-batch without its transfers, by 1F1B if no other order is given.  Stages recompute their
+    activations if the plan says so.
 
+    shared[p]: the stages, two or more, that hold copies of parameter p.
+    With 1F1B stage s of p keeps at most p - s contexts.  With GPipe's order every context lives until the backwards
+    begin.
     Raises ScheduleError for a plan without stages, a rank with two shares, or an empty micro-batch.
     """
-    schedule = full_pipeline(plan, micro_batch_sizes, order, world_size=world_size)
+    last = len(plan.stages) - 1
+
+    def forward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        reads = (Value("tokens", NONE, m), *(Value("act", stage - 1, m, p) for p in portion.pieces_in))
+        ends = (
+            (Value("loss", stage, m, portion.rank),)
+            if stage == last
+            else tuple(Value("act", stage, m, p) for p in portion.pieces_out)
+        )
+        return (Op("F", stage, m, NONE, reads, (*ends, Value("ctx", stage, m, portion.rank))),)
+
+    def backward(stage: int, m: int, portion: Portion) -> tuple[Op, ...]:
+        reads = (Value("ctx", stage, m, portion.rank), *(Value("grad", stage + 1, m, p) for p in portion.pieces_out))
+        writes = (*(Value("grad", stage, m, p) for p in portion.pieces_in), Value("gacc", stage, m, portion.rank))
+        return (Op("B", stage, m, NONE, reads, writes),)
+
+    schedule = assemble(plan, micro_batch_sizes, order, forward, backward, trained="weight", world_size=world_size)
+    schedule = recompute(schedule, plan)
     if not shared:
         return schedule
     complete = list(schedule.ops)

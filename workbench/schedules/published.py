@@ -15,7 +15,7 @@ from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import cached_step, gpipe, hybrid_1f1b, one_f_one_b
+from workbench.schedules.pipeline import backpropagation, cached_step, gpipe_order, hybrid_1f1b
 from workbench.schedules.tensor import ring_allgather_gemm, ring_gemm_reducescatter, split_heads
 
 Sizes = Mapping[str, int]
@@ -127,11 +127,13 @@ def _cached(ranks: int = 4) -> Schedule:
 SHARED: Mapping[str, Published] = {
     "gpipe": Published(
         "GPipe (Huang et al., 2019)",
-        lambda ranks=4, micro_batches=8: gpipe(equal_pipeline(ranks), (1,) * micro_batches),
+        lambda ranks=4, micro_batches=8: backpropagation(
+            equal_pipeline(ranks), (1,) * micro_batches, order=gpipe_order
+        ),
     ),
     "1f1b": Published(
         "PipeDream-flush (Narayanan et al., 2021)",
-        lambda ranks=4, micro_batches=8: one_f_one_b(equal_pipeline(ranks), (1,) * micro_batches),
+        lambda ranks=4, micro_batches=8: backpropagation(equal_pipeline(ranks), (1,) * micro_batches),
     ),
     "hybrid_1f1b": Published("PAC+, first epoch: 1F1B of device groups, with a side network (section V-A)", _hybrid),
     "cached_step": Published("PAC+, later epochs: data parallel from the activation cache (section V-B)", _cached),

@@ -39,7 +39,7 @@ def read_torch_csv(text: str) -> Schedule:
     """Return the schedule of a mini-batch, complete with its transfers; each stage ends with a STEP if it has a
     backward.
 
-    With 1F1B's or GPipe's rows it equals one_f_one_b's or gpipe's.  Raises ScheduleError naming row and column of a
+    With 1F1B's or GPipe's rows it equals backpropagation's.  Raises ScheduleError naming row and column of a
     malformed cell, of a repeated operation, and of one whose counterpart is missing.  `check` decides whether the order
     can run.
     """
@@ -139,7 +139,7 @@ def _schedule(rows: list[list[_Cell]], rank_of: dict[int, int]) -> Schedule:
 
 
 def _op(cell: _Cell, rank: int, last: int, *, trains: bool) -> Op:
-    """Return a cell's operation, with the values of pipeline.full_pipeline."""
+    """Return a cell's operation, with the values of pipeline.backpropagation."""
     stage, kind, m = cell
     context, weight_context = Value("ctx", stage, m, rank), Value("wctx", stage, m, rank)
     onward = (Value("grad", stage, m, 0),) if stage else ()

@@ -14,7 +14,7 @@ from workbench.planners.problem import Problem
 from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import cached_step, full_pipeline, gpipe_order, hybrid_1f1b, one_f_one_b_order
+from workbench.schedules.pipeline import backpropagation, cached_step, gpipe_order, hybrid_1f1b, one_f_one_b_order
 from workbench.simulator.simulate import makespan_s, simulate
 
 THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
@@ -40,7 +40,7 @@ def _step_program(problem: Problem[Profile], plan: Plan, *, gpipe: bool = False)
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
     if problem.profile.method in THROUGH_BACKBONE:
-        schedule = full_pipeline(plan, sizes, order, world_size=world_size)
+        schedule = backpropagation(plan, sizes, world_size=world_size, order=order)
     else:
         schedule = hybrid_1f1b(plan, sizes, world_size=world_size, order=order)
     costs = plan_costs(

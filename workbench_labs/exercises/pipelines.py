@@ -22,7 +22,7 @@ from workbench.core.timeline import Timeline
 from workbench.runs.made_up import execute_program
 from workbench.runtime.engines import default_pool
 from workbench.schedules import insert_transfers
-from workbench.schedules.pipeline import Slot, full_pipeline, gpipe_order, one_f_one_b_order
+from workbench.schedules.pipeline import Slot, backpropagation, gpipe_order, one_f_one_b_order
 from workbench.simulator import simulate
 from workbench.simulator.simulate import live_counts
 from workbench.widgets.tables import Table
@@ -73,7 +73,7 @@ def schedule_of(order: OrderOf, num_stages: int, num_micro_batches: int) -> Sche
     def slots(stages: int, stage: int, count: int) -> list[Slot]:
         return slots_of(order(stages, stage, count), count)
 
-    return insert_transfers(full_pipeline(plan, (1,) * num_micro_batches, slots))
+    return insert_transfers(backpropagation(plan, (1,) * num_micro_batches, order=slots))
 
 
 def simulated(schedule: Schedule, seconds: Mapping[str, Sequence[float]]) -> Timeline:

@@ -32,10 +32,10 @@ from workbench.runtime.process_group import group
 from workbench.runtime.transport import Transport
 from workbench.schedules import (
     asynchronous_1f1b,
-    gpipe,
+    backpropagation,
+    gpipe_order,
     hybrid_1f1b,
     insert_transfers,
-    one_f_one_b,
     ring_allgather_gemm,
     split_heads,
 )
@@ -127,12 +127,12 @@ def schedules_of(size: int, micro_batches: int = MICRO_BATCHES) -> dict[str, Sch
     groups = _plan([*((rank,) for rank in range(size - 2)), (size - 2, size - 1)], micro_batches)
     alone = split_heads((1, 1), num_layers=LAYERS)
     return {
-        "1F1B": insert_transfers(one_f_one_b(plan, sizes)),
-        "GPipe": insert_transfers(gpipe(plan, sizes)),
+        "1F1B": insert_transfers(backpropagation(plan, sizes)),
+        "GPipe": insert_transfers(backpropagation(plan, sizes, order=gpipe_order)),
         "hybrid": insert_transfers(hybrid_1f1b(groups, (2,) * micro_batches)),
         "ring all-gather": _in_turn([ring_allgather_gemm(size, layer=layer) for layer in range(LAYERS)]),
         "two streams": Schedule(ops=alone.ops * size, inputs=alone.inputs * size, outputs=alone.outputs * size),
-        "forward-only chain": backbone_part(insert_transfers(gpipe(plan, sizes))),
+        "forward-only chain": backbone_part(insert_transfers(backpropagation(plan, sizes, order=gpipe_order))),
         "asynchronous 1F1B": insert_transfers(asynchronous_1f1b(plan, 2 * micro_batches)),
         "incast": _incast(size, micro_batches),
         "all-reduce": _all_reduces(size, micro_batches),

@@ -26,7 +26,7 @@ from workbench.profiler.descriptions import describe
 from workbench.schedules.costs import Crossing, plan_costs
 from workbench.schedules.hetpipe import hetpipe as hetpipe_waves
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import ORDERS, full_pipeline
+from workbench.schedules.pipeline import ORDERS, backpropagation
 from workbench.schedules.torch_csv import read_torch_csv
 from workbench.simulator import makespan_s
 from workbench.simulator.steps import pace_s
@@ -158,7 +158,7 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
 
 def _pipeline_s(problem: TrainingProblem, plan: Plan, order: str) -> float:
     sizes, cluster = _sizes(plan), problem.cluster
-    schedule = full_pipeline(plan, sizes, ORDERS[order], world_size=cluster.world_size)
+    schedule = backpropagation(plan, sizes, order=ORDERS[order], world_size=cluster.world_size)
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
     return makespan_s(Program.on(cluster, insert_transfers(schedule), costs))
 

@@ -14,7 +14,7 @@ from workbench.planners import Problem
 from workbench.planners.equation3 import Equation3
 from workbench.profiler.analytic import Technique, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.schedules import insert_transfers, one_f_one_b, plan_costs
+from workbench.schedules import backpropagation, insert_transfers, plan_costs
 from workbench.simulator import makespan_s
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
 from workbench_studies.papers.result import read_constants
@@ -92,7 +92,7 @@ def relative_paces(num_stages: int) -> dict[bool, float]:
     single, cut = plan(1), plan(num_stages)
     sizes = (cut.micro_batch_size,) * num_stages
     costs = plan_costs(profile, cluster, cut, sizes=sizes, lengths=(1,) * num_stages)
-    drained_s = makespan_s(Program.on(cluster, insert_transfers(one_f_one_b(cut, sizes)), costs))
+    drained_s = makespan_s(Program.on(cluster, insert_transfers(backpropagation(cut, sizes)), costs))
     return {
         True: drained_s / pace_s(profile, cluster, single, tokens=1, first=num_stages, count=num_stages),
         False: 1.0,
