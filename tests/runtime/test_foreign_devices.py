@@ -249,7 +249,7 @@ def test_of_hundreds_of_changed_messages_of_an_engine_none_harms_another_device(
                 )
             )
         agent.send(b"", ends=True)
-        alpha.connection._reader.join(LIMIT_S)  # it has read all
+        alpha.connection._threads[-1].join(LIMIT_S)  # it has read all
         news = service.news(LIMIT_S)
         assert all(item.rank == 0 for item in news)
         assert all(isinstance(item.content, Outcome) for item in news if item.kind == "ended")

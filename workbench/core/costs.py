@@ -178,28 +178,29 @@ def collective_s(cluster: Cluster, kind: str, ranks: Sequence[int], nbytes: int)
     Each step of a ring sends nbytes/n over its slowest link.  A broadcast goes from ranks[0] along a binomial tree.  On
     shared air the times of all its messages add up.
     """
-    if len(ranks) < 2:
+    if len(ranks) < 2 or not (nbytes or kind == BROADCAST):
         return 0.0
     if (air := cluster.air) is not None:
-        return (
-            collective_latency_s(cluster, kind, ranks) + collective_air_s(air, kind, ranks, nbytes)
-            if (nbytes or kind == BROADCAST)
-            else 0.0
-        )
+        return collective_latency_s(cluster, kind, ranks) + collective_air_s(air, kind, ranks, nbytes)
+    pairs, size = _messages(kind, ranks, nbytes)
+    return num_rounds(kind, len(ranks)) * max(cluster.link(*pair).transfer_s(size) for pair in pairs)
+
+
+def _messages(kind: str, ranks: Sequence[int], nbytes: int) -> tuple[list[tuple[int, int]], int]:
+    """Return the sender and the receiver of each message of a round, and its bytes.
+
+    A broadcast's root sends the tensor to all others; a ring's members send a part of it to their neighbours.
+    """
     if kind == BROADCAST:
-        return num_rounds(kind, len(ranks)) * max(cluster.link(ranks[0], rank).transfer_s(nbytes) for rank in ranks[1:])
-    if not nbytes:
-        return 0.0
-    links = [cluster.link(rank, ranks[(index + 1) % len(ranks)]) for index, rank in enumerate(ranks)]
-    return ring_steps(kind, len(ranks)) * max(link.transfer_s(-(-nbytes // len(ranks))) for link in links)
+        return [(ranks[0], rank) for rank in ranks[1:]], nbytes
+    return list(zip(ranks, (*ranks[1:], ranks[0]), strict=True)), -(-nbytes // len(ranks))
 
 
 def collective_latency_s(cluster: Cluster, kind: str, ranks: Sequence[int]) -> float:
     """Return the part of `collective_s` that is latency and not bytes / rate."""
     if len(ranks) < 2:
         return 0.0
-    first = (ranks[0],) * (len(ranks) - 1)
-    pairs = zip(first, ranks[1:], strict=True) if kind == BROADCAST else zip(ranks, (*ranks[1:], ranks[0]), strict=True)
+    pairs, _ = _messages(kind, ranks, 0)
     return num_rounds(kind, len(ranks)) * max(cluster.link(*pair).latency_s for pair in pairs)
 
 
@@ -208,11 +209,9 @@ def collective_air_s(air: Air, kind: str, ranks: Sequence[int], nbytes: int) -> 
 
     Those of a broadcast count as messages from its root.
     """
-    if kind == BROADCAST:
-        return sum(air.transfer_s(ranks[0], rank, nbytes) for rank in ranks[1:])
-    chunk = -(-nbytes // len(ranks))
-    pairs = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-    return ring_steps(kind, len(ranks)) * sum(air.transfer_s(*pair, chunk) for pair in pairs)
+    pairs, size = _messages(kind, ranks, nbytes)
+    count = 1 if kind == BROADCAST else ring_steps(kind, len(ranks))
+    return count * sum(air.transfer_s(*pair, size) for pair in pairs)
 
 
 def num_senders(kind: str, size: int) -> float:

@@ -84,11 +84,10 @@ class Connection:
             raise RuntimeSetupError(self._asked, problem, "Install OpenSSH's client.") from error
         source = Path(ssh_agent.__file__).read_bytes()  # not by `inspect`, whose cache of lines is not for threads
         self._queue.put((b"%8d" % len(source) + source,))
-        threads = [
+        self._threads = [
             threading.Thread(target=work, daemon=True)
             for work in (self._hear_errors, self._write, self._ping, self._read)
         ]
-        self._threads, self._error_reader, self._reader = threads, threads[0], threads[-1]
         for thread in self._threads:
             thread.start()
 
@@ -258,7 +257,7 @@ class Connection:
                 self._process.wait(2.0)  # its status may tell why
         self._process.kill()
         code = self._process.wait()
-        self._error_reader.join(0.5)  # what it wrote to stderr may tell why
+        self._threads[0].join(0.5)  # what it wrote to stderr may tell why
         self.lost = self._given_up or failure_of(self._login(code), self._command)
         self._log_name.unlink(missing_ok=True)
         self._log.close()
