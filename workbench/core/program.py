@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
 from workbench.core.errors import ConfigError, ScheduleError
 from workbench.core.medium import Air
-from workbench.core.schedule import COLLECTIVES, RECV, Op, Schedule, Value, value_from_text
+from workbench.core.schedule import COLLECTIVES, RECV, Op, RankList, Schedule, Value, value_from_text
 from workbench.core.serial import from_json, to_json
 
 
@@ -223,12 +223,10 @@ def chained(programs: Sequence[Program]) -> Program:
     Value v of step k is named v~k; a carried input is an output of the step before.
     """
     world = programs[0].schedule.world_size
-    ops: list[list[Op]] = [[] for _ in range(world)]
-    inputs: list[list[Value]] = [[] for _ in range(world)]
-    outputs: list[list[Value]] = [[] for _ in range(world)]
+    lists = [RankList() for _ in range(world)]
     seconds: dict[tuple[int, Op], float] = {}
     specs: dict[Value, Spec] = {}
-    for rank in range(world):
+    for rank, listed in enumerate(lists):
         arrived: dict[Value, Value] = {}  # by carried input: its name in the whole program
         for step, program in enumerate(programs):
             schedule = program.schedule
@@ -247,13 +245,12 @@ def chained(programs: Sequence[Program]) -> Program:
                 renamed = op._replace(reads=tuple(map(name, op.reads)), writes=tuple(map(name, op.writes)))
                 if _has_seconds(rank, op):
                     seconds[rank, renamed] = program.seconds(rank, index)
-                ops[rank].append(renamed)
-            inputs[rank] += [name(value) for value in schedule.inputs[rank] if value not in arrived]
+                listed.ops.append(renamed)
+            listed.inputs += [name(value) for value in schedule.inputs[rank] if value not in arrived]
             handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
-            outputs[rank] += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
+            listed.outputs += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
             arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
-    joined = Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs)))
     costs = WrittenCosts(
         seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world)))
     )
-    return replace(programs[0], schedule=joined, costs=costs)
+    return replace(programs[0], schedule=Schedule.of(lists), costs=costs)

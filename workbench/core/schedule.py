@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -129,6 +129,16 @@ def recv(value: Value, source: int, destination: int) -> Op:
     return Op(RECV, value.stage, value.microbatch, value.part, (), (value,), (source, destination), "recv")
 
 
+@dataclass(slots=True)
+class RankList:
+    """One rank's part of a schedule that is being built (see Schedule)."""
+
+    ops: list[Op] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    carried: list[tuple[Value, Value]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """ops[rank]: that rank's operations in order.  inputs[rank], outputs[rank]: values present before and after.
@@ -164,6 +174,12 @@ class Schedule:
                         "Name it there.",
                     )
 
+    @classmethod
+    def of(cls, lists: Sequence[RankList]) -> Schedule:
+        """Return the schedule of all ranks' lists."""
+        names = "ops", "inputs", "outputs", "carried"
+        return cls(**{name: tuple(tuple(getattr(listed, name)) for listed in lists) for name in names})
+
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
@@ -193,34 +209,30 @@ class Schedule:
     @classmethod
     def from_text(cls, text: str) -> Schedule:
         """Parse the text written by `to_text`; '#' begins a comment.  Raises ScheduleError naming the line."""
-        ops: list[list[Op]] = []
-        inputs: list[tuple[Value, ...]] = []
-        outputs: list[tuple[Value, ...]] = []
-        carried: list[tuple[tuple[Value, Value], ...]] = []
+        lists: list[RankList] = []
         for number, raw in enumerate(text.splitlines(), start=1):
             line = raw.split("#")[0].strip()
             if not line:
                 continue
             word, _, rest = line.partition(" ")
             if word == "rank":
-                if rest.strip() != str(len(ops)):
-                    raise _unreadable(number, line, f"rank {len(ops)} comes next")
-                ops.append([])
-                inputs.append(())
-                outputs.append(())
-                carried.append(())
-            elif not ops:
+                if rest.strip() != str(len(lists)):
+                    raise _unreadable(number, line, f"rank {len(lists)} comes next")
+                lists.append(RankList())
+            elif not lists:
                 raise _unreadable(number, line, "it comes before 'rank 0'")
             elif word == "in":
-                inputs[-1] = tuple(_value(token, number) for token in rest.split())
+                lists[-1].inputs = [_value(token, number) for token in rest.split()]
             elif word == "out":
-                outputs[-1] = tuple(_value(token, number) for token in rest.split())
+                lists[-1].outputs = [_value(token, number) for token in rest.split()]
             elif word == "carry":
                 pairs = [token.partition(">") for token in rest.split()]
-                carried[-1] = tuple((_value(output, number), _value(given_as, number)) for output, _, given_as in pairs)
+                lists[-1].carried = [
+                    (_value(output, number), _value(given_as, number)) for output, _, given_as in pairs
+                ]
             else:
-                ops[-1].append(_op(line, number))
-        return cls(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
+                lists[-1].ops.append(_op(line, number))
+        return cls.of(lists)
 
     def grid(self, mark: tuple[int, int] | None = None, *, window: int = 8, kinds: frozenset[str] | None = None) -> str:
         """Return a table of labels, one row per rank, with `mark` (rank, index) in >brackets<.

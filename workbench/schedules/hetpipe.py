@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan
-from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, Schedule, Value
+from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, RankList, Schedule, Value
 from workbench.core.virtual_workers import Shard, VersionRule, VirtualWorkers, delay_of
 from workbench.schedules.pieces import enclosing_world, world_size_of
 from workbench.schedules.pipeline import FORWARD, Slot
@@ -63,11 +63,7 @@ def mini_batches(
 
     num_begun, ahead, versions: see asynchronous_1f1b.
     """
-    world_size = enclosing_world(workers.ranks, world_size)
-    ops: list[tuple[Op, ...]] = [()] * world_size
-    inputs: list[tuple[Value, ...]] = [()] * world_size
-    outputs: list[tuple[Value, ...]] = [()] * world_size
-    carried: list[tuple[tuple[Value, Value], ...]] = [()] * world_size
+    lists = [RankList() for _ in range(enclosing_world(workers.ranks, world_size))]
     shards = workers.shards() if len(workers.pipelines) > 1 else ()
     first_stage = 0
     for worker, plan in enumerate(workers.pipelines):
@@ -75,12 +71,11 @@ def mini_batches(
             rank = stage.ranks[0]
             rank_shards = [(number, shard) for number, shard in enumerate(shards) if shard.owners[worker] == rank]
             listing = _Listing(workers, worker, first_stage, index, rank, rank_shards, num_begun, ahead, versions)
-            ops[rank] = listing.mini_batches(count)
-            inputs[rank] = listing.inputs(count)
-            carried[rank] = listing.carried(count)
-            outputs[rank] = tuple(dict.fromkeys((*listing.outputs(count), *(output for output, _ in carried[rank]))))
+            ops, carried = listing.mini_batches(count), listing.carried(count)
+            outputs = dict.fromkeys((*listing.outputs(count), *(output for output, _ in carried)))
+            lists[rank] = RankList(ops, listing.inputs(count), list(outputs), carried)
         first_stage += len(plan.stages)
-    return Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs), carried=tuple(carried))
+    return Schedule.of(lists)
 
 
 def in_flight_order(delay: int, num_begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
@@ -127,7 +122,7 @@ class _Listing:
         self._merged = 0
         self._listed: list[Op] = []
 
-    def mini_batches(self, count: int) -> tuple[Op, ...]:
+    def mini_batches(self, count: int) -> list[Op]:
         """Return the operations of `count` mini-batches, then a PULL of the last wave."""
         size = self._workers.in_flight
         version_of = {p: self._version_of(p) for p in range(self._begun)}
@@ -147,27 +142,27 @@ class _Listing:
                 self._listed.append(Op(PUSH, self._stage, p // size, NONE, (self._weight(),), pushes))
         if self._shards and count // size > pulled:
             self._pull(count // size)
-        return tuple(self._listed)
+        return self._listed
 
-    def inputs(self, count: int) -> tuple[Value, ...]:
+    def inputs(self, count: int) -> list[Value]:
         """Return the initial weights, the shards that this rank serves, and its mini-batches."""
         num_ahead = min(self._delay, self._ahead)
         tokens = (Value("tokens", NONE, self._batch(p)) for p in range(self._begun, count + num_ahead))
         served = (Value("global", number, NONE, 0) for number, shard in self._shards if shard.server == self._rank)
         initial = (*map(self._weight, self._stashed), *(Value("ctx", self._stage, p) for p in range(self._begun)))
-        return (*initial, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens)
+        return [*initial, *filter(None, [self._first_act]), self._weight(self._first), *served, *tokens]
 
-    def carried(self, count: int) -> tuple[tuple[Value, Value], ...]:
+    def carried(self, count: int) -> list[tuple[Value, Value]]:
         """Return the values with which the next window continues."""
         if not self._ahead:
-            return ()
+            return []
         stage, num_ahead = self._stage, min(self._delay, self._ahead)
         pairs = [(Value("ctx", stage, count + p), Value("ctx", stage, p)) for p in range(num_ahead)]
         stashed = range(min(self._lag, -(-self._ahead // self._per_update)))
         pairs += [(self._weight(self._version_of(count + p * self._per_update)), self._weight(p)) for p in stashed]
         if self._index and self._ahead > num_ahead:
             pairs.append((Value("act", stage - 1, count + num_ahead), Value("act", stage - 1, num_ahead)))
-        return (*pairs, (self._weight(), self._weight(self._lag)))
+        return [*pairs, (self._weight(), self._weight(self._lag))]
 
     def _version_of(self, p: int) -> int:
         return max(0, self._first + p // self._per_update - self._lag)

@@ -13,7 +13,7 @@ from workbench.core.costs import Spec, TableCosts
 from workbench.core.errors import ConfigError
 from workbench.core.plan import Homes, require_holders
 from workbench.core.program import Program
-from workbench.core.schedule import NONE, Op, Schedule, Value, recv, send
+from workbench.core.schedule import NONE, RankList, Schedule, Value, recv, send
 
 CHUNK_BYTES = 1 << 20
 """The maximum bytes of a message: small tensors are packed together, and larger ones are split."""
@@ -126,26 +126,21 @@ def _rounds(chunks: Sequence[_Chunk], round_bytes: int) -> Iterator[list[_Chunk]
 
 
 def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
-    ops: list[list[Op]] = [[] for _ in cluster.devices]
-    inputs: list[dict[Value, None]] = [{} for _ in cluster.devices]
-    outputs: list[list[Value]] = [[] for _ in cluster.devices]
+    lists = [RankList() for _ in cluster.devices]
     for number, source, destination in _transfers(chunks, cluster):
         value = Value("state", NONE, number)
-        ops[source].append(send(value, source, destination))
-        ops[destination].append(recv(value, source, destination))
-        outputs[destination].append(value)
-        if source in chunks[number].holders:
-            inputs[source][value] = None
-    schedule = Schedule(
-        ops=tuple(map(tuple, ops)), inputs=tuple(map(tuple, inputs)), outputs=tuple(map(tuple, outputs))
-    )
+        lists[source].ops.append(send(value, source, destination))
+        lists[destination].ops.append(recv(value, source, destination))
+        lists[destination].outputs.append(value)
+        if source in chunks[number].holders and value not in lists[source].inputs:
+            lists[source].inputs.append(value)
     sizes = [chunk.nbytes for chunk in chunks]
     costs = TableCosts(
         seconds_by_kind={},
         bytes_by_name={"state": lambda value: Spec((sizes[value.microbatch],), "uint8")},
         cluster=cluster,
     )
-    return Move(program=Program.on(cluster, schedule, costs), chunks=tuple(chunk.pieces for chunk in chunks))
+    return Move(program=Program.on(cluster, Schedule.of(lists), costs), chunks=tuple(chunk.pieces for chunk in chunks))
 
 
 def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:

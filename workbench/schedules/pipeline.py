@@ -27,7 +27,7 @@ from typing import Literal
 
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Stage
-from workbench.core.schedule import NONE, STEP, Op, Schedule, Value, paused_collector
+from workbench.core.schedule import NONE, STEP, Op, RankList, Schedule, Value, paused_collector
 from workbench.schedules.lowering import insert_allreduce
 from workbench.schedules.pieces import Portion, divide, enclosing_world, world_size_of
 from workbench.schedules.recomputation import recompute
@@ -82,9 +82,7 @@ def assemble(
     sizes = tuple(micro_batch_sizes)
     world_size = world_size_of(plan, world_size, sizes)
     divisions = {size: divide(plan.stages, size) for size in set(sizes)}
-    ops: list[tuple[Op, ...]] = [()] * world_size
-    inputs: list[tuple[Value, ...]] = [()] * world_size
-    outputs: list[tuple[Value, ...]] = [()] * world_size
+    lists = [RankList() for _ in range(world_size)]
     last = len(plan.stages) - 1
     for number, stage in enumerate(plan.stages):
         portions: dict[int, list[Portion | None]] = {rank: [None] * len(sizes) for rank in stage.ranks}
@@ -93,21 +91,20 @@ def assemble(
                 portions[portion.rank][m] = portion
         slots = order(len(plan.stages), number, len(sizes))
         for rank in stage.ranks:
-            listed: list[Op] = []
+            listed = lists[rank]
             for phase, m in slots:
                 rank_portion = portions[rank][m]
                 if rank_portion is not None:
-                    listed += (forward if phase == FORWARD else backward)(number, m, rank_portion)
+                    listed.ops += (forward if phase == FORWARD else backward)(number, m, rank_portion)
             present = [m for m, portion in enumerate(portions[rank]) if portion is not None]
             stepped = Value(trained, number, NONE, rank)
-            listed.append(
+            listed.ops.append(
                 Op("STEP", number, NONE, NONE, tuple(Value("gacc", number, m, rank) for m in present), (stepped,))
             )
-            ops[rank] = tuple(listed)
-            inputs[rank] = tuple(Value("tokens", NONE, m) for m in present)
-            losses = tuple(Value("loss", number, m, rank) for m in present) if number == last else ()
-            outputs[rank] = (*losses, stepped)
-    return insert_allreduce(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+            listed.inputs = [Value("tokens", NONE, m) for m in present]
+            losses = [Value("loss", number, m, rank) for m in present] if number == last else []
+            listed.outputs = [*losses, stepped]
+    return insert_allreduce(Schedule.of(lists))
 
 
 SHARE = "SHARE"
@@ -219,20 +216,18 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
             f"The plan's cached stage has ranks {stage.ranks}.",
             "Give each of them 0 or more samples, and one of them some.",
         )
-    world_size = enclosing_world(stage.ranks, world_size)
-    ops: list[tuple[Op, ...]] = [()] * world_size
-    inputs: list[tuple[Value, ...]] = [()] * world_size
-    outputs: list[tuple[Value, ...]] = [()] * world_size
+    lists = [RankList() for _ in range(enclosing_world(stage.ranks, world_size))]
     for rank, size in zip(stage.ranks, batch_sizes, strict=True):
         tokens, tap, context = Value("tokens", NONE, 0), Value("tap", 0, 0, rank), Value("ctx", 0, 0, rank)
         loss, gradient, adapter = Value("loss", 0, 0, rank), Value("gacc", 0, 0, rank), Value("adapter", 0, NONE, rank)
-        trained = (
-            Op("LOAD", 0, 0, NONE, (), (tap,)),
-            Op("SF", 0, 0, NONE, (tokens, tap), (loss, context)),
-            Op("SB", 0, 0, NONE, (context, tap), (gradient,)),
-        )
-        step = Op("STEP", 0, NONE, NONE, (gradient,) if size else (), (adapter,))
-        ops[rank] = (*trained, step) if size else (step,)
-        inputs[rank] = (tokens,) if size else ()
-        outputs[rank] = (loss, adapter) if size else (adapter,)
-    return insert_allreduce(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+        listed = lists[rank]
+        if size:
+            listed.ops = [
+                Op("LOAD", 0, 0, NONE, (), (tap,)),
+                Op("SF", 0, 0, NONE, (tokens, tap), (loss, context)),
+                Op("SB", 0, 0, NONE, (context, tap), (gradient,)),
+            ]
+            listed.inputs, listed.outputs = [tokens], [loss]
+        listed.ops.append(Op("STEP", 0, NONE, NONE, (gradient,) if size else (), (adapter,)))
+        listed.outputs.append(adapter)
+    return insert_allreduce(Schedule.of(lists))

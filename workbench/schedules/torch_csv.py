@@ -18,7 +18,7 @@ import re
 from typing import NamedTuple
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.core.schedule import NONE, STEP, Op, RankList, Schedule, Value
 from workbench.schedules.lowering import insert_transfers
 
 _COMPUTE = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
@@ -122,20 +122,17 @@ def _require_counterparts(places: dict[_Cell, _Place]) -> None:
 def _schedule(rows: list[list[_Cell]], rank_of: dict[int, int]) -> Schedule:
     last = max(rank_of)
     trains = any(cell.kind != "F" for cells in rows for cell in cells)
-    ops: list[tuple[Op, ...]] = []
-    inputs: list[tuple[Value, ...]] = []
-    outputs: list[tuple[Value, ...]] = []
+    lists: list[RankList] = []
     for rank, cells in enumerate(rows):
         listed = [_op(cell, rank, last, trains=trains) for cell in cells]
         gradients = sorted(value for op in listed for value in op.writes if value.name == "gacc")
         for stage in sorted({value.stage for value in gradients}):
             reads = tuple(value for value in gradients if value.stage == stage)
             listed.append(Op(STEP, stage, NONE, NONE, reads, (Value("weight", stage, NONE, rank),)))
-        ops.append(tuple(listed))
-        inputs.append(tuple(Value("tokens", NONE, m) for m in sorted({cell.microbatch for cell in cells})))
+        inputs = [Value("tokens", NONE, m) for m in sorted({cell.microbatch for cell in cells})]
         ends = sorted({value for op in listed for value in op.writes if value.name in ("loss", "weight")})
-        outputs.append(tuple(ends))
-    return insert_transfers(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+        lists.append(RankList(listed, inputs, ends))
+    return insert_transfers(Schedule.of(lists))
 
 
 def _op(cell: _Cell, rank: int, last: int, *, trains: bool) -> Op:

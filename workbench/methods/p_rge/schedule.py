@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Stage
-from workbench.core.schedule import NONE, STEP, Op, Schedule, Value
+from workbench.core.schedule import NONE, STEP, Op, RankList, Schedule, Value
 from workbench.schedules.pieces import enclosing_world
 
 Group = tuple[int, ...]
@@ -41,9 +41,7 @@ def query_step(
     Raises ScheduleError for groups that do not fit the shares, and if there is no query.
     """
     world_size = enclosing_world((rank for stage in stages for rank in stage.ranks), world_size)
-    ops: list[list[Op]] = [[] for _ in range(world_size)]
-    inputs: list[tuple[Value, ...]] = [()] * world_size
-    outputs: list[list[Value]] = [[] for _ in range(world_size)]
+    lists = [RankList() for _ in range(world_size)]
     losses = tuple(Value("loss", NONE, 0, group[0]) for group in groups)
     last = len(stages) - 1
     for number, stage in enumerate(stages):
@@ -51,19 +49,20 @@ def query_step(
         owners = _owners(stage, groups, query_parts)
         for share in stage.shares:
             adapter, tokens = Value("adapter", NONE, NONE, share.rank), Value("tokens", NONE, 0)
-            inputs[share.rank] = (tokens, adapter)
+            listed = lists[share.rank]
+            listed.inputs = [tokens, adapter]
             for group, owner, loss in zip(groups, owners, losses, strict=True):
                 if owner != share.rank:
                     continue
                 arriving = () if number == 0 else (Value("act", number - 1, 0, group[0]),)
                 leaving = loss if number == last else Value("act", number, 0, group[0])
-                ops[share.rank].append(Op("F", label, 0, group[0], (tokens, adapter, *arriving), (leaving,)))
+                listed.ops.append(Op("F", label, 0, group[0], (tokens, adapter, *arriving), (leaving,)))
                 if number == last:
-                    outputs[share.rank].append(loss)
+                    listed.outputs.append(loss)
             updated = Value("update", NONE, NONE, share.rank)
-            ops[share.rank].append(Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
-            outputs[share.rank].append(updated)
-    return Schedule(ops=tuple(map(tuple, ops)), inputs=tuple(inputs), outputs=tuple(map(tuple, outputs)))
+            listed.ops.append(Op(STEP, NONE, NONE, NONE, (adapter, *losses), (updated,)))
+            listed.outputs.append(updated)
+    return Schedule.of(lists)
 
 
 def _owners(stage: Stage, groups: Sequence[Group], query_parts: int) -> list[int]:

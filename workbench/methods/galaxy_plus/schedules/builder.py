@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import NONE, Op, Schedule, Value, send
+from workbench.core.schedule import NONE, Op, RankList, Schedule, Value, send
 from workbench.methods.galaxy_plus.schedules.layout import Block, InferenceLayout, Tile
 from workbench.schedules.lowering import insert_receives
 
@@ -36,9 +36,7 @@ class Builder:
 
     def __init__(self, layout: InferenceLayout) -> None:
         self.layout = layout
-        self.lists: list[list[Op]] = [[] for _ in range(layout.num_positions)]
-        self._inputs: list[list[Value]] = [[] for _ in range(layout.num_positions)]
-        self._outputs: list[list[Value]] = [[] for _ in range(layout.num_positions)]
+        self.lists = [RankList() for _ in range(layout.num_positions)]
 
     def add(
         self,
@@ -53,25 +51,25 @@ class Builder:
         stream: str = "compute",
     ) -> None:
         """Append a compute operation to a position's list."""
-        self.lists[position].append(Op(kind, stage, step, part, tuple(reads), tuple(writes), (), stream))
+        self.lists[position].ops.append(Op(kind, stage, step, part, tuple(reads), tuple(writes), (), stream))
 
     def collective(self, kind: str, stage: int, reads: Sequence[Sequence[Value]], write: Value) -> None:
         """Append a collective of all positions.  reads: the values read by each position."""
         for position, values in enumerate(reads):
-            self.lists[position].append(
+            self.lists[position].ops.append(
                 Op(kind, stage, NONE, NONE, tuple(values), (write,), self.layout.plan.ranks, "collective")
             )
 
     def send(self, value: Value, source: int, destination: int) -> None:
         """Append the SEND of a transfer between two positions."""
         ranks = self.layout.plan.ranks
-        self.lists[source].append(send(value, ranks[source], ranks[destination]))
+        self.lists[source].ops.append(send(value, ranks[source], ranks[destination]))
 
     def embed(self, stack: int, writes: Sequence[Value]) -> None:
         """Append EMB of a stack on the first position."""
         first = self.layout.first_blocks[stack]
         ids = Value("ids", first)
-        self._inputs[0].append(ids)
+        self.lists[0].inputs.append(ids)
         self.add(0, "EMB", first, NONE, (ids,), writes)
 
     def enter_stack(self, block: Block, position: int, tile: Tile, *, is_own: bool) -> None:
@@ -131,7 +129,7 @@ class Builder:
         """Append HEAD on the first position."""
         out = Value("out", self.layout.end)
         self.add(0, "HEAD", self.layout.end, NONE, reads, (out,))
-        self._outputs[0].append(out)
+        self.lists[0].outputs.append(out)
 
     def schedule(self, world_size: int | None) -> Schedule:
         """Return the schedule over ranks, complete with its receives; ranks that the plan does not use have no
@@ -143,10 +141,5 @@ class Builder:
             raise ScheduleError(
                 f"A schedule for {size} ranks was asked for.", f"The plan uses {ranks}.", "Give the cluster's size."
             )
-        ops: list[tuple[Op, ...]] = [()] * size
-        inputs: list[tuple[Value, ...]] = [()] * size
-        outputs: list[tuple[Value, ...]] = [()] * size
-        for position, rank in enumerate(ranks):
-            ops[rank] = tuple(self.lists[position])
-            inputs[rank], outputs[rank] = tuple(self._inputs[position]), tuple(self._outputs[position])
-        return insert_receives(Schedule(ops=tuple(ops), inputs=tuple(inputs), outputs=tuple(outputs)))
+        by_rank = dict(zip(ranks, self.lists, strict=True))
+        return insert_receives(Schedule.of([by_rank.get(rank, RankList()) for rank in range(size)]))
