@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, RuntimeSetupError
+from workbench.core.threads import in_background
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
@@ -202,7 +203,7 @@ class _Server:
             case c.Slow():
                 self.controls.slow_down(command.factor, command.to)
             case c.Prepare() if self._is_at_work:  # for the job after the current one
-                threading.Thread(target=self.do, args=(command,), name="prepare", daemon=True).start()
+                in_background(self.do, command, name="prepare")
             case c.Leave():
                 self._context.publish(c.Leaving())
             case c.Train():

@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from setproctitle import setproctitle
 from workbench.core.processes import ProcessId
 from workbench.core.schedule import paused_collector
 from workbench.core.serial import from_json, to_json
+from workbench.core.threads import in_background
 from workbench.runtime.memory import take_small_stacks
 from workbench.runtime.network import Endpoint
 
@@ -56,7 +56,7 @@ def become_engine(folder: Path, rank: int) -> None:
         settings.endpoints[rank].enter()
     take_small_stacks()
     owner = ProcessId(settings.owner_pid, settings.owner_started)
-    threading.Thread(target=_die_with, args=(owner,), daemon=True, name="owner watch").start()
+    in_background(_die_with, owner, name="owner watch")
 
     import torch
     import torch.distributed  # counts as footprint, not towards a job's budget

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, GroupNotFormedError, RuntimeSetupError
+from workbench.core.threads import in_background
 from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.devices import News
@@ -262,7 +263,7 @@ class EngineService:
                     break
             self._inbox.put(rank, "restarted", error)
 
-        threading.Thread(target=work, name=f"restart {rank}", daemon=True).start()
+        in_background(work, name=f"restart {rank}")
 
     def cpu_s(self, rank: int) -> float:
         """Return the processor seconds used by a rank's engine.  0 if unknown."""

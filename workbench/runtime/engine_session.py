@@ -20,6 +20,7 @@ from workbench.core.errors import MessageError, RuntimeSetupError
 from workbench.core.processes import ProcessId, note_process, remove_run_folder
 from workbench.core.run_folder import make_run_folder, start_janitor
 from workbench.core.serial import to_json, write_text
+from workbench.core.threads import in_background
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_slots import EngineSlot, Inbox
 from workbench.runtime.engine_starter import EnginesLate, engine_environment, log_of, start_engine
@@ -51,9 +52,7 @@ class _Pipe:
     ) -> None:
         self._end, self._hear, self._ended = end, hear, ended
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [in_background(work) for work in (self._read, self._write)]
 
     def write(self, data: bytes) -> None:
         """Send bytes, without waiting."""

@@ -21,6 +21,7 @@ from typing import IO
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.processes import ProcessId, note_process
 from workbench.core.run_folder import child_environment
+from workbench.core.threads import in_background
 from workbench.runtime.engine import IMPORT_ONLY, EngineRequest
 from workbench.runtime.messages import calls_of_emulated
 
@@ -89,7 +90,7 @@ def start_engine(
     else:
         with open(log, "ab") as file:
             process = _open(environment, end, file, "--folder", str(folder), "--rank", str(rank))
-        threading.Thread(target=process.wait, daemon=True).start()  # otherwise it would remain as a zombie
+        in_background(process.wait)  # otherwise it would remain as a zombie
         engine = ProcessId.of(process.pid)
     note_process(folder, engine)
     return engine

@@ -15,6 +15,7 @@ import torch
 
 from workbench.core.program import Program
 from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, Value
+from workbench.core.threads import in_background
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
 from workbench.runtime.pacing import Pacer
@@ -186,9 +187,7 @@ class Executor:
         if waiting is None:
             waiting = self._threads[stream] = queue.SimpleQueue()
             self._pacers[stream] = self.pacer.for_stream()
-            threading.Thread(
-                target=self._stream_loop, args=(stream, waiting), name=f"stream-{stream}", daemon=True
-            ).start()
+            in_background(self._stream_loop, stream, waiting, name=f"stream-{stream}")
         return waiting
 
     def _stream_loop(self, stream: str, waiting: queue.SimpleQueue) -> None:

@@ -30,6 +30,7 @@ from workbench import __version__
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import MissingDataError, RuntimeSetupError
 from workbench.core.schedule import paused_collector
+from workbench.core.threads import in_background
 from workbench.models.stored_tensors import MISSING_WEIGHTS
 from workbench.runtime import commands as c
 from workbench.runtime.context import Channel, RankContext
@@ -315,7 +316,7 @@ class Engine:
 
     def work(self) -> None:
         """Read messages in another thread, and run one call after the other in this one, until `finish` is called."""
-        threading.Thread(target=self.read, name="leader", daemon=True).start()
+        in_background(self.read, name="leader")
         self.send("ready", __version__.encode())
         with paused_collector():  # collections would take a fifth of the imports' time, and find nothing
             # While the leading process prepares the job that needs them.

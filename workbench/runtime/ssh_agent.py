@@ -96,7 +96,7 @@ class Agent:
     def serve(self) -> None:
         """Handle requests until the connection closes."""
         os.write(1, MAGIC)
-        threading.Thread(target=self.watch, daemon=True).start()
+        in_background(self.watch)
         try:
             while True:
                 length, kind = HEADER.unpack(self.read(HEADER.size))
@@ -151,7 +151,7 @@ class Agent:
             "clean",
             "facts",
         ):  # in a thread, because they take time and pings must not wait for them
-            threading.Thread(target=self.do, args=(request,), daemon=True).start()
+            in_background(self.do, request)
         else:
             self.do(request)
 
@@ -438,7 +438,7 @@ class Agent:
         mail: Any = queue.SimpleQueue()
         self.to_engine = mail
         self.say("started", pid=engine.pid)
-        threading.Thread(target=self.feed, args=(engine, mail), daemon=True).start()
+        in_background(self.feed, engine, mail)
         self.engine_reader = threading.Thread(target=self.pass_on, args=(engine,), daemon=True)
         self.engine_reader.start()
         return engine.pid
@@ -503,7 +503,7 @@ class Agent:
             secure = context.wrap_socket(other, server_side=True)  # first, so that nobody else reaches gloo
             relay(socket.create_connection(("127.0.0.1", port)), secure)
 
-        threading.Thread(target=accept, args=(server, join), daemon=True).start()
+        in_background(accept, server, join)
         return list(server.getsockname()[:2])
 
     def reach(self, host: str, port: int) -> int:
@@ -514,7 +514,7 @@ class Agent:
         def join(local: Any) -> None:
             relay(local, context.wrap_socket(socket.create_connection((host, port), 10.0)))
 
-        threading.Thread(target=accept, args=(server, join), daemon=True).start()
+        in_background(accept, server, join)
         return server.getsockname()[1]
 
     def tls(self, protocol: Any) -> Any:
@@ -574,6 +574,13 @@ def explained(error: Any) -> dict[str, str]:
     return {"error": str(error)[:2000], "todo": getattr(error, "todo", "")}
 
 
+def in_background(work: Any, *args: Any) -> threading.Thread:
+    """Start work(*args) in a thread that does not keep the process alive."""
+    thread = threading.Thread(target=work, args=args, daemon=True)
+    thread.start()
+    return thread
+
+
 def accept(server: Any, join: Any) -> None:
     """Serve each connection in its own thread."""
 
@@ -583,7 +590,7 @@ def accept(server: Any, join: Any) -> None:
             join(connection)
 
     while True:
-        threading.Thread(target=served, args=(server.accept()[0],), daemon=True).start()
+        in_background(served, server.accept()[0])
 
 
 def relay(plain: Any, secure: Any) -> None:

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
+from workbench.core.threads import in_background
 from workbench.core.waiting import as_finished
 from workbench.models.configuration import is_tiny, local_folder
 from workbench.models.hub import brought_folder
@@ -122,7 +122,7 @@ class SshSlot(EngineSlot):
         """Close the connection of a device that has not reported the end of its killed engine in time."""
         killed_s = self.killed_s
         if killed_s is not None and time.monotonic() - killed_s > _KILL_S and self.connection is not None:
-            threading.Thread(target=self.close, daemon=True).start()
+            in_background(self.close)
             self.killed_s, self.why = None, "it cannot be reached."
             self.inbox.put(self.rank, "died", self.why)
 
@@ -222,7 +222,7 @@ class SshSlot(EngineSlot):
             if self._is_fetching:
                 raise foreign("a question to the store", "weights are asked for while others are on their way")
             self._is_fetching = True
-            threading.Thread(target=self._fetched, args=(request.keys, reply), daemon=True).start()
+            in_background(self._fetched, request.keys, reply)
             return
         relays, connection = self._engines.relays, self.connection
         if relays is not None and connection is not None:

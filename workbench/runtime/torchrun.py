@@ -19,7 +19,6 @@ import select
 import shutil
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ import torch.distributed as dist
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, DeviceLostError, MessageError, RuntimeSetupError
+from workbench.core.threads import in_background
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import PipeSlot
@@ -59,9 +59,7 @@ class Line:
 
     def __init__(self, group: Any, peer: int, end: socket.socket, lost: Callable[[str], None]) -> None:
         self._group, self._peer, self._end, self._lost = group, peer, end, lost
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._receive)]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [in_background(work) for work in (self._send, self._receive)]
 
     def join(self) -> None:
         """Wait until both sides have ended, for a while; close the socket."""
@@ -209,7 +207,7 @@ class TorchrunEngines(Engines):
             slot.connect(ours)
             self.slots.append(slot)
             if rank == 0:
-                threading.Thread(target=self._work, args=(theirs,), name="rank 0's engine", daemon=True).start()
+                in_background(self._work, theirs, name="rank 0's engine")
             else:
                 self._lines.append(Line(self._group, rank, theirs, slot.lost))
 

@@ -26,6 +26,7 @@ import torch
 from workbench.core.costs import MESSAGE_S, Spec, sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
+from workbench.core.threads import in_background
 from workbench.core.timeline import Span
 from workbench.runtime.collectives import run_collective
 from workbench.runtime.pacing import RankLinks
@@ -121,7 +122,7 @@ class Transport:
         self._sources: dict[int, _Source] = {}
         self._is_closed = False
         self.failure: BaseException | None = None
-        threading.Thread(target=self._send_loop, name="send", daemon=True).start()
+        in_background(self._send_loop, name="send")
 
     def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
         """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is
@@ -154,9 +155,7 @@ class Transport:
             expected = self._sources.get(source)
             if expected is None:
                 expected = self._sources[source] = _Source()
-                threading.Thread(
-                    target=self._receive_loop, args=(source, expected), name=f"receive-{source}", daemon=True
-                ).start()
+                in_background(self._receive_loop, source, expected, name=f"receive-{source}")
             with expected.lock:
                 expected.coming.extend(_Expected(op, spec, values, spans) for op, spec in batch)
             self._post(source, expected)
@@ -310,7 +309,7 @@ class Transport:
         message: _Expected | None = None
         delayed: queue.SimpleQueue = queue.SimpleQueue()  # messages that have passed the shared air
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
-            threading.Thread(target=self._hold_loop, args=(delayed,), name=f"hold-{source}", daemon=True).start()
+            in_background(self._hold_loop, delayed, name=f"hold-{source}")
         num_arrived = 0
         try:
             while (posted := expected.posted.get()) is not None and not self._is_closed:

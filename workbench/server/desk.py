@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.threads import in_background
 from workbench.methods.common.text_model import TextModel
 from workbench.models.text import Piece, TextSettings
 from workbench.models.text_batch import Passes
@@ -129,7 +130,7 @@ class Desk:
 
     def __enter__(self) -> Desk:
         for _ in range(self.limits.together):
-            threading.Thread(target=self._work, name="desk", daemon=True).start()
+            in_background(self._work, name="desk")
         return self
 
     def __exit__(self, *exc: object) -> None:
