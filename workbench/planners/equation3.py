@@ -121,19 +121,13 @@ class Equation3:
 
 def air_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return the seconds for which a mini-batch's messages occupy shared air; 0 on a switch."""
-    return sum(
-        float(costs.on_air_s(rank, following)[cuts[stage + 1]])
-        for stage, (rank, following) in enumerate(pairwise(order))
-    )
+    return sum(float(costs.on_air_s(*link)[cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False))
 
 
 def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return Eq. 3's value of given cuts: the slowest stage or link, or all messages on shared air, even if it does not
     fit.
     """
-    seconds = [float(costs.seconds(rank)[cuts[stage], cuts[stage + 1]]) for stage, rank in enumerate(order)]
-    links = [
-        float(costs.between_s(rank, following)[cuts[stage + 1]])
-        for stage, (rank, following) in enumerate(pairwise(order))
-    ]
+    seconds = [float(costs.seconds(rank)[cut]) for rank, cut in zip(order, pairwise(cuts), strict=True)]
+    links = [float(costs.between_s(*link)[cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False)]
     return max(*seconds, *links, air_of(costs, order, cuts))

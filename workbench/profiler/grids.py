@@ -135,7 +135,7 @@ def _fit(timed: Mapping[Size, float]) -> Callable[[Size], float]:
             batch, length = size
             return [1.0, *rises(batch * length), *([float(batch * length**power)] if len(lengths) > 1 else [])]
 
-        rows = np.array([[term / max(seconds, 1e-12) for term in terms(size)] for size, seconds in timed.items()])
+        rows = _relative(timed, terms)
         scale = rows.max(axis=0)
         solution, residual = nnls(rows / scale, np.ones(len(rows)))
         factors = solution / scale
@@ -151,10 +151,14 @@ def _difference(timed: Mapping[Size, float], base: Callable[[Size], float]) -> C
     def terms(size: Size) -> list[float]:
         return [1.0, size[0], size[0] * size[1]]
 
-    rows = np.array([[term / max(seconds, 1e-12) for term in terms(size)] for size, seconds in timed.items()])
     wanted = np.array([1 - base(size) / max(seconds, 1e-12) for size, seconds in timed.items()])
-    factors = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    factors = np.linalg.lstsq(_relative(timed, terms), wanted, rcond=None)[0]
     return lambda size: max(0.0, base(size) + float(np.dot(factors, terms(size))))
+
+
+def _relative(timed: Mapping[Size, float], terms: Callable[[Size], list[float]]) -> np.ndarray:
+    """Return the terms of each timed size in proportion to its seconds."""
+    return np.array([[term / max(seconds, 1e-12) for term in terms(size)] for size, seconds in timed.items()])
 
 
 def _rising(cells: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:

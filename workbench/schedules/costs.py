@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import DISK, KEEP, Plan
-from workbench.core.profile import Bytes, LayerProfile, Profile, trainable_bytes
+from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
@@ -114,26 +113,27 @@ def plan_costs(
         # With stashed weights the part is a version, or none.
         return plan.stages[value.stage].ranks[0] if stashes_weights else value.part
 
-    def bytes_of(rank: int, value: Value, nbytes: Callable[[LayerProfile], Bytes]) -> Spec:
+    def bytes_of(name: str, rank: int, value: Value, rank_layers: Sequence[LayerProfile]) -> Spec:
         first, end = layout.samples(rank, value.microbatch)
-        return opaque(sum(nbytes(layer)(end - first, layout.lengths[value.microbatch]) for layer in layers[rank]))
+        size = end - first, layout.lengths[value.microbatch]
+        return opaque(sum(getattr(layer, name)(*size) for layer in rank_layers))
 
     def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
 
-        def sized(nbytes: Callable[[LayerProfile], Bytes], index: int) -> Callable[[Value], Spec]:
+        def sized(name: str, start: int) -> Callable[[Value], Spec]:
+            """Return the bytes of the layer at `start`, or none before the first."""
+
             def spec(value: Value) -> Spec:
                 rank = rank_of(value)
-                first, end = layout.samples(rank, value.microbatch)
-                samples, length = end - first, layout.lengths[value.microbatch]
-                return opaque(nbytes(profile.layers[rank][index])(samples, length) if index >= 0 else 0)
+                return bytes_of(name, rank, value, profile.layers[rank][max(0, start) : start + 1])
 
             return spec
 
         return {
-            f"{INPUT}{layer}": sized(attrgetter("output_bytes"), layer - 1),
-            f"{CONTEXT}{layer}": sized(attrgetter("context_bytes"), layer),
-            f"{GRADIENT}{layer}": sized(attrgetter("gradient_bytes"), layer - 1),
+            f"{INPUT}{layer}": sized("output_bytes", layer - 1),
+            f"{CONTEXT}{layer}": sized("context_bytes", layer),
+            f"{GRADIENT}{layer}": sized("gradient_bytes", layer - 1),
         }
 
     def crosses(value: Value) -> Spec:
@@ -171,8 +171,8 @@ def plan_costs(
             "gsum": lambda value: opaque(trained[value.part]),
             "weight": lambda value: opaque(trained.get(rank_of(value), 0)),
             "shared": lambda value: Spec((shared_bytes[value.part] // 4,)),
-            "tap": lambda value: bytes_of(value.part, value, attrgetter("tap_bytes")),
-            "ctx": lambda value: bytes_of(rank_of(value), value, attrgetter("context_bytes")),
+            "tap": lambda value: bytes_of("tap_bytes", value.part, value, layers[value.part]),
+            "ctx": lambda value: bytes_of("context_bytes", rank_of(value), value, layers[rank_of(value)]),
             **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
             **recomputed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -27,20 +29,26 @@ def insert_transfers(schedule: Schedule) -> Schedule:
         needed = dict.fromkeys(chain(chain.from_iterable([op.reads for op in ops]), schedule.outputs[rank]))
         missing += [(value, rank) for value in needed if value not in present]
     homes = _homes(schedule, {value for value, _ in missing})
-    sends: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    sends: list[dict[int, deque[Op]]] = [{} for _ in schedule.ops]
     for source, index, value, destination in sorted(
         (*homes[value], value, rank) for value, rank in missing if value in homes
     ):
-        sends[source].setdefault(index, []).append(send(value, source, destination))
+        sends[source].setdefault(index + 1, deque()).append(send(value, source, destination))
+    return insert_receives(_inserted(schedule, sends))
+
+
+def _inserted(schedule: Schedule, added: Sequence[Mapping[int, Iterable[Op]]]) -> Schedule:
+    """Return the schedule with more operations on each rank, by the index of the operation before which they come."""
     complete = []
-    for ops, rank_sends in zip(schedule.ops, sends, strict=True):
-        merged = list(rank_sends.get(-1, ()))
-        for index, op in enumerate(ops):
-            merged.append(op)
-            if index in rank_sends:
-                merged += rank_sends[index]
-        complete.append(tuple(merged))
-    return insert_receives(replace(schedule, ops=tuple(complete)))
+    for ops, by_index in zip(schedule.ops, added, strict=True):
+        merged: list[Op] = []
+        first = 0
+        for index in sorted(by_index):
+            merged += ops[first:index]
+            merged += by_index[index]
+            first = index
+        complete.append((*merged, *ops[first:]))
+    return replace(schedule, ops=tuple(complete))
 
 
 @paused_collector()
@@ -56,7 +64,7 @@ def insert_receives(schedule: Schedule) -> Schedule:
             for value in op.reads:
                 reads.setdefault(value, index)
     received = [{op.writes[0] for op in ops if op.kind == RECV} for ops in schedule.ops]
-    receives: list[dict[int, list[Op]]] = [{} for _ in schedule.ops]
+    receives: list[dict[int, deque[Op]]] = [{} for _ in schedule.ops]
     for rank, ops in reversed(list(enumerate(schedule.ops))):
         earliest: dict[int, int] = {}  # by destination: the position of the channel's next RECV
         for op in reversed(ops):
@@ -65,16 +73,8 @@ def insert_receives(schedule: Schedule) -> Schedule:
                 end = len(schedule.ops[destination])
                 place = min(first_reads[destination].get(value, end), earliest.get(destination, end))
                 earliest[destination] = place
-                receives[destination].setdefault(place, []).append(recv(value, rank, destination))
-    complete = []
-    for ops, rank_receives in zip(schedule.ops, receives, strict=True):
-        merged: list[Op] = []
-        for index, op in enumerate(ops):
-            if index in rank_receives:
-                merged += reversed(rank_receives[index])
-            merged.append(op)
-        complete.append((*merged, *reversed(rank_receives.get(len(ops), ()))))
-    return replace(schedule, ops=tuple(complete))
+                receives[destination].setdefault(place, deque()).appendleft(recv(value, rank, destination))
+    return _inserted(schedule, receives)
 
 
 def insert_allreduce(schedule: Schedule) -> Schedule:
