@@ -175,10 +175,10 @@ def _after(costs: Equation3, rank: int, following: int, least: np.ndarray, limit
     """Return, by x, the pace of all that follows a device's layers [.., x), the link included; with a limit, its time
     on air.
     """
-    between_s = costs.between_s(rank, following)
+    between_s = costs.between_s[rank, following]
     if limit_s is None:
         return np.maximum(between_s, least)
-    return np.where(between_s <= limit_s, costs.on_air_s(rank, following) + least, np.inf)
+    return np.where(between_s <= limit_s, costs.on_air_s[rank, following] + least, np.inf)
 
 
 def _best_on_air(costs: Equation3, fastest: _Found, best_within: Callable[[float | None], _Found]) -> _Found:
@@ -188,8 +188,7 @@ def _best_on_air(costs: Equation3, fastest: _Found, best_within: Callable[[float
     fastest: the pipeline of the best pace without that.
     """
     ranks = range(costs.cluster.world_size)
-    links = [costs.between_s(a, b) for a in ranks for b in ranks if a != b]
-    paces = np.unique(np.concatenate([*(costs.seconds(rank).ravel() for rank in ranks), *links]))
+    paces = np.unique(np.concatenate([*(costs.seconds(rank).ravel() for rank in ranks), *costs.between_s.values()]))
     paces = paces[np.isfinite(paces) & (paces >= fastest.value)]
     best = fastest._replace(value=air_of(costs, fastest.order, fastest.cuts))
     low, high = 0, len(paces) - 1

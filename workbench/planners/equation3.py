@@ -33,6 +33,9 @@ class Equation3:
     """The terms of Eq. 3 for a problem: seconds of layers on devices, whether they fit, and seconds between devices.
 
     versions: which weight versions are kept, see delay_of.
+    between_s[a, b]: 2 T_c by x, the seconds of an activation after layer x - 1 from device a to b and of its gradient
+    back, (layers + 1,).
+    on_air_s[a, b]: the seconds for which these messages occupy shared air; zeros on a switch.
     """
 
     def __init__(self, problem: Problem[Profile], *, versions: VersionRule = "stashing") -> None:
@@ -56,7 +59,6 @@ class Equation3:
             seconds = np.full((count + 1, count + 1), np.inf)
             seconds[self._ranges] = total[stops] - total[starts]
             self._seconds.append(seconds)
-        for rank in ranks:
             no_copies = (0,) * cluster.world_size  # their number is the most mini-batches in flight
             table = FootprintTable(profile, rank, starts, stops, sequence_length=self.memory_length, copies=no_copies)
             self._footprints.append(table)
@@ -64,8 +66,8 @@ class Equation3:
         sizes = [layer.output_bytes(batch_size, sequence_length) for layer in profile.layers[0]]
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         one_way = {(a, b): np.array([0.0, *map(cluster.link(a, b).transfer_s, sizes)]) for a, b in pairs}
-        self._between = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
-        self._on_air = {
+        self.between_s = {(a, b): seconds + one_way[b, a] for (a, b), seconds in one_way.items()}
+        self.on_air_s = {
             (a, b): np.array([0.0, *(on_air_s(cluster, [(a, b, size), (b, a, size)]) for size in sizes)])
             for a, b in pairs
         }
@@ -74,14 +76,6 @@ class Equation3:
     def most_stages(self) -> int:
         """Return the most devices that can have a stage, of at least one layer."""
         return min(self.cluster.world_size, self.profile.num_layers)
-
-    def between_s(self, rank: int, following: int) -> np.ndarray:
-        """Return 2 T_c by x: seconds of an activation after layer x - 1 and of its gradient, (layers + 1,)."""
-        return self._between[rank, following]
-
-    def on_air_s(self, rank: int, following: int) -> np.ndarray:
-        """Return, by x, the seconds for which these messages occupy shared air, (layers + 1,); zeros on a switch."""
-        return self._on_air[rank, following]
 
     def need(
         self, rank: int, behind: int, start: int, stop: int, *, num_stages: int, activations: Activations = "memory"
@@ -121,7 +115,7 @@ class Equation3:
 
 def air_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
     """Return the seconds for which a mini-batch's messages occupy shared air; 0 on a switch."""
-    return sum(float(costs.on_air_s(*link)[cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False))
+    return sum(float(costs.on_air_s[link][cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False))
 
 
 def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> float:
@@ -129,5 +123,5 @@ def pace_of(costs: Equation3, order: Sequence[int], cuts: Sequence[int]) -> floa
     fit.
     """
     seconds = [float(costs.seconds(rank)[cut]) for rank, cut in zip(order, pairwise(cuts), strict=True)]
-    links = [float(costs.between_s(*link)[cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False)]
+    links = [float(costs.between_s[link][cut]) for link, cut in zip(pairwise(order), cuts[1:], strict=False)]
     return max(*seconds, *links, air_of(costs, order, cuts))
