@@ -36,7 +36,7 @@ from workbench.core.plan import Plan
 from workbench.core.schedule import MERGE, NONE, PULL, STEP, Op, RankList, Schedule, Value
 from workbench.core.virtual_workers import Shard, VersionRule, VirtualWorkers, delay_of
 from workbench.schedules.pieces import enclosing_world, world_size_of
-from workbench.schedules.pipeline import FORWARD, Slot
+from workbench.schedules.pipeline import FORWARD, in_flight_order
 from workbench.schedules.recomputation import recompute
 
 PUSH = "PUSH"
@@ -78,20 +78,6 @@ def mini_batches(
     return Schedule.of(lists)
 
 
-def in_flight_order(delay: int, num_begun: int, num_mini_batches: int, ahead: int) -> list[Slot]:
-    """Return 1F1B's order on a stage with at most `delay` + 1 mini-batches between forward and backward.
-
-    num_begun: number of mini-batches whose forward passes are done.  ahead: number of mini-batches of which only the
-    forward passes run.
-    """
-    slots: list[Slot] = []
-    for p in range(num_mini_batches):
-        stop = min(p + delay + 1, num_mini_batches + ahead)
-        slots += [*((FORWARD, f) for f in range(num_begun, stop)), ("B", p)]
-        num_begun = max(num_begun, stop)
-    return slots
-
-
 class _Listing:
     """The operations of one rank, while its list is built."""
 
@@ -127,7 +113,7 @@ class _Listing:
         size = self._workers.in_flight
         version_of = {p: self._version_of(p) for p in range(self._begun)}
         pulled = 0
-        for phase, p in in_flight_order(self._delay, self._begun, count, self._ahead):
+        for phase, p in in_flight_order(self._delay, count, num_begun=self._begun, ahead=self._ahead):
             if phase == FORWARD:
                 needed = self._workers.waves_needed(p)
                 if self._shards and needed > pulled:

@@ -29,7 +29,7 @@ from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Stage
 from workbench.core.schedule import NONE, STEP, Op, RankList, Schedule, Value, paused_collector
 from workbench.schedules.lowering import insert_allreduce
-from workbench.schedules.pieces import Portion, divide, enclosing_world, world_size_of
+from workbench.schedules.pieces import Portion, divide, world_size_of
 from workbench.schedules.recomputation import recompute
 
 FORWARD = "F"
@@ -48,11 +48,21 @@ def gpipe_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slo
 
 def one_f_one_b_order(num_stages: int, stage: int, num_micro_batches: int) -> list[Slot]:
     """Return warm-up forwards, then one forward and one backward in turn, then the remaining backwards."""
-    warmup = min(num_stages - stage - 1, num_micro_batches)
-    slots = [(FORWARD, m) for m in range(warmup)]
-    for m in range(num_micro_batches - warmup):
-        slots += [(FORWARD, warmup + m), (BACKWARD, m)]
-    return slots + [(BACKWARD, m) for m in range(num_micro_batches - warmup, num_micro_batches)]
+    return in_flight_order(num_stages - stage - 1, num_micro_batches)
+
+
+def in_flight_order(delay: int, num_micro_batches: int, *, num_begun: int = 0, ahead: int = 0) -> list[Slot]:
+    """Return 1F1B's order on a stage with at most `delay` + 1 micro-batches between forward and backward.
+
+    num_begun: number of micro-batches whose forward passes are done.  ahead: number of following ones of which only the
+    forward passes run.
+    """
+    slots: list[Slot] = []
+    for m in range(num_micro_batches):
+        stop = min(m + delay + 1, num_micro_batches + ahead)
+        slots += [*((FORWARD, later) for later in range(num_begun, stop)), (BACKWARD, m)]
+        num_begun = max(num_begun, stop)
+    return slots
 
 
 ORDERS: Mapping[str, Order] = {"1f1b": one_f_one_b_order, "gpipe": gpipe_order}
@@ -207,8 +217,8 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
     """Return one step from the cache: LOAD, SF, SB on each rank that has samples; ALLREDUCE (if several ranks) and STEP
     on all.
 
-    batch_sizes: each share's samples, in the order of stage.shares.  LOAD writes the same tap as the backbone's forward
-    pass.
+    batch_sizes: each share's samples, in the order of stage.shares.  LOAD takes the place of the backbone's forward
+    pass and writes the same tap.
     """
     if len(batch_sizes) != len(stage.shares) or min(batch_sizes) < 0 or sum(batch_sizes) == 0:
         raise ScheduleError(
@@ -216,18 +226,12 @@ def cached_step(stage: Stage, batch_sizes: Sequence[int], *, world_size: int | N
             f"The plan's cached stage has ranks {stage.ranks}.",
             "Give each of them 0 or more samples, and one of them some.",
         )
-    lists = [RankList() for _ in range(enclosing_world(stage.ranks, world_size))]
-    for rank, size in zip(stage.ranks, batch_sizes, strict=True):
-        tokens, tap, context = Value("tokens", NONE, 0), Value("tap", 0, 0, rank), Value("ctx", 0, 0, rank)
-        loss, gradient, adapter = Value("loss", 0, 0, rank), Value("gacc", 0, 0, rank), Value("adapter", 0, NONE, rank)
-        listed = lists[rank]
-        if size:
-            listed.ops = [
-                Op("LOAD", 0, 0, NONE, (), (tap,)),
-                Op("SF", 0, 0, NONE, (tokens, tap), (loss, context)),
-                Op("SB", 0, 0, NONE, (context, tap), (gradient,)),
-            ]
-            listed.inputs, listed.outputs = [tokens], [loss]
-        listed.ops.append(Op("STEP", 0, NONE, NONE, (gradient,) if size else (), (adapter,)))
-        listed.outputs.append(adapter)
-    return insert_allreduce(Schedule.of(lists))
+    shares = tuple(replace(share, samples=size) for share, size in zip(stage.shares, batch_sizes, strict=True))
+    size = sum(batch_sizes)
+    plan = Plan(method="cached", stages=(replace(stage, shares=shares),), micro_batch_size=size, num_micro_batches=1)
+    first_epoch = hybrid_1f1b(plan, (size,), world_size=world_size)
+    ops = (
+        tuple(op._replace(kind="LOAD", reads=()) if op.kind == FORWARD else op for op in listed)
+        for listed in first_epoch.ops
+    )
+    return replace(first_epoch, ops=tuple(ops))
