@@ -243,7 +243,7 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
         ({"batch_size": 5}, "not a multiple"),
         ({"micro_batches": 0}, "at least 1"),
         ({"sequence_length": 0}, "at least 1"),
-        ({"order": (0, 0)}, "at most once"),
+        ({"order": (0, 0)}, "each once"),
         ({"order": (0, 9)}, "ranks 0 to 1"),
         ({"order": "some"}, "Known: 'all'"),
         ({"objective": "fastest"}, "paper, bottleneck"),

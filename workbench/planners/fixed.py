@@ -62,16 +62,8 @@ def fixed_plan(
 
 def standalone(problem: Problem[Profile]) -> Plan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError if it fits on none."""
-    plans, refusals = [], []
-    for rank, device in enumerate(problem.cluster.devices):
-        try:
-            plans.append(
-                fixed_plan(problem, layers=(problem.profile.num_layers,), groups=((rank,),), method="standalone")
-            )
-        except PlanError as error:
-            refusals.append((device.memory_bytes, error))
-    if not plans:
-        raise max(refusals, key=lambda refusal: refusal[0])[1]
+    layers = (problem.profile.num_layers,)
+    plans = problem.alone(lambda rank: fixed_plan(problem, layers=layers, groups=((rank,),), method="standalone"))
     return min(plans, key=lambda plan: plan.total_s)
 
 

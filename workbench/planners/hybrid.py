@@ -22,7 +22,7 @@ from workbench.planners import memory
 from workbench.planners.balance import Balanced, StageTimes, balance
 from workbench.planners.closed_form import ClosedForm, PhaseTimes
 from workbench.planners.memory import cached_need
-from workbench.planners.orders import OTHER_ORDER, checked_order, device_types, search_orders, sorted_orders
+from workbench.planners.orders import OTHER_ORDER, device_types, search_orders, sorted_orders
 from workbench.planners.problem import Problem
 from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 
@@ -162,7 +162,7 @@ def candidates(
     check_choice("objective", objective, get_args(Objective))
     times = times or StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
-    given = checked_order(cluster, range(cluster.world_size) if order is None or isinstance(order, str) else order)
+    given = replace(problem, ranks=None if isinstance(order, str) else order).members
     if max_group is not None and max_group * profile.num_layers < len(given):
         raise ConfigError(
             f"Groups of at most {max_group} devices were asked for.",

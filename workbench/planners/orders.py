@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import combinations
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
 from workbench.core.profile import Profile
 
 Order = tuple[int, ...]
@@ -52,18 +51,6 @@ def distinct_orders(types: Sequence[int]) -> Iterator[Order]:
             ranks.insert(0, chosen.pop())
 
     return extend()
-
-
-def checked_order(cluster: Cluster, order: Sequence[int]) -> Order:
-    """Return an order given by the user.  Raises ConfigError for a repeated or unknown rank."""
-    ranks = tuple(order)
-    if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(cluster.world_size)):
-        raise ConfigError(
-            f"The device order {list(ranks)} was asked for.",
-            f"Cluster '{cluster.name}' has ranks 0 to {cluster.world_size - 1}.",
-            "Name each at most once.",
-        )
-    return ranks
 
 
 def sorted_orders(profile: Profile, cluster: Cluster, sequence_length: int) -> list[Order]:

@@ -4,16 +4,17 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Profile
 
 P = TypeVar("P", bound=Profile | InferenceProfile)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,21 @@ class Problem(Generic[P]):
                 "Name at least one of them, each once.",
             )
         return chosen
+
+    def alone(self, plan: Callable[[int], T]) -> list[T]:
+        """Return the plan of each single device on which the model fits.
+
+        plan: plans for one rank.  Raises the PlanError of the largest device if it fits on none.
+        """
+        plans, refusals = list[T](), list[tuple[int, PlanError]]()
+        for rank in self.members:
+            try:
+                plans.append(plan(rank))
+            except PlanError as error:
+                refusals.append((self.cluster.devices[rank].memory_bytes, error))
+        if not plans:
+            raise max(refusals, key=lambda refusal: refusal[0])[1]
+        return plans
 
     @property
     def micro_batch_size(self) -> int:

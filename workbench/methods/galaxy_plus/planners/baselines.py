@@ -43,19 +43,13 @@ def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if
     it fits on none.
     """
-    plans, refusals = [], []
-    for rank in problem.members:
-        layers = (problem.profile.num_layers,)
-        single = InferencePlan(
-            method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths_of(problem)[0]
-        )
-        try:
-            plans.append(_finished(single, problem))
-        except PlanError as error:
-            refusals.append((problem.cluster.devices[rank].memory_bytes, error))
-    if not plans:
-        raise max(refusals, key=lambda refusal: refusal[0])[1]
-    return min(plans, key=lambda plan: plan.predicted_s)
+    layers, length = (problem.profile.num_layers,), lengths_of(problem)[0]
+
+    def single(rank: int) -> InferencePlan:
+        whole = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=length)
+        return _finished(whole, problem)
+
+    return min(problem.alone(single), key=lambda plan: plan.predicted_s)
 
 
 def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
