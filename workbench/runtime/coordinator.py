@@ -184,8 +184,7 @@ class Coordinator:
                     self._ended[rank] = content
                     self._why = content.why or self._why
                     if content.end == "lost":  # the others may wait for it at a meeting, where they do not notice
-                        self.fleet.command(generation.members, Abort(generation.number))
-                        self._wait_for_others(generation)
+                        self._break_off(generation)
                     self._close_generation()
             case Probed() if self.adapts:
                 self.pace.observe(rank, content.slowness, 1.0)
@@ -240,8 +239,7 @@ class Coordinator:
         if generation is None or rank in self._ended:  # between two generations: the next one does not use the device
             return
         self._lost.add(rank)
-        self.fleet.command(generation.members, Abort(generation.number))
-        self._wait_for_others(generation)
+        self._break_off(generation)
         self._close_generation()
 
     def _welcome(self, rank: int) -> None:
@@ -369,7 +367,9 @@ class Coordinator:
         if not planned.prepares:
             self._pause()
 
-    def _wait_for_others(self, generation: Generation) -> None:
+    def _break_off(self, generation: Generation) -> None:
+        """Let the members of a generation end, and wait for them for a while."""
+        self.fleet.command(generation.members, Abort(generation.number))
         if self._deadline_s is None:
             self._deadline_s = self.fleet.now_s() + generation.timeout_s
 

@@ -213,7 +213,7 @@ class Pacer:
         due_s = start_s - self._behind_s  # as if all operations so far had ended in time
         duration_s = self._device._heated_s(due_s, duration_s * self.factor * self._dilation)
         deadline_s = due_s + duration_s
-        end_s = self.wait_until(deadline_s) if done_s < deadline_s else done_s
+        end_s = wait_until(deadline_s, self._clock, self._sleep) if done_s < deadline_s else done_s
         overrun_s = end_s - deadline_s
         self._behind_s = min(overrun_s, _GRAIN_S)
         late_s = overrun_s - self._behind_s
@@ -231,14 +231,6 @@ class Pacer:
             self._heat.advance((begin_s + duration_s) / self._dilation, duration_s / self._dilation)
         return duration_s
 
-    def wait_until(self, deadline_s: float) -> float:
-        """Sleep until `deadline_s` of the clock and return the current time (slightly later than the deadline)."""
-        now_s = self._clock()
-        while now_s < deadline_s:
-            self._sleep(deadline_s - now_s)
-            now_s = self._clock()
-        return now_s
-
     @property
     def late_s(self) -> float:
         """Return how many seconds after their deadlines operations ended, summed over all streams."""
@@ -253,6 +245,15 @@ class Pacer:
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s.  It is near 0 on a host that keeps up with the emulation."""
         return self.late_s / self.paced_s if self.paced_s else 0.0
+
+
+def wait_until(
+    time_s: float, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+) -> float:
+    """Sleep until a time of the clock; return the time then, which is later if it had passed already."""
+    while (left_s := time_s - (now_s := clock())) > 0:
+        sleep(left_s)
+    return now_s
 
 
 def asked_dilation() -> float | None:

@@ -29,7 +29,7 @@ from workbench.core.schedule import ALLGATHER, Op, Value
 from workbench.core.threads import in_background
 from workbench.core.timeline import Span
 from workbench.runtime.collectives import run_collective
-from workbench.runtime.pacing import RankLinks
+from workbench.runtime.pacing import RankLinks, wait_until
 from workbench.runtime.stamps import empty_with_stamp, stamped, without_stamp
 from workbench.runtime.step_values import StepValues, empty, nbytes
 
@@ -372,10 +372,3 @@ class Transport:
             begin_s = max(sent_s, self._ingress_free_s)
             self._ingress_free_s = begin_s + self.links.occupied_s(source, self._rank, size)
             return begin_s, self._ingress_free_s - MESSAGE_S
-
-
-def wait_until(time_s: float) -> float:
-    """Sleep until a time of the monotonic clock; return the time then, which is later if it had passed already."""
-    while (left_s := time_s - (now_s := time.monotonic())) > 0:
-        time.sleep(left_s)
-    return now_s
