@@ -84,8 +84,7 @@ def headline(report: Report) -> str:
         unit = "step" if report.plan.inference is None else "request"
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
         parts.append(f"a {unit} takes {three_figures(median(seconds) * 1e3)} ms{report.mark} ({origin})")
-    full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
-    cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    full_s, cached_s = _epochs_s(report)
     if full_s and cached_s and mean(cached_s) > 0:
         ratio = mean(full_s) / mean(cached_s)
         change = f"{ratio:.1f} times shorter" if ratio >= 1 else f"{1 / ratio:.1f} times longer"
@@ -98,6 +97,14 @@ def headline(report: Report) -> str:
         parts.append(f"{'plans' if swept else 'steps'} were predicted within {deviation:.1%}{mark} (median)")
     words = "; ".join(parts)
     return f"{words[:1].upper()}{words[1:]}." if words else ""
+
+
+def _epochs_s(report: Report) -> tuple[list[float], list[float]]:
+    """Return the seconds of the epochs through the backbone, and of those from the cache."""
+    full_s, cached_s = (
+        [epoch.seconds for epoch in report.epochs if epoch.cached == cached] for cached in (False, True)
+    )
+    return full_s, cached_s
 
 
 BATTERY_V = 3.85
@@ -188,8 +195,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
     rows = [("Plan", f"{plan.where()}, {plan.cut}")]
     if report.metrics:
         rows.append(("Test", metrics_text(report)))
-    full_s = [epoch.seconds for epoch in report.epochs if not epoch.cached]
-    cached_s = [epoch.seconds for epoch in report.epochs if epoch.cached]
+    full_s, cached_s = _epochs_s(report)
     if full_s:
         # A progress bar counts this host's seconds; all other times are the devices'.
         dilated = f"; {tenths(mean(full_s) * report.dilation)} s on this host's clock" if report.dilation > 1 else ""
