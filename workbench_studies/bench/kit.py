@@ -80,7 +80,7 @@ def _files(cluster: Cluster, folder: Path, rounds: int, progress: Progress) -> d
     progress(f"Bringing {FILE_BYTES / 1e6:.0f} MB to each")
     file = folder / "file"
     file.write_bytes(os.urandom(FILE_BYTES))
-    seconds = _on_all(cluster, lambda connection: connection.bring(file, "run/file"))
+    seconds = _on_all(cluster, lambda connection: connection.bring([(file, "run/file", None)]))
     began_s = time.monotonic()
     with ExitStack() as stack:
         for device in cluster.devices:  # all at once; each is waited for at the end

@@ -65,7 +65,7 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
         model.trainables.preceding = ()  # the whole model draws no layer's noise twice
     ends = {layer for stack in stacks.stacks for layer in (stack.start, stack.stop - 1)}
 
-    def nbytes(layer: int) -> dict[str, int]:
+    def nbytes(layer: int) -> dict[str, Any]:
         model = models[stacks.span_of(layer)]
         trained = 4 * sum(slot.size for slot in model.trainables.slots)
         # The first with the embedding, the last with the head, even if these share one matrix.
