@@ -85,7 +85,8 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     looks = ["" if are_numbers(column) else " class='words'" for column in zip(*rows, strict=True)]
 
     def line(tag: str, cells: Sequence[str]) -> Any:
-        parts = [Markup(f"<{tag}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
+        opening = "th scope='col'" if tag == "th" else tag
+        parts = [Markup(f"<{opening}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
         return Markup("<tr>{}</tr>").format(Markup("").join(parts))
 
     text = io.StringIO()

@@ -69,7 +69,8 @@ class Table:
     def _row(self, tag: str, cells: Sequence[str], is_faint: bool = False) -> Markup:
         """Return a row.  A single word, such as a device's name, is not broken at its hyphens."""
         gap = 14 if len(cells) < _MANY_COLUMNS else 7
-        cell = Markup(f"<{tag} style='text-align:{{}};padding:2px {gap}px 2px 0{{}}'>{{}}</{tag}>")
+        opening = "th scope='col'" if tag == "th" else tag
+        cell = Markup(f"<{opening} style='text-align:{{}};padding:2px {gap}px 2px 0{{}}'>{{}}</{tag}>")
         parts = (
             cell.format(side, "" if " " in text else ";white-space:nowrap", text)
             for text, side in zip(cells, self._aligned, strict=True)
