@@ -48,6 +48,15 @@ def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
     return max(clocks)
 
 
+def test_equal_stages_and_free_links_last_m_plus_p_minus_1():
+    for p in (1, 2, 4):
+        for m in (4, 8):
+            cost = closed_form.phase_lengths([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), [0.0] * p, m)
+            assert cost.total_s == pytest.approx((m + p - 1) * 3.0)
+            assert cost.bottleneck_s == pytest.approx(cost.total_s)
+            assert replay([1.0] * p, [2.0] * p, [0.0] * (p - 1), [0.0] * (p - 1), m) == pytest.approx(cost.total_s)
+
+
 def test_eq_5_and_6_by_hand():
     cost = closed_form.phase_lengths([1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.1, 0.2], [0.3, 0.4], [50.0, 0.0, 7.0], 5)
     assert cost.beginning_s == pytest.approx(1 + 0.1 + 2 + 0.2)

@@ -133,6 +133,16 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(version
 
 
 @pytest.mark.parametrize("searches", [False, True])
+def test_a_model_that_only_the_first_device_holds_is_planned_there(searches: bool) -> None:
+    profile = with_one_backward(profile_of([[layer()] * 4] * 2))
+    devices = device("alpha", memory_bytes=10**6), device("beta", memory_bytes=100)
+    plan = plan_asynchronous(
+        Equation3(Problem(profile, Cluster(name="two", devices=devices), **SIZES)), searches=searches, method="test"
+    )
+    assert [stage.ranks for stage in plan.stages] == [(0,)]
+
+
+@pytest.mark.parametrize("searches", [False, True])
 def test_of_more_devices_than_layers_the_useful_ones_are_chosen(searches: bool) -> None:
     """Of 40 devices, the first and every third are too small; the best four of the others take a layer each."""
     world, layers = 40, 4

@@ -118,6 +118,27 @@ def test_candidates_are_ranked_by_the_objective():
         assert len(values) == 4
 
 
+def test_every_plan_fits_exactly_and_divides_a_micro_batch():
+    checked = 0
+    for seed in range(0, 80, 2):
+        profile, cluster, job = instance(seed, rough if seed % 4 else unequal)
+        try:
+            plans = candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))
+        except PlanError:
+            continue
+        for made in plans:
+            assert made.num_layers == profile.num_layers
+            ranks = [rank for stage in made.stages for rank in stage.ranks]
+            assert ranks == sorted(set(ranks))
+            for stage in made.stages:
+                assert sum(share.samples for share in stage.shares) == made.micro_batch_size
+                assert all(share.samples > 0 for share in stage.shares)
+            for rank, need in memory.plan_needs(profile, made, sequence_length=SEQUENCE_LENGTH).items():
+                assert need.total_bytes <= cluster.devices[rank].memory_bytes
+            checked += 1
+    assert checked > 30
+
+
 def test_in_flight_contexts_decide_what_fits():
     """A front stage holds more micro-batches; a planner that forgot it would put equal halves on equal devices."""
     profile, cluster = equal(6, 2, context_bytes=Bytes(1000))

@@ -68,9 +68,15 @@ def leaves_no_traces(about: dict) -> bool:
     return wait_for(lambda: not traces(about), f"an end of {about}")
 
 
-def test_parent_killed_in_the_middle_of_a_job(engine_jobs_folder: Path) -> None:
-    """With namespaces for its devices' links, where they are to be had."""
-    parent, about = start_parent("auto", _RUN, engine_jobs_folder)
+@pytest.fixture(params=["paced", "kernel"])
+def fidelity(request: pytest.FixtureRequest) -> str:
+    if request.param == "kernel":
+        request.getfixturevalue("kernel_links")
+    return request.param
+
+
+def test_parent_killed_in_the_middle_of_a_job(fidelity: str, engine_jobs_folder: Path) -> None:
+    parent, about = start_parent(fidelity, _RUN, engine_jobs_folder)
     with parent:
         assert parent.stdout is not None
         assert "step" in parent.stdout.readline()
@@ -80,8 +86,9 @@ def test_parent_killed_in_the_middle_of_a_job(engine_jobs_folder: Path) -> None:
         assert leaves_no_traces(about)
 
 
-def test_parent_that_never_stops_its_engines(engine_jobs_folder: Path) -> None:
-    parent, about = start_parent("paced", "", engine_jobs_folder)
+@pytest.mark.parametrize("ending", ["", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n"])
+def test_parent_that_never_stops_its_engines(ending: str, engine_jobs_folder: Path) -> None:
+    parent, about = start_parent("paced", ending, engine_jobs_folder)
     with parent:
         parent.wait(LIMIT_S)
         assert leaves_no_traces(about)

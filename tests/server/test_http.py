@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -331,11 +332,12 @@ def test_an_encoder_gives_embeddings_and_no_texts() -> None:
         assert np.allclose(trace.embedding, mean / mean.norm(), atol=1e-6)
 
 
-def test_a_signal_ends_the_server_with_nothing_left(tmp_path: Any) -> None:
-    """SIGTERM; a command ends by it as by Ctrl-C (cli/test_commands)."""
+@pytest.mark.parametrize(
+    ("end", "more"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--cluster", "pair", "--system", "galaxy"))]
+)
+def test_a_signal_ends_the_server_with_nothing_left(end: signal.Signals, more: tuple[str, ...], tmp_path: Any) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(tmp_path)}
-    words = [sys.executable, "-m", "workbench", "serve", "--http", "--model", MODEL, "--port", "0"]
-    words += ["--cluster", "pair", "--system", "galaxy"]
+    words = [sys.executable, "-m", "workbench", "serve", "--http", "--model", MODEL, "--port", "0", *more]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
@@ -343,10 +345,11 @@ def test_a_signal_ends_the_server_with_nothing_left(tmp_path: Any) -> None:
             address = line.split()[3].removesuffix("/v1")
             assert get(f"{address}/health").status_code == 200
             children = psutil.Process(process.pid).children(recursive=True)
-            assert children
-            text = post(f"{address}/v1/chat/completions", json={"messages": TALK, **SEEDED})
-            assert text.json()["choices"][0]["message"]["content"] == expected(TALK)
-            process.terminate()
+            assert bool(children) == bool(more)
+            if more:
+                text = post(f"{address}/v1/chat/completions", json={"messages": TALK, **SEEDED})
+                assert text.json()["choices"][0]["message"]["content"] == expected(TALK)
+            process.send_signal(end)
             process.wait(LIMIT_S)
         finally:
             process.kill()

@@ -46,13 +46,11 @@ from workbench_studies.bench.frame import (
     peak_bytes,
     ratios,
 )
-from workbench_studies.bench.p_rge import batch_of, prge_step, prompts
+from workbench_studies.bench.p_rge import SMALL, batch_of, prge_step, prompts
 
 Side = Literal["LoRA", "LoRA recomputing", "LoRA on disk", "LoRA torch.utils.checkpoint", "Parallel Adapters", "P-RGE"]
 OURS, TORCH, ON_DISK = "LoRA recomputing", "LoRA torch.utils.checkpoint", "LoRA on disk"
 MODEL, LENGTH, SAMPLES, QUERIES, THREADS, ROUNDS = "SmolLM2-135M", 64, 16, 4, 2, 7
-SMALL = "tiny-llama"
-"""Runs before anything is measured, so that all libraries are loaded."""
 STEPS = 2
 ITS_MODEL: dict[str, Technique] = {"Parallel Adapters": "parallel"}
 
