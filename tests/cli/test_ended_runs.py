@@ -68,7 +68,10 @@ def without_network(*, loopback: bool) -> tuple[str, ...]:
 def as_nobody() -> tuple[str, ...]:
     """Return what goes before a command to run it as another user; nothing where that cannot be."""
     words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    trial = [*words, sys.executable, "-c", "import msgspec"]  # this Python may be closed to other users
+    # This Python may be closed to other users.  setpriv keeps root's capabilities until it starts the command: whether the
+    # other user can start Python shows only when that user's Python starts another.
+    starts_another = "import msgspec, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import msgspec']))"
+    trial = [*words, sys.executable, "-c", starts_another]
     can = os.geteuid() == 0 and shutil.which(words[0]) and not subprocess.run(trial, capture_output=True).returncode
     return words if can else ()
 
