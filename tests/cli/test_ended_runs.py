@@ -68,9 +68,9 @@ def without_network(*, loopback: bool) -> tuple[str, ...]:
 def as_nobody() -> tuple[str, ...]:
     """Return what goes before a command to run it as another user; nothing where that cannot be."""
     words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    # This Python may be closed to other users.  setpriv keeps root's capabilities until it starts the command: whether the
-    # other user can start Python shows only when that user's Python starts another.
-    starts_another = "import msgspec, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', 'import msgspec']))"
+    # This Python may be closed to other users.  setpriv keeps root's capabilities until it has started the command, so
+    # only a Python that the other user's Python starts shows it.
+    starts_another = "import msgspec, subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', '']))"
     trial = [*words, sys.executable, "-c", starts_another]
     can = os.geteuid() == 0 and shutil.which(words[0]) and not subprocess.run(trial, capture_output=True).returncode
     return words if can else ()
