@@ -69,6 +69,19 @@ def exchange(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
 
 
+def exchanges(network: EmulatedNetwork, ways: list[tuple[int, int]], size: int) -> tuple[list[float], list[float]]:
+    """Send so many bytes from device to device, all at once; return when each began, and when each had arrived."""
+    ends = [to_json(endpoint) for endpoint in network.endpoints]
+    receivers = [exchange("receive", ends[to], str(5001 + number)) for number, (_, to) in enumerate(ways)]
+    assert [receiver.stdout.readline() for receiver in receivers if receiver.stdout] == ["ready\n"] * len(ways)
+    senders = [
+        exchange("send", ends[source], str(5001 + number), network.endpoints[to].address, str(size))
+        for number, (source, to) in enumerate(ways)
+    ]
+    begins = [float(sender.communicate(timeout=LIMIT_S)[0]) for sender in senders]
+    return begins, [float(receiver.communicate(timeout=LIMIT_S)[0]) for receiver in receivers]
+
+
 def look(endpoint: Endpoint) -> tuple[list[str], list[int], int, str]:
     answer = subprocess.run(
         [sys.executable, "-c", _LOOK, to_json(endpoint)],
@@ -134,21 +147,25 @@ class TestKernelLinks:
     def test_all_that_send_at_once_share_the_air(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         """Two pairs at 8 Mbit/s between stations: their bytes pass one after the other, also both ways."""
         cluster = replace(make_cluster(4, mbit_per_s=64), medium="wifi")
-        size = 400_000
+        size, ways = 400_000, [(0, 1), (1, 0), (2, 3)]
         with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
             network.shape(cluster.with_slower_links(4.0))
-            ends = [to_json(endpoint) for endpoint in network.endpoints]
             assert look(network.endpoints[0])[1] == []
-            ways = [(0, 1), (1, 0), (2, 3)]
-            receivers = [exchange("receive", ends[to], str(5001 + number)) for number, (_, to) in enumerate(ways)]
-            assert [receiver.stdout.readline() for receiver in receivers if receiver.stdout] == ["ready\n"] * 3
-            senders = [
-                exchange("send", ends[source], str(5001 + number), network.endpoints[to].address, str(size))
-                for number, (source, to) in enumerate(ways)
-            ]
-            begins = [float(sender.communicate(timeout=LIMIT_S)[0]) for sender in senders]
-            over = [float(receiver.communicate(timeout=LIMIT_S)[0]) for receiver in receivers]
+            begins, over = exchanges(network, ways, size)
         assert max(over) - min(begins) >= (len(ways) * size - 20_000) / 1e6
+
+    def test_messages_that_share_a_wire_pass_it_at_its_rate(
+        self, make_cluster: Callable[..., Cluster], tmp_path: Path
+    ) -> None:
+        """Two at once from one device, and two at once to one, at 8 Mbit/s: the last one is not earlier than if one had
+        followed the other.  Bursts may be early, at both ends of a path."""
+        cluster = make_cluster(4, mbit_per_s=8)
+        size, ways, burst = 200_000, [(0, 1), (0, 2), (1, 3), (2, 3)], 32_768
+        with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
+            begins, over = exchanges(network, ways, size)
+        for first, second in ((0, 1), (2, 3)):
+            passing_s = max(over[first], over[second]) - min(begins[first], begins[second])
+            assert passing_s >= (2 * size - 2 * burst) / 1e6
 
     def test_namespaces_vanish_with_the_holder(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
         network = EmulatedNetwork.create(make_cluster(2), tmp_path)
