@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -102,13 +103,14 @@ def test_a_busy_stream_holds_nothing_up() -> None:
 
 
 class Recorder:
-    """A process group that records what is asked of it."""
+    """A process group that records what is asked of it, and when messages are sent."""
 
     def __init__(self, group: Any) -> None:
-        self.group, self.calls = group, list[str]()
+        self.group, self.calls, self.sent_s = group, list[str](), list[float]()
 
     def send(self, *arguments: Any) -> Any:
         self.calls.append("send")
+        self.sent_s.append(time.monotonic())
         return self.group.send(*arguments)
 
     def recv(self, *arguments: Any) -> Any:
@@ -241,12 +243,11 @@ def test_a_message_that_has_passed_shared_air_is_held_back_for_latency_jitter_an
         assert done[rank].outputs[value("total")].tolist() == [2.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["SEND", "RECV"])
-def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) -> None:
-    """Two messages leave one device for two others, or arrive from them: as in the simulator, for the latency too."""
+def two_messages(kind: str) -> Schedule:
+    """Two messages leave rank 0 for the others, or arrive there from them."""
     first, second = value("first"), value("second")
     pairs = {first: (0, 1), second: (0, 2)} if kind == "SEND" else {first: (1, 0), second: (2, 0)}
-    schedule = Schedule(
+    return Schedule(
         ops=tuple(
             tuple((send if rank == pair[0] else recv)(one, *pair) for one, pair in pairs.items() if rank in pair)
             for rank in range(3)
@@ -254,8 +255,28 @@ def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) 
         inputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[0]) for rank in range(3)),
         outputs=tuple(tuple(one for one, pair in pairs.items() if rank == pair[1]) for rank in range(3)),
     )
-    spans = transfers(run(schedule, {}, links=emulated("kernel", 3)), kind, 0)
+
+
+@pytest.mark.parametrize("kind", ["SEND", "RECV"])
+def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) -> None:
+    """Two messages leave one device for two others, or arrive from them: as in the simulator, for the latency too."""
+    spans = transfers(run(two_messages(kind), {}, links=emulated("kernel", 3)), kind, 0)
     assert len(spans) == 2 and one_after_the_other(spans)
+
+
+@pytest.mark.parametrize("fidelity", ["kernel", "paced"])
+def test_a_message_is_not_under_way_before_the_one_before_it_has_left(fidelity: str) -> None:
+    """Else TCP would let them take turns, and the first would arrive later than in the simulator."""
+    schedule = two_messages("SEND")
+
+    def work(executor: Executor) -> tuple[list[float], list[Span]]:
+        group = executor.transport._group = Recorder(executor.transport._group)  # type: ignore[assignment]
+        inputs = {name: torch.zeros(SIZE) for name in schedule.inputs[executor.rank]}
+        return group.sent_s, executor.run(program(schedule, lambda value: Spec((SIZE,))), {}, inputs).spans
+
+    sent_s, spans = on_executors(3, work, links=emulated(fidelity, 3))[0]
+    assert len(sent_s) == len(spans) == 2
+    assert sent_s[1] >= min(span.start_s for span in spans) + LINK_S
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3,), (5, 7)], ids=str)

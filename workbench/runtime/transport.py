@@ -1,7 +1,7 @@
 """Send values between ranks while streams compute: a value is sent once it is present and next in its channel.
 
 The thread that has the value passes the message to gloo.  If an earlier message still occupies the egress, the sending
-thread does.
+thread does.  So TCP never interleaves two messages of one emulated device.
 A forwarded value is sent by the thread that received it, whatever the streams are doing.
 
 Latency of emulated links: as in the simulator, a message occupies the sender's egress and the receiver's ingress for
@@ -39,7 +39,7 @@ WINDOW_BYTES = 1 << 20
 """Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
 SMALL_BYTES = 1 << 16
-"""Messages up to this size do not occupy the egress, because the network interleaves them."""
+"""Messages up to this size do not occupy the egress of a real link, because the network interleaves them."""
 
 
 class _Message:
@@ -221,7 +221,8 @@ class Transport:
                 message = channel.pending[0]
                 with self._egress:
                     message.ready_s = time.monotonic()
-                    if not self.slow_links and not self._num_waiting and not self._num_large:
+                    is_free = not self._num_large and message.ready_s >= self._egress_free_s - MESSAGE_S
+                    if is_free and not self.slow_links and not self._num_waiting:
                         self._give_to_gloo(message)
                     else:
                         self._num_waiting += 1
