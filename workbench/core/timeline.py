@@ -19,10 +19,20 @@ Fidelity = Literal["", "kernel", "paced"]
 """How links were emulated."""
 
 BUSY_OVERRUN_SHARE = 0.05
-"""Above this share of late time, emulated times are not meaningful: the host was too busy to meet the devices'
-deadlines."""
+"""Above this share of late time, emulated times are not meaningful: the host was too busy for the devices.  A valid
+emulation is to be within 5 % of its simulation, and the host alone may then have added more."""
 INVALID_MARK = "(!)"
 """The mark on every measured number of a run during which the host was too busy."""
+
+
+def late_share_of(devices: Iterable[tuple[float, float]]) -> float:
+    """Return the late time of the device that the host held up most, as a share of the time of all of them.
+
+    devices: the late and the paced seconds of each (see Pacer).  The devices run at the same time, so the longest paced
+    time counts.
+    """
+    late_s, paced_s = (max(seconds) for seconds in zip((0.0, 0.0), *devices, strict=True))
+    return late_s / paced_s if paced_s else 0.0
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
@@ -43,6 +53,7 @@ def _require_origin(source: Source, fidelity: Fidelity) -> None:
 class SourcedReport:
     """Base class of reports: states the origin of the numbers, and writes JSON.
 
+    overrun_share: the late share of its time (see late_share_of).
     dilation: the factor by which the devices were emulated slower than real speed; all times of the devices are in
     device time.
     valid: False if the host was too busy for the emulated times to be meaningful; notes give the reason.

@@ -22,6 +22,7 @@ from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, chained
 from workbench.core.schedule import NONE, Op, Schedule, Value
+from workbench.core.timeline import late_share_of
 from workbench.methods.pac_plus.rank_job import backbone_part
 from workbench.runs.made_up import begin_together, content_of, made_up_handlers, subgroups_of
 from workbench.runtime.context import RankContext
@@ -193,7 +194,7 @@ def bench(
         "name": "executor",
         "label": "emulated, kernel links",
         "what": f"time of a program measured / simulated, {rounds} rounds (a third of slow wires and unequal "
-        "stations), programs taking turns; late: share of overrun deadlines",
+        "stations), programs taking turns; late: share of the time for which the host held up a device",
         "dilation": dilation,
         "mbit_per_s": {network: MBIT_PER_S[network] for network in networks},
         "message_bytes": CROSSING.nbytes,
@@ -295,7 +296,7 @@ def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float,
     simulated_s = max(span.end_s for span in simulate(chained([case.program] * case.num_steps), memory=False).spans)
     measured = [max(end for _, end, _, _ in turn) - turn[0][0] for turn in zip(*by_rank, strict=True)]
     ratios = sorted(seconds / simulated_s for seconds in measured)
-    late, paced = (sum(entry[place] for entries in by_rank for entry in entries) for place in (2, 3))
+    held_up = [(sum(entry[2] for entry in entries), sum(entry[3] for entry in entries)) for entries in by_rank]
     return {
         "program": name,
         "devices": len(by_rank),
@@ -304,7 +305,7 @@ def _point(name: str, case: Case, by_rank: Sequence[Sequence[tuple[float, float,
         "ratio": median(ratios),
         "least": ratios[0],
         "p95": ratios[round(0.95 * (len(ratios) - 1))],
-        "late": late / paced if paced else 0.0,
+        "late": late_share_of(held_up),
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.run_folder import scratch_folder
+from workbench.core.timeline import late_share_of
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles
 from workbench.profiler.host import gemm_rate
@@ -29,7 +30,6 @@ from workbench_studies.bench.inference_parts import (
     BenchModel,
     emulated_cluster,
     host_profile,
-    late_share,
     planning_point,
     random_ids,
     save_model,
@@ -45,7 +45,7 @@ SLOW_SIDES = ("edgeshard", "local")
 """Timed only FEW_ROUNDS times: these sides use one device after the other, take long, and vary little because they send
 little."""
 BUSY_SHARE = 0.05
-"""Maximum late fraction of the paced time; a point above it is invalid, because the host is too busy."""
+"""Maximum late share of the time; a point above it is invalid, because the host is too busy."""
 DILATION = 2.0
 """Devices and links are emulated this many times slower, and times are divided by it, because two cores do not keep up
 with four such devices otherwise.  Ratios do not change, except that the runtime's overhead per message counts half.
@@ -169,7 +169,7 @@ def _latencies(results: Sequence[SidesResult], sides: Sequence[Side], price: Seq
         ratios = [theirs / (mine if len(pairs) > 1 else usual_s) for theirs, mine in pairs]
         point[side.name] = median(ratios)
         point[f"{side.name} from, to"] = (round(min(ratios), 3), round(max(ratios), 3))
-    late = late_share(results)
+    late = late_share_of((result.late_s, result.paced_s) for result in results)
     point |= {"overrun_share": late, "is_valid": late <= BUSY_SHARE}
     point["plan"] = {
         "predicted_s": price(ours) / DILATION,

@@ -22,6 +22,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.timeline import late_share_of
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
@@ -137,11 +138,6 @@ def random_ids(tokens: int) -> Tensor:
     return torch.tensor([[chance.randrange(4, VOCABULARY) for _ in range(tokens)]])
 
 
-def late_share(results: Sequence[SidesResult]) -> float:
-    """Return the late fraction of the paced time."""
-    return sum(result.late_s for result in results) / sum(result.paced_s for result in results)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
     """A model on disk, and its costs on this host."""
@@ -233,7 +229,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
         f"strong scaling, {last} devices, speed-up": strong[last],
         "weak scaling": weak,
         "strong scaling": strong,
-        "scaling overrun share": late_share(results),
+        "scaling overrun share": late_share_of((result.late_s, result.paced_s) for result in results),
     }
     progress(line_of(points))
     return points

@@ -26,6 +26,7 @@ from workbench.core.plan import Plan, one_device_stages
 from workbench.core.profile import Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
+from workbench.core.timeline import late_share_of
 from workbench.methods.common.scaling import scale_to_cluster
 from workbench.methods.common.session import RankSession
 from workbench.methods.pac_plus.epochs import build_stage, save_initial
@@ -238,7 +239,7 @@ def _point(mbit: int, bound_s: float, results: list[Figures]) -> Figures:
         "bound_s": bound_s,
         "ours_over_bound": median(seconds["ours"]) / bound_s,
         **ratios(seconds["ours"], seconds["torch"]),
-        "overrun_share": sum(result["late_s"] for result in results) / sum(result["paced_s"] for result in results),
+        "overrun_share": late_share_of((result["late_s"], result["paced_s"]) for result in results),
         "loss_gap": gap,
     }
 

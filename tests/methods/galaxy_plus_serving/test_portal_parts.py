@@ -258,9 +258,10 @@ def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_
     for number in (0, 1):
         since_s = 16.0 + 2 * number
         policy.heard(generation, 0, UnderWay(number, since_s))
-        done = Served(np.ones(2, dtype=np.float32), since_s, since_s + 1.0, since_s, since_s + 1.0, 1.0, 0.0, 0.0)
+        done = Served(np.ones(2, dtype=np.float32), since_s, since_s + 1.0, since_s, since_s + 1.0, 1.0, 0.25, 1.0)
         policy.stepped(generation, 0, StepDone(number, 0.0, done))
     policy.ended(generation, {}, frozenset({0}))  # idle again: nothing is repeated
+    assert (policy.late_s, policy.paced_s) == ({0: 0.5}, {0: 2.0})
     found = [(request.start_s, request.queueing_s, request.end_s, request.attempts) for request in log.requests]
     assert found == [(1.0, 0.5, 7.0, 2) if is_under_way else (6.0, 5.5, 7.0, 1), (8.0, 1.0, 9.0, 1)]
     assert [(event.kind, event.value) for event in log.events] == [("repeated", 0.0)] * is_under_way

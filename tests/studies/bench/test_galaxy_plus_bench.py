@@ -100,7 +100,7 @@ def test_ratios_are_of_one_round() -> None:
     result = SidesResult(seconds=names, outputs=outputs, late_s=0.02, paced_s=1.0)
     point = _latencies([result, SidesResult(paced_s=1.0)], sides, prices())
     assert (point["megatron_lm"], point["megatron_lm from, to"], point["local"]) == (1.75, (1.5, 2.0), 2.0)
-    assert point["overrun_share"] == pytest.approx(0.01) and point["is_valid"]
+    assert point["overrun_share"] == pytest.approx(0.02) and point["is_valid"]
     result.late_s = 1.0
     assert not _latencies([result], sides, prices())["is_valid"]
     result.outputs["megatron_lm"] = tensor([1.1])

@@ -12,7 +12,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.report import EpochRecord, StepRecord, SweepPoint
 from workbench.core.schedule import RECV, SEND
-from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.core.timeline import MemorySample, Span, Timeline, late_share_of
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
 from workbench.methods.common.rank_results import RankResult, StepTrace, moved
 from workbench.methods.common.session import SessionJob
@@ -92,9 +92,8 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
 
 
 def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> float:
-    """Return the share of the emulated devices' time that was late.  A real device has no deadlines."""
-    paced_s = 0.0 if is_real else sum(result.paced_s for result in results)
-    return sum(result.late_s for result in results) / paced_s if paced_s else 0.0
+    """Return the late share of the emulated devices' time (see late_share_of).  A real device has no deadlines."""
+    return 0.0 if is_real else late_share_of((result.late_s, result.paced_s) for result in results)
 
 
 def sweep_point(

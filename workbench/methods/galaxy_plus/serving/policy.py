@@ -123,8 +123,8 @@ class ServingPolicy:
     read_memory: Callable[[], Sequence[MemoryReading | None]] | None = None
     is_over: Callable[[float], bool] = lambda now_s: False
     memory: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
-    late_s: float = 0.0
-    paced_s: float = 0.0
+    late_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # by rank
+    paced_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
     _begin_s: float | None = None
     _held: dict[int, ShardSpec] = field(default_factory=dict)
@@ -267,8 +267,8 @@ class ServingPolicy:
         if begin_s is None:
             return  # arrived before the first device's message that the service has begun
         self.samples.busy[rank].append(Busy(served.start_s - begin_s, served.end_s - begin_s, served.busy_s))
-        self.late_s += served.late_s
-        self.paced_s += served.paced_s
+        self.late_s[rank] += served.late_s
+        self.paced_s[rank] += served.paced_s
         if done.step != self.step or served.output is None:
             return
         self._since_s = None

@@ -16,7 +16,7 @@ from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
 from workbench.core.schedule import Ranks
-from workbench.core.timeline import BUSY_OVERRUN_SHARE
+from workbench.core.timeline import BUSY_OVERRUN_SHARE, late_share_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -245,14 +245,14 @@ def serve(
             run_service(policy)
         except KeyboardInterrupt:
             is_interrupted = True
-    overrun_share = policy.late_s / policy.paced_s if policy.paced_s else 0.0
+    overrun_share = late_share_of(zip(policy.late_s.values(), policy.paced_s.values(), strict=True))
     notes = (
         () if faults is schedule else never_begun(schedule.faults, cluster, log.end_s)
     )  # a schedule's times are guesses
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
     if overrun_share > BUSY_OVERRUN_SHARE:
         notes += (
-            f"Host too busy: {overrun_share:.0%} of the emulated devices' time was late. Run again on a quiet host.",
+            f"Host too busy: {overrun_share:.0%} of an emulated device's time was late. Run again on a quiet host.",
         )
     report = log.report(
         policy.samples,
