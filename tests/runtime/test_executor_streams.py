@@ -5,22 +5,25 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import weakref
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import on_executors, on_ranks, program
+from gloo_pairs import cluster_of_two, on_executors, on_ranks, program
 
 from tests.waiting import LIMIT_S
-from workbench.core.costs import Spec
+from workbench.core.costs import MESSAGE_S, Spec
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program, chained
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.profiler.processors import Place
 from workbench.runtime.executor import Execution, Executor
-from workbench.runtime.pacing import Pacer
+from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.transport import Transport
 from workbench.schedules import check
 from workbench.schedules.tensor import split_heads
@@ -109,6 +112,85 @@ def test_a_collective_overlaps_with_compute() -> None:
     handlers[ALLREDUCE] = lambda made, reads: reads
     first, second = on_executors(2, lambda executor: executor.run(program(schedule, small), handlers, {}))
     assert first.outputs[end].tolist() == [3.0] * WIDTH and second.outputs[total].tolist() == [2.0] * WIDTH
+
+
+def test_a_program_begins_when_its_device_could_begin() -> None:
+    """If the host was busy since then, its first operation makes up for it; later programs begin where the one before
+    ended, or when they are asked for."""
+    schedule = Schedule(ops=((op("F", (), (value("made"),)),),), inputs=((),), outputs=((value("made"),),))
+    paced = program(schedule, small, F=1e-4)
+
+    def work(executor: Executor) -> list[float]:
+        def begin() -> Span:
+            return executor.run(paced, {"F": ones}, {}).spans[0]
+
+        executor.idle(could_s := time.monotonic() - 0.5)
+        first, second = begin(), begin()
+        executor.idle()
+        now_s = time.monotonic()
+        third, fourth = begin(), begin()
+        return [
+            first.start_s - could_s,
+            second.start_s - first.end_s,
+            min(0.0, third.start_s - now_s),
+            fourth.start_s - third.end_s,
+        ]
+
+    assert on_executors(1, work) == [[0.0] * 4]
+
+
+@pytest.mark.parametrize(("factor", "message_late_s"), [(1.0, 0.0), (1.0, 0.25), (0.0, 0.25)])
+def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
+    factor: float, message_late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message comes after it is due (if its link is emulated), and threads have no core in a collective: those of the
+    other streams do not count.  Where nothing is paced, nothing is told."""
+
+    class NoCore:
+        """In place of CoreWaits: the threads have had no core for 4 s; the stream's own for one more."""
+
+        def read(self) -> dict[int, int]:
+            return {}
+
+        def since_s(self, before: dict[int, int], without: set[int]) -> float:
+            return 4.0 if threading.get_native_id() in without else 5.0
+
+    class Told(Pacer):
+        def wait(self, seconds: float, late_s: float) -> None:
+            waits[threading.get_native_id()].append((seconds, late_s))
+
+    monkeypatch.setattr("workbench.runtime.executor.CoreWaits", NoCore)
+    links: Any = None
+    if message_late_s:  # the host wakes threads up too late
+        monkeypatch.setattr(
+            "workbench.runtime.transport.wait_until", lambda due_s: max(due_s, time.monotonic()) + message_late_s
+        )
+        links = partial(RankLinks, cluster=cluster_of_two(), fidelity="paced")
+    ready, total, waits = value("ready"), value("total"), defaultdict[int, list[tuple[float, float]]](list)
+    parts = [value("part", rank) for rank in range(2)]
+    sums = [Op(ALLREDUCE, 0, NONE, NONE, (part,), (total,), (0, 1), "compute") for part in parts]
+    schedule = Schedule(
+        ops=(
+            (op("MAKE", (), (ready, parts[0])), send(ready, 0, 1), sums[0]),
+            (recv(ready, 0, 1), op("USE", (ready,), (parts[1],)), sums[1]),
+        ),
+        inputs=((), ()),
+        outputs=((total,), (total,)),
+    )
+
+    def work(rank: int, transport: Transport) -> list[tuple[float, float]]:
+        handlers = {"MAKE": ones, "USE": ones, ALLREDUCE: lambda made, reads: reads}
+        with Executor(rank, transport, Told(factor)) as executor:
+            executor.run(program(schedule, small), handlers, {})
+        return waits[threading.get_native_id()]
+
+    told = on_ranks(2, work, links=links and (lambda rank: links(rank=rank)))
+    if not factor:
+        assert told == [[], []]
+        return
+    [[first], [message, second]] = told
+    assert (first[1], second[1]) == (5.0, 5.0) and min(first[0], second[0], message[0]) > 0
+    assert message[1] >= message_late_s - MESSAGE_S if message_late_s else message[1] == 0
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (3, 1, 2), (2, 0, 5, 1)])

@@ -6,6 +6,7 @@ import pytest
 
 from workbench.core.errors import ConfigError
 from workbench.core.heat import Heat, Level
+from workbench.core.timeline import late_share_of
 from workbench.runtime.pacing import Pacer
 
 
@@ -128,6 +129,27 @@ def test_a_host_that_is_always_a_little_too_slow_is_late() -> None:
     for _ in range(100):
         device.run(lambda: fake.work(0.011), 0.01)
     assert device.late_s == pytest.approx(100 * 0.001 - 0.004)
+
+
+def test_the_device_that_is_held_up_most_counts_by_the_time_of_all() -> None:
+    assert late_share_of([(0.02, 1.0), (0.06, 0.5), (0.0, 1.2)]) == pytest.approx(0.06 / 1.2)
+    assert late_share_of([]) == late_share_of([(0.0, 0.0)]) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wait_is_late_by_no_more_than_itself(stream: bool) -> None:
+    fake = FakeTime()
+    whole = pacer(1.0, fake)
+    device = whole.for_stream() if stream else whole
+    device.run(lambda: fake.work(0.01), 0.1)
+    device.wait(0.02, 0.0)
+    assert (whole.late_s, whole.paced_s, whole.overrun_share) == (0.0, pytest.approx(0.12), 0.0)
+    device.wait(0.06, 0.015)
+    device.wait(0.02, 0.9)  # of several threads, one after the other
+    assert (whole.late_s, whole.paced_s) == pytest.approx((0.015 + 0.02, 0.2))
+    assert whole.overrun_share == pytest.approx(0.035 / 0.2)
+    whole.reset()
+    assert (whole.late_s, whole.paced_s) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,8 +69,8 @@ def test_a_silent_sender_is_named() -> None:
 def test_a_carried_value_is_the_next_steps(is_early: bool) -> None:
     box, later = values({}, carried={A: B}), values({B: 1})
     if is_early:
-        box.put(A, "kept", 1.0)
+        box.put(A, "kept", 1.0, 0.25)
     box.continue_in(later)
     if not is_early:
-        box.put(A, "kept", 1.0)
-    assert later.get(B) == ("kept", 1.0, 0)
+        box.put(A, "kept", 1.0, 0.25)
+    assert later.get(B) == ("kept", 1.0, 0, 0.25)

@@ -133,7 +133,7 @@ def _run_rank(context: RankContext, payload: tuple[str, ContentsOf | None]) -> E
         with Executor(context.rank, transport, Pacer(1.0, dilation=context.dilation)) as executor:
             for _ in range(2):  # the first run connects the devices
                 began_s = begin_together()
-                executor.idle()
+                executor.idle(began_s)
                 execution = executor.run(program, handlers, inputs)
         measured = execution.in_device_time(context.dilation)
         spans = [(index_of[id(span.op)], span.start_s, span.end_s, span.nbytes, span.late_s) for span in measured.spans]

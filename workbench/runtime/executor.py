@@ -18,6 +18,7 @@ from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, V
 from workbench.core.threads import in_background
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
+from workbench.runtime.core_waits import CoreWaits
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
@@ -58,16 +59,20 @@ class Execution:
 class Executor:
     """The streams of one rank, for the lifetime of its process group.  Close it, or use it as a context manager.
 
-    pacer: for the stream "compute"; it creates the pacers of the other streams.
+    pacer: for the stream "compute"; it creates the pacers of the other streams.  It is told when a stream waits, and
+    by how much a busy host makes that longer.
     """
 
     def __init__(self, rank: int, transport: Transport, pacer: Pacer) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
+        self._core_waits = CoreWaits()
+        self._computing: set[int] = set()  # the streams' threads: their operations are paced
         self._places: dict[str, Place] = {}
         self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
         self._threads: dict[str, queue.SimpleQueue] = {}
         self._free_s: dict[str, float] = {}
+        self._idle_until_s: float | None = None
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
         self._carrying: Step | None = None  # the last step with values for a later one
@@ -100,9 +105,14 @@ class Executor:
         if COMPUTE in places:
             self._pinned.enter_context(pinned(places[COMPUTE]))
 
-    def idle(self) -> None:
-        """Record that the device waited outside its programs: no stream counts as free before now."""
+    def idle(self, until_s: float | None = None) -> None:
+        """Record that the device waited outside its programs: no stream counts as free before now.
+
+        until_s: until when it waited, if that is known.  What the host took since then is hidden in the next operations
+        if they leave room for it, and is late if not (see Pacer).
+        """
         self._free_s.clear()
+        self._idle_until_s = until_s
 
     def abort(self, error: BaseException) -> None:
         """Abort the current step and all later ones: wherever they wait, they raise DeviceLostError.  May be called
@@ -134,7 +144,9 @@ class Executor:
         With a pacer factor of 1, a compute operation takes the seconds that the program states.  Operations of stream
         RING run unpaced, on the thread that delivers the last value that they read.
         """
-        step = Step(self, program, self._part(program), handlers, name)
+        begin_s = time.monotonic() if self._idle_until_s is None else self._idle_until_s
+        self._idle_until_s = None
+        step = Step(self, program, self._part(program), handlers, name, begin_s)
         former, self._last = self._last, step
         if former is not None:
             former.precede(step)
@@ -149,10 +161,9 @@ class Executor:
         failure = self.aborted or self.transport.failure
         if failure is not None:
             step.values.fail(failure)
-        now_s = time.monotonic()
         for value in program.schedule.inputs[self.rank]:
             if value in inputs and value not in arriving:
-                step.values.put(value, inputs[value], self._free_s.get(COMPUTE, now_s))
+                step.values.put(value, inputs[value], self._free_s.get(COMPUTE, begin_s))
         for stream in step.part.streams:
             if stream != COMPUTE:
                 self._thread(stream).put(step)
@@ -200,6 +211,7 @@ class Executor:
         """Run a stream's operations of a step in list order, on the calling thread."""
         pacer, free_s = self._pacers[stream], self._free_s.get(stream, step.begin_s)
         place, values = self._places.get(stream), step.values
+        self._computing.add(threading.get_native_id())
         for index, op in step.part.streams.get(stream, ()):
             try:
                 arrivals = [values.get(value) for value in op.reads]
@@ -209,11 +221,14 @@ class Executor:
                     op,
                     contents,
                 )
+                last = max(arrivals, key=lambda arrival: arrival.time_s, default=None)
+                ready_s = free_s if last is None else last.time_s
+                if pacer.factor and last is not None and ready_s > free_s:
+                    pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
-                    results, span = self._collective(step.program, op, handle()[0])
+                    results, span = self._collective(step.program, op, handle()[0], pacer)
                     free_s = span.end_s
                 else:
-                    ready_s = max((arrival.time_s for arrival in arrivals), default=free_s)
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
                     results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
                     span = Span(self.rank, op, start_s, free_s, 0, late_s)
@@ -227,7 +242,9 @@ class Executor:
                 values.release(value)
         self._free_s[stream] = free_s
 
-    def _collective(self, program: Program, op: Op, content: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Span]:
+    def _collective(
+        self, program: Program, op: Op, content: torch.Tensor, pacer: Pacer
+    ) -> tuple[tuple[torch.Tensor, ...], Span]:
         rows: list[int] = []
         if op.kind in (ALLGATHER, REDUCESCATTER):
             alike = {
@@ -240,7 +257,16 @@ class Executor:
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
-        result, span = self.transport.collective(op, content, rows)
+        before: list[dict[int, int]] = []
+
+        def under_way() -> None:
+            if pacer.factor and not before:
+                before.append(self._core_waits.read())
+
+        result, span = self.transport.collective(op, content, rows, under_way)
+        if before:
+            others = self._computing - {threading.get_native_id()}
+            pacer.wait(span.end_s - span.start_s, self._core_waits.since_s(before[0], others))
         return (result,) * len(op.writes), span
 
 
@@ -248,10 +274,16 @@ class Step:
     """One running step of one rank (see Executor.begin)."""
 
     def __init__(
-        self, executor: Executor, program: Program, part: RankPart, handlers: Mapping[str, Handler], name: str
+        self,
+        executor: Executor,
+        program: Program,
+        part: RankPart,
+        handlers: Mapping[str, Handler],
+        name: str,
+        begin_s: float,
     ) -> None:
         self.program, self.part, self.handlers, self.name = program, part, handlers, name
-        self.begin_s = time.monotonic()
+        self.begin_s = begin_s
         self.spans: list[Span] = []
         self._executor = executor
         transport = executor.transport
@@ -323,11 +355,11 @@ class Step:
             if not self._num_running:
                 self._streams_done.set()
 
-    def write(self, op: Op, results: Contents, time_s: float) -> None:
-        """Store the results of an operation."""
+    def write(self, op: Op, results: Contents, time_s: float, late_s: float = 0.0) -> None:
+        """Store the results of an operation.  time_s, late_s: see Arrival."""
         assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
         for value, content in zip(op.writes, results, strict=True):
-            self.values.put(value, content, time_s)
+            self.values.put(value, content, time_s, late_s)
 
     def place(self, index: int) -> str:
         """Describe an operation's position: device, step, operation, and the grid with the operation marked."""
@@ -347,9 +379,10 @@ class Step:
 
     def _run_inline(self, op: Op) -> None:
         start_s = time.monotonic()
+        arrivals = [self.values.get(read) for read in op.reads]
         try:
             with torch.inference_mode():
-                results = self.handlers[op.kind](op, tuple(self.values.get(read).content for read in op.reads))
+                results = self.handlers[op.kind](op, tuple(arrival.content for arrival in arrivals))
         except Exception as error:
             error.add_note(self.place(self.program.schedule.ops[self._executor.rank].index(op)))
             if self.values.fail(error) is error:
@@ -357,7 +390,7 @@ class Step:
             raise
         end_s = time.monotonic()
         self.spans.append(Span(self._executor.rank, op, start_s, end_s))
-        self.write(op, results, end_s)
+        self.write(op, results, end_s, max(arrival.late_s for arrival in arrivals))
         for read in op.reads:
             self.values.release(read)
 

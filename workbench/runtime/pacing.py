@@ -221,6 +221,15 @@ class Pacer:
         self._paced_s += max(duration_s, end_s - start_s)
         return Paced(result, start_s, end_s, late_s)
 
+    def wait(self, seconds: float, late_s: float) -> None:
+        """Record that the device waited for a message before its next operation, or in a collective.
+
+        late_s: by how much the message came after it was due, or for how long threads had no core during the collective
+        (see CoreWaits).  By so much, at most, a busy host made the wait longer.
+        """
+        self._paced_s += seconds
+        self._late_s += min(seconds, late_s)
+
     def _heated_s(self, begin_s: float, duration_s: float) -> float:
         """Return the seconds of an operation at the device's present heat, to which it adds."""
         if self._heat is None:
@@ -233,12 +242,14 @@ class Pacer:
 
     @property
     def late_s(self) -> float:
-        """Return how many seconds after their deadlines operations ended, summed over all streams."""
+        """Return the seconds for which the host held the device up, summed over all streams: operations ended after
+        their deadlines, and it waited for messages that were late and in collectives whose threads had no core.
+        """
         return self._late_s + sum(stream.late_s for stream in self._streams)
 
     @property
     def paced_s(self) -> float:
-        """Return the total seconds of all paced operations on all streams."""
+        """Return the total seconds of all paced operations on all streams, and of the waits between them."""
         return self._paced_s + sum(stream.paced_s for stream in self._streams)
 
     @property

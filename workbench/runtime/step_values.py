@@ -21,11 +21,15 @@ _SEE_FIRST = "See the first device that failed."
 
 
 class Arrival(NamedTuple):
-    """A value and the time at which it became present, in seconds of the monotonic clock."""
+    """A value and the time at which it became present, in seconds of the monotonic clock.
+
+    late_s: by how much later than on emulated links a message came, because the host was busy.
+    """
 
     content: Any
     time_s: float
     nbytes: int = 0
+    late_s: float = 0.0
 
 
 class StepValues:
@@ -60,9 +64,9 @@ class StepValues:
         """Call call(value, content) right after a value is present, on the thread that writes it."""
         self._on_present = call
 
-    def put(self, value: Value, content: Any, time_s: float) -> None:
-        """Store a value, wake the streams that wait for it, and forward it."""
-        arrival = Arrival(content, time_s, nbytes(content))
+    def put(self, value: Value, content: Any, time_s: float, late_s: float = 0.0) -> None:
+        """Store a value, wake the streams that wait for it, and forward it.  time_s, late_s: see Arrival."""
+        arrival = Arrival(content, time_s, nbytes(content), late_s)
         with self._lock:
             if self._uses.get(value, 0):
                 self._present[value] = arrival
@@ -74,7 +78,7 @@ class StepValues:
             if carried is not None and following is None:
                 self._for_next[carried] = arrival
         if carried is not None and following is not None:
-            following.put(carried, content, time_s)
+            following.put(carried, content, time_s, late_s)
         self._on_present(value, content)
 
     def get(self, value: Value) -> Arrival:
@@ -145,7 +149,7 @@ class StepValues:
             self._next, ready = following, self._for_next
             self._for_next = {}
         for value, arrival in ready.items():
-            following.put(value, arrival.content, arrival.time_s)
+            following.put(value, arrival.content, arrival.time_s, arrival.late_s)
         self.warn(following)
 
     def fail(self, error: BaseException) -> BaseException:

@@ -160,15 +160,17 @@ class Transport:
                 expected.coming.extend(_Expected(op, spec, values, spans) for op, spec in batch)
             self._post(source, expected)
 
-    def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
+    def collective(
+        self, op: Op, content: torch.Tensor, rows: Sequence[int], under_way: Callable[[], None] = lambda: None
+    ) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
 
-        content: this rank's contribution.  rows: size of each member's part (see run_collective).
+        content: this rank's contribution.  rows: size of each member's part, under_way: see run_collective.
         Raises DeviceLostError if a member died or became silent.
         """
         group, start_s, position = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank)
         try:
-            result = run_collective(op, content, rows, group, position)
+            result = run_collective(op, content, rows, group, position, under_way)
         except RuntimeError as error:
             raise DeviceLostError(
                 f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was in progress.",
@@ -352,10 +354,12 @@ class Transport:
                 self._fail(delivery[0].values, error)
 
     def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, end_s: float) -> None:
-        """Wait until a message is due, and put its value into the step."""
-        end_s = wait_until(end_s)
+        """Wait until a message is due, and put its value into the step.  end_s: 0 if it is not emulated."""
+        due_s, end_s = end_s, wait_until(end_s)
         message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
-        message.values.put(message.op.writes[0], content, end_s)
+        # The rest of the time for which it occupies the ingress is this machine's (see _occupy_ingress).
+        late_s = max(0.0, end_s - due_s - MESSAGE_S) if due_s else 0.0
+        message.values.put(message.op.writes[0], content, end_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
         """Return whether messages between two ranks are held back, and carry the time for it."""

@@ -263,7 +263,7 @@ def _time(executor: Executor, program: Program, num_steps: int) -> tuple[float, 
     handlers = made_up_handlers(program)
     inputs = {value: content_of(program, value) for value in program.schedule.inputs[rank]}
     begin_s = begin_together()
-    executor.idle()
+    executor.idle(begin_s)
     step = executor.begin(program, handlers, inputs)
     spans = []
     for _ in range(num_steps - 1):

@@ -40,6 +40,8 @@ def test_a_late_run_is_judged_apart_and_one_in_pace_that_is_off_breaks_the_claim
         ("100 to 200 ms", 3.0, 2.0),
         ("200 ms and more", 0.0, 0.0),
     ]
+    marks = [(0.0, "valid", 2.0, 1.0), (0.0, "invalid", 0.0, 0.0), (2.0, "valid", 0.0, 0.0), (2.0, "invalid", 0.0, 2.0)]
+    assert [*result.tables[2].rows] == marks
     conditions = [row[:5] for row in result.tables[0].rows]
     assert conditions == [(0.0, 4.0, 1.0, 1.0, 1.0), (0.0, 16.0, 2.0, 2.0, 1.0), (2.0, 4.0, 2.0, 0.0, 0.0)]
 

@@ -1,8 +1,9 @@
 """How far to trust an emulation: its late time against how far it is from its simulation (item `trust`).
 
-Programs drawn at random run on emulated devices.  An emulated device that the host holds up ends an operation after
-its deadline; the seconds after it are late.  The programs run at several time dilations, because devices that are
-emulated more slowly leave a busy host more time, and on a host that is free or computes for others, too.
+Programs drawn at random run on emulated devices.  The host holds a device up that ends an operation after its deadline,
+waits for a message that comes after it is due, or has no core during a collective; these seconds are late (see Pacer).
+The programs run at several time dilations, because devices that are emulated more slowly leave a busy host more time,
+and on a host that is free or computes for others, too.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def trust(item: Item, settings: Settings) -> Result:
     each = 2 if settings.quick else PROGRAMS
     points: list[dict[str, Any]] = []
     for session, (dilation, others, size) in enumerate(sessions):
-        name = f"programs-{each}-dilation-{dilation:g}-others-{others}-devices-{size}.json"
+        # Files named "programs-..." are of a version whose late time had no messages and collectives.
+        name = f"drawn-{each}-dilation-{dilation:g}-others-{others}-devices-{size}.json"
         path = None if settings.workdir is None else settings.workdir / "trust" / name
         # One more, which comes first and opens the connections, is not counted.
         numbers = range(session * (each + 1), (session + 1) * (each + 1))
@@ -124,6 +126,7 @@ def compared(item: Item, points: Sequence[dict[str, Any]]) -> Result:
         tables={
             "conditions": [_summary(points, *condition) for condition in conditions],
             "lengths": _by_length(alone),
+            "marks": _by_mark(points),
             "programs": rows,
         },
         holds={
@@ -149,6 +152,16 @@ def _is_valid(point: dict[str, Any]) -> bool:
 
 def _num_inside(points: Sequence[dict[str, Any]]) -> int:
     return sum(abs(point["ratio"] - 1) <= WITHIN for point in points)
+
+
+def _by_mark(points: Sequence[dict[str, Any]]) -> list[tuple[Number, ...]]:
+    """Return how many programs are inside and further off, by what runs beside them and by the mark."""
+    rows: list[tuple[Number, ...]] = []
+    for others, is_valid in product(sorted({point["others"] for point in points}), (True, False)):
+        group = [point for point in points if point["others"] == others and _is_valid(point) == is_valid]
+        inside = _num_inside(group)
+        rows.append((float(others), "valid" if is_valid else "invalid", float(inside), float(len(group) - inside)))
+    return rows
 
 
 def _summary(points: Sequence[dict[str, Any]], others: int, dilation: float) -> tuple[Number, ...]:
@@ -204,7 +217,7 @@ def figure(table: Table) -> go.Figure:
     line = {"color": DARK_GREY, "dash": "dot", "width": 1}
     drawn.add_vline(x=BUSY_OVERRUN_SHARE, line=line)
     drawn.add_hline(y=WITHIN, line=line)
-    drawn.update_xaxes(type="log", title="late share of the paced time", tickformat="~%")
+    drawn.update_xaxes(type="log", title="late share of the time", tickformat="~%")
     drawn.update_yaxes(type="log", title="measured over simulated, off by", tickformat="~%")
     return finish(
         drawn,
