@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -189,15 +189,19 @@ def candidates(
                 best[balanced.stages] = (value, plan)
         return least
 
-    starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
-    types = device_types(profile, cluster)
-    max_orders = MAX_CELLS // (CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6) + len(starts)
+    def search(evaluate: Callable[[Ranks], float], first: Sequence[Ranks] = (), *, more: int = 1) -> None:
+        """Evaluate orders (see orders.search_orders), beginning with some.  more: times as many as usual."""
+        starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
+        cells = CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6
+        max_orders = more * (MAX_CELLS // cells + len(starts))
+        search_orders(device_types(profile, cluster), evaluate, [*first, *starts], max_orders=max_orders)
+
     if isinstance(order, str):
         if order != "all":
             raise ConfigError(
                 f"The device order '{order}' was asked for.", "Known: 'all', or a list of ranks.", "Choose one of them."
             )
-        search_orders(types, look, starts, max_orders=max_orders)
+        search(look)
     else:
         look(given)
     if not best:
@@ -213,11 +217,11 @@ def candidates(
         if is_fixed:
             missing(given)
         else:
-            search_orders(types, missing, starts, max_orders=MORE_ORDERS * max_orders)
+            search(missing, more=MORE_ORDERS)
         closest = min(nearest, key=lambda ranks: nearest[ranks].bottleneck_s)
         if nearest[closest].bottleneck_s > 0:
             raise _refusal(problem, nearest[closest], is_fixed=is_fixed)
-        search_orders(types, look, [closest, *starts], max_orders=max_orders)
+        search(look, [closest])
         if order is None:
             best = {
                 stages: (value, replace(plan, notes=(OTHER_ORDER, *plan.notes)))

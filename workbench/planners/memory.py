@@ -223,22 +223,36 @@ def plan_needs(
 
     order: see in_flight.  versions: which weight versions an asynchronous pipeline keeps, see delay_of.
     """
-    needs = {}
+    needs: dict[int, Need] = {}
     for index, stage in enumerate(plan.stages):
         live = in_flight(index, len(plan.stages), plan.num_micro_batches, order=order)
-        for share, (first, end) in zip(stage.shares, stage.split(plan.micro_batch_size), strict=True):
-            needs[share.rank] = rank_need(
-                profile,
-                share.rank,
-                stage.start,
-                stage.stop,
-                samples=end - first,
-                sequence_length=sequence_length,
-                in_flight=live,
-                copies=delay_of(versions, live - 1, len(plan.stages)) if order == ASYNCHRONOUS else 0,
-                activations=stage.activations,
-            )
+        copies = delay_of(versions, live - 1, len(plan.stages)) if order == ASYNCHRONOUS else 0
+        needs |= stage_needs(
+            profile, stage, plan.micro_batch_size, sequence_length=sequence_length, in_flight=live, copies=copies
+        )
     return needs
+
+
+def stage_needs(
+    profile: Profile, stage: Stage, samples: int, *, sequence_length: int, in_flight: int, copies: int = 0
+) -> dict[int, Need]:
+    """Return the predicted need of every rank of a stage that divides so many samples.  in_flight, copies: see
+    rank_need.
+    """
+    return {
+        share.rank: rank_need(
+            profile,
+            share.rank,
+            stage.start,
+            stage.stop,
+            samples=end - first,
+            sequence_length=sequence_length,
+            in_flight=in_flight,
+            copies=copies,
+            activations=stage.activations,
+        )
+        for share, (first, end) in zip(stage.shares, stage.split(samples), strict=True)
+    }
 
 
 def cached_need(profile: Profile, rank: int, *, samples: int, sequence_length: int) -> Need:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations
 
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Share, Stage
 from workbench.core.profile import Profile
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
@@ -23,15 +23,13 @@ class Neighbours:
     A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
     to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  Of equal devices of a group,
     or of the idle ones, the first stands for all.
-    plan: has the sizes of all of them.  closed_form: numbers their stages.
+    times: the problem's.  closed_form: numbers their stages.
     """
 
-    def __init__(self, problem: Problem[Profile], plan: Plan, closed_form: ClosedForm) -> None:
+    def __init__(self, problem: Problem[Profile], times: StageTimes, closed_form: ClosedForm) -> None:
         self._world_size, self._num_layers = problem.cluster.world_size, problem.profile.num_layers
-        self._size, self._num_micro_batches = plan.micro_batch_size, plan.num_micro_batches
-        self._times = StageTimes(
-            replace(problem, batch_size=plan.mini_batch_size, micro_batches=plan.num_micro_batches)
-        )
+        self._size, self._num_micro_batches = problem.micro_batch_size, problem.micro_batches
+        self._times = times
         self._types = device_types(problem.profile, problem.cluster)
         self._closed_form = closed_form
         self._divided: dict[tuple[int, int, tuple[int, ...], int], int | None] = {}
@@ -55,7 +53,7 @@ class Neighbours:
         known = self._closed_form.stages(current)
         shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in known)
         idle = sorted(set(range(self._world_size)).difference(*(stage.ranks for stage in known)))
-        lives = {count: self._lives(count) for count in range(len(shape) - 1, len(shape) + 2)}
+        lives = {count: self.lives(count) for count in range(len(shape) - 1, len(shape) + 2)}
         starts = [stage.start for stage in known]
         old = {
             (stage.start, stage.stop, frozenset(stage.ranks), live): number
@@ -82,7 +80,8 @@ class Neighbours:
             else:
                 yield tuple(numbers)
 
-    def _lives(self, num_stages: int) -> list[int]:
+    def lives(self, num_stages: int) -> list[int]:
+        """Return how many micro-batches are in flight on each stage."""
         return [memory.in_flight(index, num_stages, self._num_micro_batches) for index in range(num_stages)]
 
     def _divide(self, start: int, stop: int, group: tuple[int, ...], live: int) -> int | None:

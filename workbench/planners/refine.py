@@ -17,6 +17,7 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.planners import memory
+from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm, Stages
 from workbench.planners.hybrid import candidates
 from workbench.planners.neighbours import Neighbours
@@ -32,18 +33,25 @@ MAX_MET = 400
 
 
 def refine(
-    starts: Sequence[Plan], problem: Problem[Profile], price: Callable[[Plan], float], *, max_prices: int = 400
+    starts: Sequence[Plan],
+    problem: Problem[Profile],
+    price: Callable[[Plan], float],
+    *,
+    max_prices: int = 400,
+    times: StageTimes | None = None,
 ) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
     starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first,
     until no move helps.  The best plan by `price` among all these is then improved by `price`.
-    max_prices: the most calls of `price`.
+    max_prices: the most calls of `price`.  times: the problem's, if there are any.
     The shares of the cached epochs do not change.
     """
     first, count = starts[0], starts[0].num_micro_batches
     closed_form = ClosedForm(problem)
-    neighbours = Neighbours(problem, first, closed_form)
+    cut = replace(problem, batch_size=first.mini_batch_size, micro_batches=count)
+    neighbours = Neighbours(cut, times if times is not None and cut == problem else StageTimes(cut), closed_form)
+    fitting: dict[tuple[int, int], bool] = {}
     met: set[Stages] = set()
     closed: dict[Stages, float] = {}
     priced: dict[Stages, float] = {}
@@ -83,9 +91,17 @@ def refine(
         return best
 
     def fits(stages: Stages) -> bool:
-        plan = replace(first, stages=closed_form.stages(stages))
-        needs = memory.plan_needs(problem.profile, plan, sequence_length=problem.longest)
-        return memory.fits(problem.cluster, needs)
+        return all(stage_fits(number, live) for number, live in zip(stages, neighbours.lives(len(stages)), strict=True))
+
+    def stage_fits(number: int, live: int) -> bool:
+        """Return whether a stage fits into the memory of its devices with so many micro-batches in flight."""
+        if (number, live) not in fitting:
+            [stage] = closed_form.stages((number,))
+            needs = memory.stage_needs(
+                problem.profile, stage, first.micro_batch_size, sequence_length=problem.longest, in_flight=live
+            )
+            fitting[number, live] = memory.fits(problem.cluster, needs)
+        return fitting[number, live]
 
     given = [tuple(map(closed_form.number, plan.stages)) for plan in starts]
     reached = dict.fromkeys(given)
@@ -123,7 +139,8 @@ def refine_on_any_count(
     Algorithm 1 uses all devices.  The closed form, which does not see waiting, may find no reason to leave one out, and
     from all devices no small change leads to a plan of few.  method: the plans' method.
     """
-    refined = refine(starts, problem, price, max_prices=max_prices)
+    times = StageTimes(problem)
+    refined = refine(starts, problem, price, max_prices=max_prices, times=times)
     limit_s, world_size = price(refined), problem.cluster.world_size
     alone_s = [problem.profile.train_s(rank, problem.batch_size, problem.sequence_length) for rank in range(world_size)]
     fastest = sorted(range(world_size), key=alone_s.__getitem__)
@@ -135,7 +152,10 @@ def refine_on_any_count(
         if together_s < limit_s:
             with contextlib.suppress(PlanError):  # where the model does not fit
                 order = sorted(fastest[:count])
-                fewer.append(candidates(problem, order=order, objective="bottleneck", method=method)[0])
+                plans = candidates(problem, order=order, objective="bottleneck", method=method, times=times)
+                fewer.append(plans[0])
         count *= 2
     near = [plan for plan in fewer if price(plan) <= NEAR * limit_s]
-    return min(refined, refine(near, problem, price, max_prices=max_prices), key=price) if near else refined
+    if not near:
+        return refined
+    return min(refined, refine(near, problem, price, max_prices=max_prices, times=times), key=price)
