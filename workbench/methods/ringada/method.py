@@ -163,6 +163,8 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     if not prepared.options.replan or prepared.policy.is_adaptive:
         return once
     parts, run = segments(prepared, price), rank_job(prepared, profile, cluster, once)
+    if len(parts) == 1:
+        return once
     plan = plan_segments(once, price, parts, run.change_s)
     follows = bool(plan.later) and _simulated_s(replace(run, plan=plan), parts) < _simulated_s(run, parts)
     return plan if follows else once

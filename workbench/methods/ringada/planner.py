@@ -172,18 +172,23 @@ def _search(
         largest = sorted(usable, key=lambda rank: (-int(fits[rank].sum()), -speed[rank]))[:count]
         orders = [tuple(order) for some in (fastest, largest) for order in (sorted(some), some, some[::-1])]
     best: tuple[float, Ring] = (float("inf"), ((), ()))
+    passed = set[Ring]()
     for order in dict.fromkeys(orders):
         weights = [speed[rank] for rank in order], [speed[rank] / (1 + place) for place, rank in enumerate(order)]
         starts = [_fitting_cuts(layers, shares, [fits[rank] for rank in order]) for shares in weights]
-        best = min([best, *(_improved(price, types, (order, cuts), usable) for cuts in starts if cuts)])
+        best = min([best, *(_improved(price, types, (order, cuts), usable, passed) for cuts in starts if cuts)])
     if best[0] == float("inf") and (ring := _fitting_ring(layers, fits, usable, count)):
-        best = _improved(price, types, ring, usable)
+        best = _improved(price, types, ring, usable, passed)
     return (*best[1], best[0])
 
 
-def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequence[int]) -> tuple[float, Ring]:
+def _improved(
+    pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequence[int], passed: set[Ring]
+) -> tuple[float, Ring]:
     """Return the seconds and the ring that no move of a layer, no other device, no swap of two devices, and no
-    combination improves.
+    combination improves; or a ring from which an earlier search has gone on.
+
+    passed: the rings of the earlier searches, to which this one's are added.
     """
 
     def best_of(rings: list[Ring]) -> tuple[float, Ring]:
@@ -191,7 +196,8 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequenc
         return float(seconds.min()), rings[int(seconds.argmin())]
 
     now_s, ring = best_of([ring])
-    while True:
+    while ring not in passed:
+        passed.add(ring)
         better_s, better = best_of([ring, *_moved(ring)])
         if better_s >= now_s * (1 - 1e-9):
             changed = [*_swapped(ring, types), *_exchanged(ring, types, usable)]
@@ -199,8 +205,9 @@ def _improved(pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequenc
             if better_s >= now_s * (1 - 1e-9) and len(usable) <= _SOME:
                 better_s, better = best_of([ring, *(moved for neighbour in changed for moved in _moved(neighbour))])
         if better_s >= now_s * (1 - 1e-9):
-            return now_s, ring
+            break
         now_s, ring = better_s, better
+    return now_s, ring
 
 
 def _fitting_cuts(num_layers: int, weights: Sequence[float], fits: Sequence[np.ndarray]) -> tuple[int, ...]:
