@@ -21,7 +21,6 @@ from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.phases import Predictor, once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
@@ -68,7 +67,7 @@ def step_of_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Ca
 
     def seconds(plan: Plan) -> float:
         run, step = rank_job(prepared, profile, cluster, plan), typical_step(plan.num_micro_batches)
-        return once_for_plan(run, "typical step", lambda: Predictor(run.phases()[0]).seconds(step))
+        return run.predictor(run.phases()[0]).seconds(step)
 
     return seconds
 

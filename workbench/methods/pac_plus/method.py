@@ -18,9 +18,8 @@ from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, rank_job
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.phases import once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
@@ -42,7 +41,6 @@ from workbench.profiler.analytic import TechniqueSizes
 from workbench.runtime.activation_cache import cache_dtype
 from workbench.runtime.state import load_state
 from workbench.runtime.work_folder import require_disk
-from workbench.simulator import makespan_s
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
@@ -91,7 +89,7 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
 
     def simulated_s(plan: Plan) -> float:
         run = rank_job(prepared, problem.profile, problem.cluster, plan)
-        return once_for_plan(run, "typical step", lambda: makespan_s(Programs(run).hybrid(step.shape)))
+        return run.predictor(run.first_epoch).seconds(step)
 
     return refine_on_any_count(plans, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS)
 

@@ -206,15 +206,9 @@ class PacPlusRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the first epoch and the cached epochs (see RankJob)."""
-        programs, has_cached, layout = (
-            Programs(self),
-            self.job.epochs > 1,
-            record_layout(self.adapter, self.cache_dtype),
-        )
-        first = Phase(
-            epochs=range(1),
-            steps=self.planned_epoch,
-            program=programs.hybrid,
+        has_cached, layout = self.job.epochs > 1, record_layout(self.adapter, self.cache_dtype)
+        first = replace(
+            self.first_epoch,
             moves=self._moves if has_cached else dict,
             nbytes={"activation cache": layout.total_bytes(self.split.lengths) if has_cached else 0},
         )
@@ -225,7 +219,12 @@ class PacPlusRankJob(RankJob):
         def steps(epoch: int) -> Sequence[PlannedStep]:
             return cached_steps(cached, owners, lengths, self.cluster.world_size, seed=self.job.seed, epoch=epoch)
 
-        return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=programs.cached)
+        return first, Phase(epochs=range(1, self.job.epochs), cached=True, steps=steps, program=Programs(self).cached)
+
+    @property
+    def first_epoch(self) -> Phase:
+        """Return the steps that fill the activation cache."""
+        return Phase(epochs=range(1), steps=self.planned_epoch, program=Programs(self).hybrid)
 
     def adapter_moves(self) -> tuple[Move, ...]:
         """Return the transfers that bring the whole adapter to every device (section V-B)."""

@@ -24,7 +24,7 @@ from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, Round, beside_bytes
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
-from workbench.methods.training.phases import Predictor, once_for_plan
+from workbench.methods.training.phases import once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
@@ -219,7 +219,7 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
 
     Of rounds that differ in their samples alone, the one with the most tokens stands for the others.
     """
-    predictor = Predictor(run.phases()[0])
+    predictor = run.predictor(run.phases()[0])
     alike: dict[object, list[Round]] = {}
     for number in _sampled(run):
         planned = run.round(number)
@@ -242,7 +242,7 @@ def _tokens(planned: Round) -> int:
 
 def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     """Return the seconds of a run: one simulated round for each segment, plus the moves of layers."""
-    predictor, per_round = Predictor(run.phases()[0]), run.steps_per_round
+    predictor, per_round = run.predictor(run.phases()[0]), run.steps_per_round
     middle = [(part.num_steps // per_round, part.first + part.num_steps // per_round // 2) for part in parts]
     rounds_s = once_for_plan(
         run,

@@ -19,7 +19,7 @@ from workbench.methods.base import Planned, Prediction, ignore
 from workbench.methods.common.session import transfers_of
 from workbench.methods.training.heating import Stretch, gets_hot, heated, with_seconds
 from workbench.methods.training.interrupted import same_batches
-from workbench.methods.training.phases import PhasedJob, Plans, Predictor, RankJob
+from workbench.methods.training.phases import PhasedJob, Plans, RankJob
 from workbench.methods.training.state_costs import snapshots_s
 from workbench.methods.training.step_policy import StepPolicy, timetable_at
 from workbench.methods.training.timetable import Timetable
@@ -220,7 +220,7 @@ def predict(rank_job: PhasedJob) -> Prediction:
     phases_s: dict[str, float] = {}
     nbytes: dict[str, int] = {}
     for phase in rank_job.phases():
-        predictor = Predictor(phase)
+        predictor = rank_job.predictor(phase)
         nbytes |= phase.nbytes
         for epoch in phase.epochs:
             planned = phase.steps(epoch)

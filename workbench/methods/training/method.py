@@ -29,7 +29,7 @@ from workbench.methods.training.faults import VirtualTraining, predict, under_po
 from workbench.methods.training.handlers import typical_steps
 from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted, begin, take_up
-from workbench.methods.training.phases import Plans, Predictor, RankJob
+from workbench.methods.training.phases import Plans, RankJob
 from workbench.methods.training.policy import TrainingPolicy
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.methods.training.profiled import LayerMethod
@@ -279,7 +279,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         message = replace(self.rank_job(prepared, profile, cluster, plan.at(0)), folder=folder)
         phase = message.phases()[0]
         steps = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, num_steps)
-        predicted = Predictor(phase).records(0, steps)
+        predicted = message.predictor(phase).records(0, steps)
         if gets_hot(cluster):
             members, each = tuple(range(cluster.world_size)), range(len(steps))
             taken_s = heated_s(cluster, [Stretch(Timetable(message, some=steps), members, each)])
@@ -298,9 +298,10 @@ class TrainingMethod(LayerMethod[P], Plans):
     def typical_step(self, planned: Planned[P]) -> Timeline:
         """Simulate one step of the first phase, without its memory (see Method)."""
         prepared, profile, cluster, plan = planned
-        phase = self.rank_job(prepared, profile, cluster, plan.at(0)).phases()[0]
+        run = self.rank_job(prepared, profile, cluster, plan.at(0))
+        phase = run.phases()[0]
         [step] = typical_steps(phase.steps(0), prepared.job.batch_size, prepared.typical_length, 1)
-        return Predictor(phase).timeline(step, memory=False)
+        return run.predictor(phase).timeline(step, memory=False)
 
 
 def _fingerprint(prepared: PreparedTraining, rank_job: RankJob) -> str:

@@ -78,11 +78,14 @@ T = TypeVar("T")
 
 
 class Predictor:
-    """Simulates a phase's steps; equal shapes are simulated once."""
+    """Simulates a phase's steps; equal shapes are simulated once.
 
-    def __init__(self, phase: Phase) -> None:
+    run: the phase's, if all searches that come upon its plan share the seconds (see once_for_plan).
+    """
+
+    def __init__(self, phase: Phase, run: PhasedJob | None = None) -> None:
         self._phase = phase
-        self._seconds = cache(self._find_seconds)
+        self._seconds = cache(self._find_seconds if run is None else partial(self._shared_seconds, run))
         self._points: Points = {}
 
     def timeline(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
@@ -92,6 +95,9 @@ class Predictor:
     def seconds(self, planned: PlannedStep) -> float:
         """Return the seconds of a step."""
         return self._seconds(planned.shape)
+
+    def _shared_seconds(self, run: PhasedJob, shape: StepShape) -> float:
+        return once_for_plan(run, (self._phase.name, shape), lambda: self._find_seconds(shape))
 
     def _find_seconds(self, shape: StepShape) -> float:
         programs, former = [self._phase.program(shape)], shape.continues
@@ -126,7 +132,7 @@ class Predictor:
         )
 
 
-def once_for_plan(run: PhasedJob, what: str, compute: Callable[[], T]) -> T:
+def once_for_plan(run: PhasedJob, what: object, compute: Callable[[], T]) -> T:
     """Return what `compute` finds out about the seconds and bytes of a run's plan, once for all searches that come upon
     the plan (see core.once).  The memory of its devices plays no part in it.
     """
@@ -169,6 +175,10 @@ class PhasedJob(SessionJob, ABC):
     @abstractmethod
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of the run in order, at least one."""
+
+    def predictor(self, phase: Phase) -> Predictor:
+        """Return what simulates the steps of one of the phases."""
+        return Predictor(phase)
 
     def on_rank(self, rank: int) -> Self:
         """Return the job for one device: by default the same for all."""
@@ -246,6 +256,10 @@ class RankJob(PhasedJob):
         settings.
         """
         return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
+
+    def predictor(self, phase: Phase) -> Predictor:
+        """Return what simulates the steps of one of the phases, once for all searches (see PhasedJob)."""
+        return Predictor(phase, self)
 
     @property
     def begins_at(self) -> tuple[int, int]:
