@@ -188,6 +188,11 @@ class RingRankJob(RankJob):
         return initiator_order(self.cluster, self.plan)
 
     @property
+    def in_flight(self) -> int:
+        """Return how many mini-batches of a round may be computed at the same time."""
+        return self.options.in_flight or self.plan.in_flight or USUALLY_IN_FLIGHT
+
+    @property
     def steps_per_round(self) -> int:
         """Return the mini-batches of a round with all devices present, by which steps are numbered."""
         return len(self.owned) * self.options.local_iterations
@@ -281,15 +286,16 @@ class RingRankJob(RankJob):
         assert isinstance(shape, RoundShape)
         key = (shape.sizes, shape.iterations, shape.cached, shape.since)
         if key not in self._schedules:
-            self._schedules[key] = once_for_plan(self, f"round {key}", partial(self._schedule, shape))
+            # A round is the same, whatever the stages are in others.
+            present = replace(self, plan=replace(self.plan.at(shape.since), in_flight=self.in_flight))
+            self._schedules[key] = once_for_plan(present, ("round", *key[:-1]), partial(self._schedule, shape))
         return Program.on(self.cluster, self._schedules[key], self.costs(shape))
 
     def _schedule(self, shape: RoundShape) -> Schedule:
         """Return a round's operations, in the order that suits micro-batches of typical length."""
         plan = self.plan.at(shape.since)
         typical = self.costs(replace(shape, lengths=(self.typical_length,) * len(shape.sizes)))
-        in_flight = self.options.in_flight or plan.in_flight or USUALLY_IN_FLIGHT
-        fixed: dict[str, int] = {"in_flight": in_flight, "world_size": self.cluster.world_size}
+        fixed: dict[str, int] = {"in_flight": self.in_flight, "world_size": self.cluster.world_size}
         if self.options.federated:
             return federated_round(plan, shape.iterations, typical.seconds, **fixed)
         of_ring = {
