@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.core.activities import Way
 from workbench.simulator.interfaces import Interfaces
 
 pairs = st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(lambda pair: pair[0] != pair[1])
@@ -27,7 +28,7 @@ def test_first_ready_first_served(rounds: list[list[tuple[int, int]]], data: st.
         places = data.draw(st.permutations(range(len(asked))))
         for pair, index in zip(asked, places, strict=True):
             waiting.append((number, pair[0], index, len(ends)))
-            interfaces.ask(len(ends), *pair, ready_s=number, index=index)
+            interfaces.ask(len(ends), Way(pair[0], index, pair[1]), ready_s=number)
             ends.append(pair)
         expected = []
         for place in sorted(waiting):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from workbench.core.errors import ScheduleError
 from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Op, Schedule, Value, paused_collector
@@ -22,12 +22,20 @@ from workbench.core.schedule import COLLECTIVES, RECV, SEND, TRANSFERS, Op, Sche
 Place = tuple[int, int]  # (rank, index in that rank's list)
 
 
+class Way(NamedTuple):
+    """A transfer's way.  index: the position of its SEND in the source's list."""
+
+    source: int
+    index: int
+    destination: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
     """The dependency graph.  members[a]: the places of the activity's operations.
 
     ops[a]: the operation whose costs are the activity's, and priced_on[a] its rank: a transfer's SEND, a collective's
-    operation on the first of its ranks.
+    operation on the first of its ranks.  ways[a]: the way of a transfer, None for others.
     successors(a): the activities that wait for it.
 
     num_waits[a]: how many edges lead to it; a dependency with several reasons counts several times.
@@ -38,6 +46,7 @@ class Activities:
     members: tuple[tuple[Place, ...], ...]
     ops: tuple[Op, ...]
     priced_on: tuple[int, ...]
+    ways: tuple[Way | None, ...]
     num_waits: tuple[int, ...]
     targets: list[int]
     firsts: list[int]
@@ -153,10 +162,14 @@ def _graph(schedule: Schedule, members: list[tuple[Place, ...]], sources: list[i
     for source, target in zip(sources, targets, strict=True):
         ordered[places[source]] = target
         places[source] += 1
+    ops = tuple([schedule.ops[rank][index] for rank, index in priced])
     return Activities(
         members=tuple(members),
-        ops=tuple([schedule.ops[rank][index] for rank, index in priced]),
+        ops=ops,
         priced_on=tuple([rank for rank, _ in priced]),
+        ways=tuple(
+            [Way(*place, op.ranks[1]) if op.kind == SEND else None for place, op in zip(priced, ops, strict=True)]
+        ),
         num_waits=tuple(num_waits),
         targets=ordered,
         firsts=firsts,

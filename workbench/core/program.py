@@ -68,7 +68,9 @@ class Program:
         """Return the seconds of a rank's operation by its index.  The result is cached, because a program may run many
         times.
         """
-        cache = self._seconds.setdefault(rank, [None] * len(self.schedule.ops[rank]))
+        cache = self._seconds.get(rank)
+        if cache is None:
+            cache = self._seconds[rank] = [None] * len(self.schedule.ops[rank])
         duration_s = cache[index]
         if duration_s is None:
             duration_s = cache[index] = self.costs.seconds(rank, self.schedule.ops[rank][index])
@@ -229,20 +231,20 @@ def chained(programs: Sequence[Program]) -> Program:
     for rank, listed in enumerate(lists):
         arrived: dict[Value, Value] = {}  # by carried input: its name in the whole program
         for step, program in enumerate(programs):
-            schedule = program.schedule
+            schedule, named = program.schedule, dict(arrived)
 
             def name(
-                value: Value, *, step: int = step, arrived: dict[Value, Value] = arrived, costs: Costs = program.costs
+                value: Value, *, step: int = step, named: dict[Value, Value] = named, costs: Costs = program.costs
             ) -> Value:
-                renamed = arrived.get(value)
+                renamed = named.get(value)
                 if renamed is None:
-                    renamed = value._replace(name=f"{value.name}~{step}")
+                    renamed = named[value] = Value(f"{value.name}~{step}", *value[1:])
                     if renamed not in specs:
                         specs[renamed] = costs.spec(value)
                 return renamed
 
             for index, op in enumerate(schedule.ops[rank]):
-                renamed = op._replace(reads=tuple(map(name, op.reads)), writes=tuple(map(name, op.writes)))
+                renamed = Op(*op[:4], tuple(map(name, op.reads)), tuple(map(name, op.writes)), *op[6:])
                 if _has_seconds(rank, op):
                     seconds[rank, renamed] = program.seconds(rank, index)
                 listed.ops.append(renamed)

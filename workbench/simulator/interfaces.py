@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-_Waiting = tuple[
-    float, int, int, int, int
-]  # (when it became ready, source, index of its SEND there, destination, transfer)
+from workbench.core.activities import Way
+
+_Waiting = tuple[float, int, int, int, int]  # (when it became ready, *its Way, transfer)
 
 
 class Interfaces:
@@ -22,21 +22,21 @@ class Interfaces:
         self._candidates: list[_Waiting] = []
         self._freed: list[int] = []
 
-    def ask(self, transfer: int, source: int, destination: int, *, ready_s: float, index: int) -> None:
-        """Queue a transfer that is ready.  index: the position of its SEND in the source's list."""
-        heappush(self._candidates, (ready_s, source, index, destination, transfer))
+    def ask(self, transfer: int, way: Way, *, ready_s: float) -> None:
+        """Queue a transfer that is ready."""
+        heappush(self._candidates, (ready_s, *way, transfer))
 
     def release(self, source: int, destination: int) -> None:
         """Free the two interfaces of a transfer."""
-        for interface in (2 * source, 2 * destination + 1):
-            self._busy[interface] = False
-            self._freed.append(interface)
+        egress, ingress = 2 * source, 2 * destination + 1
+        self._busy[egress] = self._busy[ingress] = False
+        self._freed += (egress, ingress)
 
     def grant(self) -> list[int]:
         """Return the transfers that start now, and occupy their interfaces."""
-        granted: list[int] = []
         if not self._candidates and not self._freed:
-            return granted
+            return []
+        granted: list[int] = []
         candidates, queues, busy = self._candidates, self._queues, self._busy
         # Check one candidate of each freed interface at a time: if it starts, the rest of its queue stays in place.
         for interface in self._freed:

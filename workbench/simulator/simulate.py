@@ -159,7 +159,7 @@ def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float
 def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]]:
     """Return the start and the end of each activity, as (activity, start_s, end_s)."""
     schedule, costs, air = program.schedule, program.costs, program.air
-    ops, ranks, targets, firsts = graph.ops, graph.priced_on, graph.targets, graph.firsts
+    ops, ranks, targets, firsts, ways = graph.ops, graph.priced_on, graph.targets, graph.firsts, graph.ways
     waits, durations_s = list(graph.num_waits), _durations_s(costs, graph)
     interfaces = Interfaces(schedule.world_size)
     shared = SharedAir()
@@ -200,21 +200,17 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
 
     while True:
         for activity in released:
-            op = ops[activity]
-            if op.kind == SEND:
-                source, index = graph.members[activity][0]
-                interfaces.ask(activity, source, op.ranks[1], ready_s=now_s, index=index)
-                continue
-            duration_s = durations_s[activity]
-            if air is None or not put_on_air(air, activity, duration_s):
-                end(activity, now_s, now_s + duration_s)
+            way = ways[activity]
+            if way is not None:
+                interfaces.ask(activity, way, ready_s=now_s)
+            elif air is None or not put_on_air(air, activity, durations_s[activity]):
+                end(activity, now_s, now_s + durations_s[activity])
         released.clear()
         # Handle all events of one instant before assigning a network interface.
         is_over = not (ending and ending[0][0] == now_s) and not (on_air and shared.next_s == now_s)
         for activity in interfaces.grant() if is_over else ():
-            duration_s = durations_s[activity]
-            if air is None or not put_on_air(air, activity, duration_s):
-                end(activity, now_s, now_s + duration_s)
+            if air is None or not put_on_air(air, activity, durations_s[activity]):
+                end(activity, now_s, now_s + durations_s[activity])
         if on_air and (not ending or shared.next_s <= ending[0][0]):
             now_s = shared.next_s
             for activity in shared.leave():
@@ -236,12 +232,11 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
         while ending and ending[0][0] == now_s:
             activity = heappop(ending)[1]
             num_done += 1
-            op = ops[activity]
-            is_transfer = op.kind == SEND
-            if is_transfer and air is None:
-                interfaces.release(op.ranks[0], op.ranks[1])
+            way = ways[activity]
+            if way is not None and air is None:
+                interfaces.release(way.source, way.destination)
             for successor in targets[firsts[activity] : firsts[activity + 1]]:
-                if is_transfer and air is not None and is_next(successor, op):
+                if way is not None and air is not None and is_next(successor, ops[activity]):
                     continue  # released when this one left the air
                 waits[successor] -= 1
                 if waits[successor] == 0:
