@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError, check_choice
+from workbench.core.once import once
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE, Ranks
@@ -29,6 +30,7 @@ from workbench.planners.shares import SAVES, device_sets, smallest_maximum
 SAMPLE_KINDS = ("LOAD", "SF", "SB")
 
 
+@once
 def plan_cached(problem: Problem[Profile], *, ranks: Sequence[int] | None = None) -> Stage:
     """Return the shares of the fastest cached step: max(LOAD + SF + SB) + all-reduce + max(STEP).
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.once import once
 from workbench.core.plan import Plan
 from workbench.core.profile import Layers, Profile
 from workbench.core.run_files import DEVICES, INITIAL
@@ -44,6 +45,7 @@ from workbench.runtime.work_folder import require_disk
 from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 
 
+@once
 def _taping(profile: Profile) -> Profile:
     """Return the profile of an epoch that fills the activation cache."""
     layers = (

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec
 from workbench.core.job import Job
+from workbench.core.once import once
 from workbench.core.plan import Homes, Plan, Stage, homes_of, with_neighbours
 from workbench.core.profile import Profile
 from workbench.core.report import StepRecord
@@ -153,11 +154,12 @@ def with_room(profile: Profile, job: Job) -> Profile:
 def planning_problem(prepared: PreparedTraining, profile: Profile, cluster: Cluster) -> Problem:
     """Return the problem of planning a job's mini-batches, with room for snapshots in memory."""
     job = prepared.job
-    return Problem(
-        with_room(profile, job),
-        cluster,
-        batch_size=job.batch_size,
-        micro_batches=job.micro_batches,
-        sequence_length=prepared.typical_length,
-        memory_length=prepared.longest,
-    )
+    sizes = {"batch_size": job.batch_size, "micro_batches": job.micro_batches}
+    lengths = {"sequence_length": prepared.typical_length, "memory_length": prepared.longest}
+    return _problem(with_room(profile, job), cluster, **sizes, **lengths)
+
+
+@once
+def _problem(profile: Profile, cluster: Cluster, **sizes: Any) -> Problem:
+    """Return a problem: the same to all who compare plans for it, so that they share its results (see core.once)."""
+    return Problem(profile, cluster, **sizes)
