@@ -7,8 +7,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import ITEM_BYTES, TOKEN, Costs, Spec, WrittenCosts
@@ -219,40 +220,54 @@ def _spec(text: str) -> Spec:
     return Spec(tuple(int(size) for size in match.group(2).split(",") if size), match.group(1))
 
 
-def chained(programs: Sequence[Program]) -> Program:
-    """Return programs of the same devices as one, in which steps follow without a pause.
+class Chain(NamedTuple):
+    """Schedules of the same devices as one.  origins: for each of its values the step, and the value there."""
 
-    Value v of step k is named v~k; a carried input is an output of the step before.
-    """
-    world = programs[0].schedule.world_size
-    lists = [RankList() for _ in range(world)]
+    schedule: Schedule
+    origins: Mapping[Value, tuple[int, Value]]
+
+    @classmethod
+    def of(cls, schedules: Sequence[Schedule]) -> Chain:
+        """Return schedules as one, in which steps follow without a pause.
+
+        Value v of step k is named v~k; a carried input is an output of the step before.
+        """
+        lists = [RankList() for _ in range(schedules[0].world_size)]
+        origins: dict[Value, tuple[int, Value]] = {}
+        for rank, listed in enumerate(lists):
+            arrived: dict[Value, Value] = {}  # by carried input: its name in the whole schedule
+            for step, schedule in enumerate(schedules):
+                names = dict(arrived)
+
+                def name(value: Value, *, step: int = step, names: dict[Value, Value] = names) -> Value:
+                    named = names.get(value)
+                    if named is None:
+                        named = names[value] = Value(f"{value.name}~{step}", *value[1:])
+                        origins.setdefault(named, (step, value))
+                    return named
+
+                for op in schedule.ops[rank]:
+                    reads, writes = tuple(map(name, op.reads)), tuple(map(name, op.writes))
+                    listed.ops.append(Op(*op[:4], reads, writes, *op[6:]))
+                listed.inputs += [name(value) for value in schedule.inputs[rank] if value not in arrived]
+                handed_on = {output for output, _ in schedule.carried[rank]} if step < len(schedules) - 1 else ()
+                listed.outputs += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
+                arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
+        return cls(Schedule.of(lists), origins)
+
+
+def chained(programs: Sequence[Program], chain: Chain | None = None) -> Program:
+    """Return programs of the same devices as one (see Chain).  chain: that of their schedules, if it is known."""
+    chain = chain or Chain.of([program.schedule for program in programs])
     seconds: dict[tuple[int, Op], float] = {}
-    specs: dict[Value, Spec] = {}
-    for rank, listed in enumerate(lists):
-        arrived: dict[Value, Value] = {}  # by carried input: its name in the whole program
-        for step, program in enumerate(programs):
-            schedule, named = program.schedule, dict(arrived)
-
-            def name(
-                value: Value, *, step: int = step, named: dict[Value, Value] = named, costs: Costs = program.costs
-            ) -> Value:
-                renamed = named.get(value)
-                if renamed is None:
-                    renamed = named[value] = Value(f"{value.name}~{step}", *value[1:])
-                    if renamed not in specs:
-                        specs[renamed] = costs.spec(value)
-                return renamed
-
-            for index, op in enumerate(schedule.ops[rank]):
-                renamed = Op(*op[:4], tuple(map(name, op.reads)), tuple(map(name, op.writes)), *op[6:])
-                if _has_seconds(rank, op):
-                    seconds[rank, renamed] = program.seconds(rank, index)
-                listed.ops.append(renamed)
-            listed.inputs += [name(value) for value in schedule.inputs[rank] if value not in arrived]
-            handed_on = {output for output, _ in schedule.carried[rank]} if step < len(programs) - 1 else ()
-            listed.outputs += [name(value) for value in schedule.outputs[rank] if value not in handed_on]
-            arrived = {given_as: name(output) for output, given_as in schedule.carried[rank]}
+    for rank, ops in enumerate(chain.schedule.ops):
+        places = ((program, index) for program in programs for index in range(len(program.schedule.ops[rank])))
+        for op, (program, index) in zip(ops, places, strict=True):
+            if _has_seconds(rank, op):
+                seconds[rank, op] = program.seconds(rank, index)
     costs = WrittenCosts(
-        seconds_of=seconds, specs=specs, resident=tuple(map(programs[0].costs.resident_bytes, range(world)))
+        seconds_of=seconds,
+        specs={value: programs[step].costs.spec(origin) for value, (step, origin) in chain.origins.items()},
+        resident=tuple(map(programs[0].costs.resident_bytes, range(chain.schedule.world_size))),
     )
-    return replace(programs[0], schedule=Schedule.of(lists), costs=costs)
+    return replace(programs[0], schedule=chain.schedule, costs=costs)

@@ -197,7 +197,7 @@ class Timeline:
     @property
     def all_sent_bytes(self) -> int:
         """Return the bytes that all ranks sent."""
-        return sum(map(self.bytes_sent, range(self.world_size)))
+        return sum(span.nbytes for span in self.spans if span.op.kind == SEND or span.op.kind in COLLECTIVES)
 
     @property
     def highest_peak_bytes(self) -> int:

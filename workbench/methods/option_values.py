@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import (
     Any,
     Literal,
+    NamedTuple,
     TypeVar,
     get_args,
     get_origin,
@@ -39,14 +42,27 @@ class Published:
     given: tuple[str, Any] | None = None
 
 
+class _Hints(NamedTuple):
+    """The types of a dataclass's fields.  stated: with what their annotations state."""
+
+    kinds: Mapping[str, Any]
+    stated: Mapping[str, Any]
+
+
+@functools.cache
+def _hints(settings: Any) -> _Hints:
+    """Return the types of a class's fields; to evaluate their annotations takes a millisecond."""
+    stated = get_type_hints(settings, include_extras=True)
+    return _Hints(MappingProxyType(get_type_hints(settings)), MappingProxyType(stated))
+
+
 def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, Published]]:
     """Return the settings that the paper has otherwise, by name: the method's options, and the Job's.  settings: the
     options' class.
     """
-    hints = get_type_hints(settings, include_extras=True)
     declared_by_name = {
         name: [marker for marker in getattr(hint, "__metadata__", ()) if isinstance(marker, Published)]
-        for name, hint in hints.items()
+        for name, hint in _hints(settings).stated.items()
     }
     return {name: declared[0] for name, declared in declared_by_name.items() if declared}, dict(
         getattr(settings, "published_job", {})
@@ -121,8 +137,7 @@ def read_options(method: str, settings: type[T], options: Mapping[str, Any]) -> 
     """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong
     option.
     """
-    kinds = get_type_hints(settings)
-    stated = get_type_hints(settings, include_extras=True)
+    kinds, stated = _hints(settings)
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in kinds:

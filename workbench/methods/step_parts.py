@@ -15,6 +15,7 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
 from workbench.core.step_parts import StepParts
+from workbench.core.timeline import busy_of
 from workbench.methods.base import Method, Planned
 
 ROOMY = 1000
@@ -41,7 +42,7 @@ def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = Tru
     sends = any(span.op.is_communication for span in timeline.spans)
     prompt_s = min(step_s, seconds(without_latency)) if sends else step_s
     free_s = min(prompt_s, seconds(without_links)) if sends else step_s
-    busy_s = [timeline.busy_s(rank) for rank in range(timeline.world_size)]
+    busy_s = list(map(busy_of, timeline.by_rank()))
     busiest = max(range(timeline.world_size), key=busy_s.__getitem__)
     compute_s = min(free_s, step_s * busy_s[busiest] / timeline.makespan_s)
     return StepParts(

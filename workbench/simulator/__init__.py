@@ -1,3 +1,3 @@
 """Simulate a Schedule with Costs in virtual time; return a Timeline, with memory from the values' lifetimes."""
 
-from workbench.simulator.simulate import live_counts, makespan_s, simulate
+from workbench.simulator.simulate import ends_s, live_counts, makespan_s, simulate

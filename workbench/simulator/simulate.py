@@ -141,6 +141,13 @@ def makespan_s(program: Program) -> float:
     return max((end_s for _, _, end_s in _times(program, activities(program.schedule))), default=0.0)
 
 
+@paused_collector()
+def ends_s(program: Program) -> list[tuple[Op, float]]:
+    """Return when the operations of `simulate`'s timeline end: of transfers the SEND, of collectives one for all."""
+    graph = activities(program.schedule)
+    return [(graph.ops[activity], end_s) for activity, _, end_s in _times(program, graph)]
+
+
 def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float, float]]) -> list[Span]:
     ops, costs = program.schedule.ops, program.costs
     spans: list[Span] = []

@@ -21,9 +21,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.once import once, once_for
 from workbench.core.plan import Homes, Plan
 from workbench.core.profile import Layers, Profile
-from workbench.core.program import Program, chained
+from workbench.core.program import Chain, Program, chained
 from workbench.core.report import StepRecord
-from workbench.core.schedule import STEP
+from workbench.core.schedule import STEP, Schedule
 from workbench.core.serial import to_json
 from workbench.core.timeline import Timeline
 from workbench.methods.common.session import SessionJob
@@ -35,7 +35,7 @@ from workbench.models.stack import BackboneStage
 from workbench.runtime.flat_optimizer import STATE_KINDS, Optimizer
 from workbench.runtime.snapshot import Snapshot, weights_after
 from workbench.schedules.pipeline import OrderName
-from workbench.simulator import makespan_s, simulate
+from workbench.simulator import ends_s, makespan_s, simulate
 from workbench.tasks.tokenize import TokenizedSplit
 
 
@@ -87,6 +87,8 @@ class Predictor:
         self._phase = phase
         self._seconds = cache(self._find_seconds if run is None else partial(self._shared_seconds, run))
         self._points: Points = {}
+        # By the schedules of consecutive steps, which several shapes have.
+        self._chains: dict[tuple[int, ...], tuple[Chain, list[Schedule]]] = {}
 
     def timeline(self, planned: PlannedStep, *, title: str = "", memory: bool = True) -> Timeline:
         """Return the timeline of a step.  memory: see simulate."""
@@ -106,11 +108,13 @@ class Predictor:
         while former is not None:
             programs.insert(0, self._phase.program(former))
             former = former.continues
-        timeline, before = simulate(chained(programs), memory=False), f"~{len(programs) - 2}"
-        begun_s = max(
-            span.end_s for span in timeline.spans if span.op.kind == STEP and span.op.writes[0].name.endswith(before)
-        )
-        return timeline.makespan_s - begun_s
+        before, schedules = f"~{len(programs) - 2}", [program.schedule for program in programs]
+        key = tuple(map(id, schedules))
+        if key not in self._chains:
+            self._chains[key] = Chain.of(schedules), schedules
+        ends = ends_s(chained(programs, self._chains[key][0]))
+        begun_s = max(end_s for op, end_s in ends if op.kind == STEP and op.writes[0].name.endswith(before))
+        return max(end_s for _, end_s in ends) - begun_s
 
     def seconds_of(self, steps: Sequence[PlannedStep]) -> Callable[[StepShape], float]:
         """Return the seconds of each shape of an epoch's steps."""

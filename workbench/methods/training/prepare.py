@@ -120,8 +120,13 @@ def load_samples(job: Job, facts: ModelFacts, change: Callable[[Task], Task] | N
     """Return the task and its tokenized splits as fields of PreparedTraining.  change: the method's change of
     the task.
     """
-    task = load_task(job.task, data=job.data, columns=job.columns).limited(
-        job.train_samples, job.validation_samples, job.test_samples
+    task = load_task(
+        job.task,
+        data=job.data,
+        columns=job.columns,
+        train_samples=job.train_samples,
+        validation_samples=job.validation_samples,
+        test_samples=job.test_samples,
     )
     if change is not None:
         task = change(task)
