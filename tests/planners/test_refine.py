@@ -8,6 +8,9 @@ from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.planners import Problem, candidates, closed_form, fixed_plan, memory, refine
 from workbench.planners import hybrid as pac_plus
+from workbench.planners.balance import StageTimes
+from workbench.planners.closed_form import ClosedForm
+from workbench.planners.neighbours import Neighbours
 
 from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
 from .random_clusters import compare, planned, random_cluster
@@ -145,6 +148,34 @@ def test_cached_shares_stay():
     )
     assert found.stages != start.stages
     assert found.cached == cached
+
+
+def test_a_limit_leaves_out_only_neighbours_that_are_slower():
+    left_out = 0
+    for seed in range(12):
+        make = rough if seed % 3 == 0 else unequal
+        problem = Problem(*make(seed, num_layers=8, world_size=5, tight=seed % 2 == 0), **JOB)
+        try:
+            start = candidates(problem)[0]
+        except PlanError:
+            continue
+        closed = ClosedForm(problem)
+        neighbours = Neighbours(problem, StageTimes(problem), closed)
+        stages = tuple(map(closed.number, start.stages))
+
+        def seconds(stages, closed=closed):
+            return closed.phase_times(stages, JOB["micro_batches"]).bottleneck_s
+
+        everything = neighbours.of(stages)
+        for near in (0.9, 1.0, 1.1, 1.5):
+            limit_s, slower = near * seconds(stages), set()
+            few = neighbours.of(stages, limit_s, slower)
+            assert [other for other in few if seconds(other) <= limit_s] == [
+                other for other in everything if seconds(other) <= limit_s
+            ]
+            assert set(few) <= set(everything) and len(few) + len(slower) >= len(everything)
+            left_out += len(slower)
+    assert left_out > 100
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -207,6 +207,16 @@ class StageTimes:
             self._shares[key] = _divided(tables, costs)
         return self._shares[key]
 
+    def most_samples(self, start: int, stop: int, in_flight: int, limit_s: float = math.inf) -> list[int]:
+        """Return the most samples of a micro-batch that each rank computes within a limit, as far as it has memory.
+
+        A group takes at most so long only if these sum to all samples.
+        """
+        costs = self._costs[:, :, self._columns[in_flight - 1, start, stop - 1]]
+        samples = np.arange(1, len(costs) + 1)[:, None]
+        most: list[int] = np.where((costs <= limit_s) & (costs < math.inf), samples, 0).max(axis=0).tolist()
+        return most
+
     def _costs_of(self, rank: int, column: int) -> list[float]:
         """Return the costs of 0, 1, 2, ... samples on a device."""
         key = (rank, column)

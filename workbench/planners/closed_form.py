@@ -115,6 +115,11 @@ class ClosedForm:
         """Return the stages of these numbers."""
         return tuple(self._stages[number] for number in numbers)
 
+    def passes_s(self, number: int) -> float:
+        """Return e_f + e_b of a stage."""
+        forward, backward, _ = self._alone[number]
+        return forward + backward
+
     def phase_times(self, numbers: Stages, num_micro_batches: int) -> PhaseTimes:
         """Return the predicted time of the stages of these numbers (see __call__)."""
         times = self._phases(

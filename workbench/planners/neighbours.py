@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations
@@ -15,6 +16,8 @@ from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
 Shape = tuple[tuple[int, tuple[int, ...]], ...]  # for each stage: its layers, and its group
+ROUNDING = 1e-9
+"""Relative difference between sums of the same seconds in another order; far more than there is."""
 
 
 class Neighbours:
@@ -35,9 +38,14 @@ class Neighbours:
         self._divided: dict[tuple[int, int, tuple[int, ...], int], int | None] = {}
         self._sample_moves: dict[int, list[int]] = {}
 
-    def of(self, stages: Stages) -> dict[Stages, None]:
-        """Return the stages one move away for which each device has memory, each once, in a fixed order."""
-        return dict.fromkeys((*self._other_samples(stages), *self._other_shapes(stages)))
+    def of(self, stages: Stages, limit_s: float = math.inf, slower: set[object] | None = None) -> dict[Stages, None]:
+        """Return the stages one move away for which each device has memory, each once, in a fixed order.
+
+        limit_s: of the moves of devices, those that can only take longer in closed form are left out before samples are
+        divided; `slower` gets their shapes.
+        """
+        others = self._other_shapes(stages, limit_s, set() if slower is None else slower)
+        return dict.fromkeys((*self._other_samples(stages), *others))
 
     def _other_samples(self, current: Stages) -> Iterator[Stages]:
         for index, number in enumerate(current):
@@ -48,7 +56,7 @@ class Neighbours:
             for other in self._sample_moves[number]:
                 yield (*current[:index], other, *current[index + 1 :])
 
-    def _other_shapes(self, current: Stages) -> Iterator[Stages]:
+    def _other_shapes(self, current: Stages, limit_s: float, slower: set[object]) -> Iterator[Stages]:
         """Yield the stages whose layers or devices have changed.  Eq. 4 divides the samples of those that have."""
         known = self._closed_form.stages(current)
         shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in known)
@@ -59,7 +67,10 @@ class Neighbours:
             (stage.start, stage.stop, frozenset(stage.ranks), live): number
             for stage, live, number in zip(known, lives[len(shape)], current, strict=True)
         }
-        for moved in (*_layer_moves(shape), *_device_moves(shape, idle, self._types), *_stage_moves(shape)):
+        device_moves = _device_moves(shape, idle, self._types)
+        if limit_s < math.inf:
+            device_moves = self._within(device_moves, current, shape, limit_s, slower)
+        for moved in (*_layer_moves(shape), *device_moves, *_stage_moves(shape)):
             if len(moved) > self._num_layers:
                 continue
             is_same_length = len(moved) == len(shape)
@@ -79,6 +90,38 @@ class Neighbours:
                 numbers.append(old[key])
             else:
                 yield tuple(numbers)
+
+    def _within(
+        self, moves: Iterator[Shape], current: Stages, shape: Shape, limit_s: float, slower: set[object]
+    ) -> Iterator[Shape]:
+        """Yield the moves of devices whose new groups may be fast enough for a limit (see `of`).
+
+        Before a stage's first micro-batch, and after its last, each stage below computes one; in between its slowest
+        device computes all of them.
+        """
+        known, lives = self._closed_form.stages(current), self.lives(len(current))
+        passes_s = [self._closed_form.passes_s(number) for number in current]
+        below_s = list(accumulate(passes_s, initial=0.0))
+        most: dict[tuple[int, float], list[int]] = {}
+
+        def is_enough(index: int, group: tuple[int, ...], each_s: float) -> bool:
+            """Return whether a group may compute all samples within these seconds."""
+            if (index, each_s) not in most:
+                stage = known[index]
+                most[index, each_s] = self._times.most_samples(stage.start, stage.stop, lives[index], each_s)
+            return sum(map(most[index, each_s].__getitem__, group)) >= self._size
+
+        for moved in moves:
+            changed = [index for index, part in enumerate(moved) if part is not shape[index]]
+            changed_s, is_slower = 0.0, False
+            for index in changed:
+                each_s = (limit_s - below_s[index] + changed_s) / self._num_micro_batches * (1 + ROUNDING)
+                is_slower = is_slower or not is_enough(index, moved[index][1], each_s)
+                changed_s += passes_s[index]
+            if not is_slower:
+                yield moved
+            elif all(is_enough(index, moved[index][1], math.inf) for index in changed):
+                slower.add(moved)
 
     def lives(self, num_stages: int) -> list[int]:
         """Return how many micro-batches are in flight on each stage."""

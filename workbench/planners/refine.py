@@ -52,7 +52,7 @@ def refine(
     cut = replace(problem, batch_size=first.mini_batch_size, micro_batches=count)
     neighbours = Neighbours(cut, times if times is not None and cut == problem else StageTimes(cut), closed_form)
     fitting: dict[tuple[int, int], bool] = {}
-    met: set[Stages] = set()
+    met: set[object] = set()
     closed: dict[Stages, float] = {}
     priced: dict[Stages, float] = {}
 
@@ -84,7 +84,8 @@ def refine(
         improved = True
         while improved:
             improved = False
-            for stages in within(neighbours.of(best), near * closed_s(best)):
+            limit_s = near * closed_s(best)
+            for stages in within(neighbours.of(best, limit_s, met), limit_s):
                 if fits(stages) and value(stages) < value(best) * (1 - GAIN):
                     best, improved = stages, True
                     break
