@@ -46,6 +46,9 @@ def balance(
     count = len(ranks)
     widest = count if max_group is None else min(max_group, count)
     groups = times.groups(ranks, widest)
+    step = max(1, CELLS_AT_ONCE // (num_layers**2 * widest))
+    # Of several devices at a time: (devices, groups, columns), the groups that begin with each.
+    blocks = {first: _padded(groups[first : first + step]) for first in range(0, count, step)}
     # slowest[a, x]: the best bottleneck of layers [x, L) on devices a.. in s stages; `whole`: the sum of its stage
     # times, for ties.
     slowest = np.full((count + 1, num_layers + 1), np.inf)
@@ -53,25 +56,27 @@ def balance(
     # W_0: no layers on no devices.
     slowest[count, num_layers] = total[count, num_layers] = 0.0
     choices: list[np.ndarray] = []  # for each s: (count, L), the front stage's last device and stop, as one number
-    fronts: list[np.ndarray] = []
+    fronts: dict[int, np.ndarray] = {}
     in_flight = 0
     for s in range(1, min(num_layers, count) + 1):
         if min(s, micro_batches) != in_flight:
             in_flight = min(s, micro_batches)
-            # fronts[a]: (L, groups, L), the seconds of layers [x, y) on devices a to a + g at [x, g, y - 1].
-            fronts = [times.of_groups(rows, in_flight) for rows in groups]
+            # By the first device of a block: (devices, L, groups, L), the seconds of layers [x, y) at [:, x, :, y - 1].
+            fronts = {first: np.ascontiguousarray(times.of_groups(rows, in_flight)) for first, rows in blocks.items()}
         next_slowest, next_whole = np.full_like(slowest, np.inf), np.full_like(total, np.inf)
         choice = np.full((count, num_layers), -1)
-        for a in range(count - s + 1):
-            front = fronts[a]
-            rest = slice(a + 1, a + 1 + front.shape[1])
-            value = np.maximum(front, slowest[rest, 1:]).reshape(num_layers, -1)
-            best = value.min(axis=1)
+        for first, front in fronts.items():
+            devices = np.arange(first, first + len(front))
+            rest = np.minimum(devices[:, None] + 1 + np.arange(front.shape[2]), count)  # the devices behind each group
+            value = np.maximum(front, slowest[rest, 1:][:, None]).reshape(*front.shape[:2], -1)
+            best = value.min(axis=2)
             sums = np.where(
-                value <= (best * (1 + TIE))[:, None], (front + total[rest, 1:]).reshape(num_layers, -1), np.inf
+                value <= (best * (1 + TIE))[:, :, None],
+                (front + total[rest, 1:][:, None]).reshape(value.shape),
+                np.inf,
             )
-            choice[a] = sums.argmin(axis=1)
-            next_slowest[a, :num_layers], next_whole[a, :num_layers] = best, sums[np.arange(num_layers), choice[a]]
+            choice[devices] = sums.argmin(axis=2)
+            next_slowest[devices, :num_layers], next_whole[devices, :num_layers] = best, sums.min(axis=2)
         slowest, total = next_slowest, next_whole
         choices.append(choice)
         if math.isfinite(slowest[0, 0]):
@@ -95,6 +100,17 @@ def _stages(
     return tuple(stages)
 
 
+def _padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return tables of falling length as one, (tables, length of the first, columns); what they lack is infinite."""
+    joined = np.full((len(rows), *rows[0].shape), np.inf)
+    for table, row in zip(joined, rows, strict=True):
+        table[: len(row)] = row
+    return joined
+
+
+CELLS_AT_ONCE = 1 << 15
+"""The number of stages (a first device, a group, layers) compared at a time, so that they fit into the processor's
+cache."""
 COLUMNS_AT_ONCE = 4096
 """The number of layer ranges joined at a time, so that the tables fit into the processor's cache."""
 
@@ -187,10 +203,10 @@ class StageTimes:
         return [np.stack([self._slowest[key] for key in row]) for row in keys]
 
     def of_groups(self, rows: np.ndarray, in_flight: int) -> np.ndarray:
-        """Return T of some groups: (L, groups, L) seconds of layers [x, y) at [x, :, y - 1], infinite if it runs out
-        of memory or x >= y.
+        """Return T of some groups: (..., L, groups, L) seconds of layers [x, y) at [..., x, :, y - 1], infinite if it
+        runs out of memory or x >= y.  rows: (..., groups, columns + 1).
         """
-        return rows[np.arange(len(rows))[:, None], self._columns[in_flight - 1][:, None]]
+        return rows[..., self._columns[in_flight - 1]].swapaxes(-3, -2)
 
     def shares(self, start: int, stop: int, ranks: Sequence[int], in_flight: int) -> tuple[int, ...]:
         """Return the samples of each rank for which the group takes T."""
