@@ -70,14 +70,14 @@ class TableCosts:
     """Costs by operation kind and value name, which the builder of a schedule computes from a profile.
 
     seconds_by_kind: kind -> seconds, or a function of (rank, op).  bytes_by_name: value name -> bytes, spec, or a
-    function of the value.
+    function of the value.  resident_by_rank: rank -> bytes, or a function of the rank.
     cluster: transfers and collectives that the table leaves out take the time of its links.  message_s: overhead of
     each of their messages, in addition to the link's time.
     """
 
     seconds_by_kind: Mapping[str, float | Callable[[int, Op], float]]
     bytes_by_name: Mapping[str, int | Spec | Callable[[Value], Spec]] = field(default_factory=dict)
-    resident_by_rank: Mapping[int, int] = field(default_factory=dict)
+    resident_by_rank: Mapping[int, int] | Callable[[int], int] = field(default_factory=dict)
     cluster: Cluster | None = None
     message_s: float = 0.0
 
@@ -121,7 +121,8 @@ class TableCosts:
 
     def resident_bytes(self, rank: int) -> int:
         """Return the table's entry for the rank, 0 if it is missing."""
-        return self.resident_by_rank.get(rank, 0)
+        by_rank = self.resident_by_rank
+        return by_rank(rank) if callable(by_rank) else by_rank.get(rank, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,9 +177,7 @@ def plan_costs(
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
             **recomputed,
         },
-        resident_by_rank={
-            rank: resident_bytes(profile, rank_layers) - stashed.get(rank, 0) for rank, rank_layers in layers.items()
-        },
+        resident_by_rank=lambda rank: resident_bytes(profile, layers.get(rank, ())) - stashed.get(rank, 0),
         cluster=cluster,
     )
 

@@ -167,10 +167,9 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
             "tap": lambda value: bytes_of(value, attrgetter("tap_bytes")),
             "ctx": lambda value: bytes_of(value, attrgetter("context_bytes")),
         },
-        resident_by_rank={
-            rank: resident_bytes(profile, layers) - sum(layer.frozen_bytes for layer in layers)
-            for rank, layers in enumerate(profile.layers)
-        },
+        resident_by_rank=lambda rank: (
+            resident_bytes(profile, profile.layers[rank]) - sum(layer.frozen_bytes for layer in profile.layers[rank])
+        ),
         cluster=cluster,
     )
 

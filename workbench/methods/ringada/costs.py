@@ -158,6 +158,14 @@ def ring_costs(
             tokens = crossing.target_length  # the head reads only the decoder's states
         return Spec((sizes[m], tokens, width + side_width * (name == "act" and layers <= first)))
 
+    def resident(rank: int) -> int:
+        """Return the bytes of weights, gradients, optimizer state and the copies of embedding and head."""
+        number = plan.stage_of(rank)
+        if number is None:
+            return 0
+        stage = plan.stages[number]
+        return resident_bytes(profile, profile.layers[rank][stage.start : stage.stop]) + beside_bytes
+
     return TableCosts(
         seconds_by_kind={
             **dict.fromkeys((EMBED, HEAD), end_s),
@@ -179,12 +187,7 @@ def ring_costs(
             "told": Spec((2,)),
             "free": Spec((1,), "uint8"),  # it crosses to the next initiator
         },
-        # Weights, gradients, optimizer state and the copies of embedding and head.
-        resident_by_rank={
-            rank: resident_bytes(profile, profile.layers[rank][stage.start : stage.stop]) + beside_bytes
-            for stage in plan.stages
-            for rank in stage.ranks
-        },
+        resident_by_rank=resident,
         cluster=cluster,
     )
 
