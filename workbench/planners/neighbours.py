@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations
 
@@ -24,8 +24,8 @@ class Neighbours:
     """The neighbours of the plans of one problem.
 
     A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
-    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  Of equal devices of a group,
-    or of the idle ones, the first stands for all.
+    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  Of equal devices of a group
+    (with as many samples, if samples move), or of the idle ones, the first stands for all.
     times: the problem's.  closed_form: numbers their stages.
     """
 
@@ -51,7 +51,7 @@ class Neighbours:
         for index, number in enumerate(current):
             if number not in self._sample_moves:
                 (stage,) = self._closed_form.stages((number,))
-                moved = (replace(stage, shares=shares) for shares in _sample_moves(stage.shares))
+                moved = (replace(stage, shares=shares) for shares in _sample_moves(stage.shares, self._types))
                 self._sample_moves[number] = list(map(self._closed_form.number, moved))
             for other in self._sample_moves[number]:
                 yield (*current[:index], other, *current[index + 1 :])
@@ -140,13 +140,18 @@ class Neighbours:
         return self._divided[key]
 
 
-def _sample_moves(shares: tuple[Share, ...]) -> Iterator[tuple[Share, ...]]:
-    for giver in shares:
-        for taker in shares:
-            if giver is not taker and giver.samples > 0:
-                change = {giver.rank: -1, taker.rank: 1}
-                moved = (replace(share, samples=share.samples + change.get(share.rank, 0)) for share in shares)
-                yield tuple(share for share in moved if share.samples > 0)
+def _sample_moves(shares: tuple[Share, ...], types: Sequence[int]) -> Iterator[tuple[Share, ...]]:
+    def one_of_each(some: Iterable[Share]) -> Iterable[Share]:
+        firsts: dict[tuple[int, int], Share] = {}
+        for share in some:
+            firsts.setdefault((types[share.rank], share.samples), share)
+        return firsts.values()
+
+    for giver in one_of_each(share for share in shares if share.samples > 0):
+        for taker in one_of_each(share for share in shares if share is not giver):
+            change = {giver.rank: -1, taker.rank: 1}
+            moved = (replace(share, samples=share.samples + change.get(share.rank, 0)) for share in shares)
+            yield tuple(share for share in moved if share.samples > 0)
 
 
 def _layer_moves(shape: Shape) -> Iterator[Shape]:
