@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
@@ -20,7 +21,7 @@ from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm, Stages
 from workbench.planners.hybrid import candidates
-from workbench.planners.neighbours import Neighbours
+from workbench.planners.neighbours import ROUNDING, Neighbours
 from workbench.planners.orders import OTHER_ORDER
 from workbench.planners.problem import Problem
 
@@ -38,13 +39,15 @@ def refine(
     price: Callable[[Plan], float],
     *,
     max_prices: int = 400,
+    least: Callable[[Plan], float] = lambda plan: 0.0,
     times: StageTimes | None = None,
 ) -> Plan:
     """Return a plan at least as good by `price` (seconds of a step) as starts[0], which fits in memory like the starts.
 
     starts: plans with one micro-batch size.  The closed form (PhaseTimes.bottleneck_s) improves them, the best first,
     until no move helps.  The best plan by `price` among all these is then improved by `price`.
-    max_prices: the most calls of `price`.  times: the problem's, if there are any.
+    max_prices: the most plans that are priced.  least: a lower bound of `price`; a plan that it rules out counts, but
+    is not priced.  times: the problem's, if there are any.
     The shares of the cached epochs do not change.
     """
     first, count = starts[0], starts[0].num_micro_batches
@@ -56,16 +59,18 @@ def refine(
     closed: dict[Stages, float] = {}
     priced: dict[Stages, float] = {}
 
-    def closed_s(stages: Stages) -> float:
+    def closed_s(stages: Stages, limit_s: float = math.inf) -> float:
         met.add(stages)
         if stages not in closed:
             closed[stages] = closed_form.phase_times(stages, count).bottleneck_s
         return closed[stages]
 
-    def priced_s(stages: Stages) -> float:
+    def priced_s(stages: Stages, limit_s: float = math.inf) -> float:
+        """Return the price; if it is not below the limit, perhaps only a lower bound of it."""
         if stages not in priced:
             plan = replace(first, stages=closed_form.stages(stages))
-            priced[stages] = price(plan) if len(priced) < max_prices else math.inf
+            bound_s = math.inf if len(priced) >= max_prices else least(plan) * (1 - ROUNDING)
+            priced[stages] = bound_s if bound_s >= limit_s else price(plan)
         return priced[stages]
 
     def within(moves: Iterable[Stages], limit_s: float) -> list[Stages]:
@@ -77,16 +82,16 @@ def refine(
                 near.append(stages)
         return sorted(near, key=closed_s)
 
-    def descend(best: Stages, value: Callable[[Stages], float], near: float) -> Stages:
+    def descend(best: Stages, value: Callable[[Stages, float], float], near: float) -> Stages:
         """Return the stages at which no neighbour is better; each step takes the first better one in closed-form
         order.
         """
         improved = True
         while improved:
             improved = False
-            limit_s = near * closed_s(best)
-            for stages in within(neighbours.of(best, limit_s, met), limit_s):
-                if fits(stages) and value(stages) < value(best) * (1 - GAIN):
+            near_s, better_s = near * closed_s(best), value(best, math.inf) * (1 - GAIN)
+            for stages in within(neighbours.of(best, near_s, met), near_s):
+                if fits(stages) and value(stages, better_s) < better_s:
                     best, improved = stages, True
                     break
         return best
@@ -111,7 +116,11 @@ def refine(
             reached[descend(stages, closed_s, 1 - GAIN)] = None
     least_s = min(map(closed_s, reached))
     near = [stages for stages in sorted(reached, key=closed_s) if closed_s(stages) <= NEAR * least_s]
-    best = descend(min((given[0], *near), key=priced_s), priced_s, NEAR)
+    best = given[0]
+    for stages in near:
+        if priced_s(stages, priced_s(best)) < priced_s(best):
+            best = stages
+    best = descend(best, priced_s, NEAR)
     if best == given[0]:
         return first
     parts = closed_form.phase_times(best, count).parts()
@@ -134,14 +143,15 @@ def refine_on_any_count(
     *,
     method: str,
     max_prices: int,
+    least: Callable[[Plan], float] = lambda plan: 0.0,
 ) -> Plan:
     """Return the plan that `refine` finds from the starts, or a faster one on the fastest 1, 2, 4, ... devices.
 
     Algorithm 1 uses all devices.  The closed form, which does not see waiting, may find no reason to leave one out, and
-    from all devices no small change leads to a plan of few.  method: the plans' method.
+    from all devices no small change leads to a plan of few.  method: the plans' method.  least: see refine.
     """
-    times = StageTimes(problem)
-    refined = refine(starts, problem, price, max_prices=max_prices, times=times)
+    settings: Any = {"max_prices": max_prices, "least": least, "times": StageTimes(problem)}
+    refined = refine(starts, problem, price, **settings)
     limit_s, world_size = price(refined), problem.cluster.world_size
     alone_s = [problem.profile.train_s(rank, problem.batch_size, problem.sequence_length) for rank in range(world_size)]
     fastest = sorted(range(world_size), key=alone_s.__getitem__)
@@ -153,10 +163,11 @@ def refine_on_any_count(
         if together_s < limit_s:
             with contextlib.suppress(PlanError):  # where the model does not fit
                 order = sorted(fastest[:count])
-                plans = candidates(problem, order=order, objective="bottleneck", method=method, times=times)
+                plans = candidates(problem, order=order, objective="bottleneck", method=method, times=settings["times"])
                 fewer.append(plans[0])
         count *= 2
-    near = [plan for plan in fewer if price(plan) <= NEAR * limit_s]
+    near_s = NEAR * limit_s
+    near = [plan for plan in fewer if least(plan) * (1 - ROUNDING) <= near_s and price(plan) <= near_s]
     if not near:
         return refined
-    return min(refined, refine(near, problem, price, max_prices=max_prices, times=times), key=price)
+    return min(refined, refine(near, problem, price, **settings), key=price)

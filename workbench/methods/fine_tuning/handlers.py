@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
+from workbench.core.costs import TableCosts
 from workbench.core.division import Division
 from workbench.core.once import once_for
 from workbench.core.plan import KEEP, Plan
@@ -26,6 +27,7 @@ from workbench.models.families import FAMILIES
 from workbench.runtime.executor import Contents, Handler
 from workbench.schedules.costs import Crossing, context_bytes, plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
+from workbench.schedules.least import BACKPROPAGATION, least_s
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
 from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
@@ -127,18 +129,29 @@ class Programs:
             self._schedules[key] = once_for(
                 lambda: (*key, *self._settings), lambda: insert_transfers(self._schedule(*key))
             )
-        costs = plan_costs(
+        return Program.on(self.cluster, self._schedules[key], self._costs(parts))
+
+    def least_s(self, shape: StepShape) -> float:
+        """Return a lower bound of the simulated seconds of a step, 0 if it is not that of a pipeline that keeps its
+        activations.
+        """
+        order = ORDERS.get(self.schedule)
+        if order is None or any(stage.activations != KEEP for stage in self.plan.stages):
+            return 0.0
+        return least_s(self.plan, shape.sizes, shape.lengths, self._costs(shape), order, BACKPROPAGATION)
+
+    def _costs(self, shape: StepShape) -> TableCosts:
+        return plan_costs(
             self.profile,
             self.cluster,
             self.plan,
-            sizes=parts.sizes,
-            lengths=parts.lengths,
+            sizes=shape.sizes,
+            lengths=shape.lengths,
             shared_bytes=[FP32_BYTES * parameter.numel for parameter in self.shared],
             crossing=self._crossing,
             stashes_weights=self.schedule not in ORDERS,
             divisions=self.divisions,
         )
-        return Program.on(self.cluster, self._schedules[key], costs)
 
     @property
     def _settings(self) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
@@ -72,6 +73,17 @@ def step_of_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Ca
     return seconds
 
 
+def least_of_job(prepared: PreparedJob, profile: Profile, cluster: Cluster) -> Callable[[Plan], float]:
+    """Return a function of a plan: a lower bound of step_of_job's seconds."""
+    typical_step = cache(prepared.typical_step)
+
+    def seconds(plan: Plan) -> float:
+        programs = rank_job(prepared, profile, cluster, plan).programs
+        return programs.least_s(typical_step(plan.num_micro_batches).shape)
+
+    return seconds
+
+
 def choose_activations(
     prepared: PreparedJob, profile: Profile, cluster: Cluster, plan_with: Callable[[Profile], Plan]
 ) -> Plan:
@@ -115,9 +127,8 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     simulated_s = step_of_job(prepared, profile, cluster)
     if paradigm != "hybrid":
         return PARADIGMS[paradigm](problem)
-    plans = [
-        refine_on_any_count([asteroid(problem)], problem, simulated_s, method="asteroid", max_prices=MAX_SIMULATIONS)
-    ]
+    limits: Any = {"max_prices": MAX_SIMULATIONS, "least": least_of_job(prepared, profile, cluster)}
+    plans = [refine_on_any_count([asteroid(problem)], problem, simulated_s, method="asteroid", **limits)]
     for name in ("standalone", "data_parallel"):
         with contextlib.suppress(PlanError):  # if a simpler plan does not fit
             plans.append(PARADIGMS[name](problem))

@@ -91,10 +91,14 @@ class FineTuningRankJob(RankJob):
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the only phase (see RankJob)."""
-        settings = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
-        programs = Programs(self.profile, self.cluster, self.plan, self.facts, *settings)
         steps = self.planned_windows if self.is_asynchronous else self.planned_epoch
-        return (Phase(epochs=range(self.job.epochs), steps=steps, program=programs.step),)
+        return (Phase(epochs=range(self.job.epochs), steps=steps, program=self.programs.step),)
+
+    @property
+    def programs(self) -> Programs:
+        """Return the programs of the steps."""
+        settings = self.shared, self.schedule, self.divisions, self.versions, self.config.side_width
+        return Programs(self.profile, self.cluster, self.plan, self.facts, *settings)
 
     def loaded(self, rank: int) -> Loaded | None:
         """Return a rank's stage before the first step (see RankJob); None if the rank has no stage."""

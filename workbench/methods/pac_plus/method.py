@@ -19,7 +19,7 @@ from workbench.methods.common.scaling import number_format
 from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
-from workbench.methods.pac_plus.rank_job import PacPlusRankJob, rank_job
+from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, rank_job
 from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
@@ -93,7 +93,12 @@ def _first_epoch(prepared: PreparedJob, problem: Problem) -> Plan:
         run = rank_job(prepared, problem.profile, problem.cluster, plan)
         return run.predictor(run.first_epoch).seconds(step)
 
-    return refine_on_any_count(plans, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS)
+    def least_s(plan: Plan) -> float:
+        return Programs(rank_job(prepared, problem.profile, problem.cluster, plan)).least_s(step.shape)
+
+    return refine_on_any_count(
+        plans, problem, simulated_s, method="pac_plus", max_prices=MAX_SIMULATIONS, least=least_s
+    )
 
 
 class Trained:

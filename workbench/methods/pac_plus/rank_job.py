@@ -30,6 +30,7 @@ from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
 from workbench.schedules.costs import plan_costs, resident_bytes
+from workbench.schedules.least import HYBRID, least_s
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
 from workbench.schedules.pipeline import ORDERS, cached_step, hybrid_1f1b
@@ -129,10 +130,16 @@ class Programs:
                 return backbone_part(step) if backbone_only else step
 
             self._schedules[key] = once_for(lambda: key, build)
-        costs = plan_costs(
+        return Program.on(self._cluster, self._schedules[key], self._costs(shape))
+
+    def least_s(self, shape: StepShape) -> float:
+        """Return a lower bound of the simulated seconds of a step of the first epoch."""
+        return least_s(self._plan, shape.sizes, shape.lengths, self._costs(shape), self._order, HYBRID)
+
+    def _costs(self, shape: StepShape) -> TableCosts:
+        return plan_costs(
             self._profile, self._cluster, self._plan, sizes=shape.sizes, lengths=shape.lengths, crossing=self._crossing
         )
-        return Program.on(self._cluster, self._schedules[key], costs)
 
     def cached(self, shape: StepShape) -> Program:
         """Return a step from the cache (section V-B).  shape: the shape of every rank's share; a rank with 0 samples
