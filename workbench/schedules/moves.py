@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
@@ -149,21 +150,30 @@ def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int
     """
     egress_s, ingress_s = [0.0] * cluster.world_size, [0.0] * cluster.world_size
     present_s = [dict.fromkeys(chunk.holders, 0.0) for chunk in chunks]
-    pending: dict[int, list[int]] = {}
-    for number, chunk in enumerate(chunks):
-        for receiver in chunk.receivers:
-            pending.setdefault(receiver, []).append(number)
 
-    def offers() -> Iterator[tuple[float, int, float, int, int, int]]:
-        for destination, numbers in pending.items():
-            for number in numbers:
-                for source, since_s in present_s[number].items():
-                    start_s = max(egress_s[source], ingress_s[destination], since_s)
-                    end_s = start_s + cluster.link(source, destination).transfer_s(chunks[number].nbytes)
-                    yield start_s, len(present_s[number]), end_s, number, source, destination
+    def offer(number: int, source: int, destination: int) -> tuple[float, int, float, int, int, int]:
+        there_s = present_s[number]
+        start_s = max(egress_s[source], ingress_s[destination], there_s[source])
+        end_s = start_s + cluster.link(source, destination).transfer_s(chunks[number].nbytes)
+        return start_s, len(there_s), end_s, number, source, destination
 
-    while any(pending.values()):
-        _, _, end_s, number, source, destination = min(offers())
+    offers = [
+        offer(number, source, destination)
+        for number, chunk in enumerate(chunks)
+        for source in chunk.holders
+        for destination in chunk.receivers
+    ]
+    heapify(offers)
+    while offers:
+        first = heappop(offers)
+        _, _, end_s, number, source, destination = first
+        if destination in present_s[number]:
+            continue
+        if (now := offer(number, source, destination)) > first:  # meanwhile others were sent, so it comes later
+            heappush(offers, now)
+            continue
         egress_s[source] = ingress_s[destination] = present_s[number][destination] = end_s
-        pending[destination].remove(number)
+        for other in chunks[number].receivers:
+            if other not in present_s[number]:
+                heappush(offers, offer(number, destination, other))
         yield number, source, destination
