@@ -23,10 +23,10 @@ Place = tuple[int, int]  # (rank, index in that rank's list)
 
 
 class Way(NamedTuple):
-    """A transfer's way.  index: the position of its SEND in the source's list."""
+    """A transfer's way.  place: that of its SEND in the source's list."""
 
     source: int
-    index: int
+    place: int
     destination: int
 
 

@@ -11,6 +11,7 @@ from typing import (
     Literal,
     NamedTuple,
     TypeVar,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -62,7 +63,7 @@ def published_settings(settings: type) -> tuple[dict[str, Published], dict[str, 
     """
     declared_by_name = {
         name: [marker for marker in getattr(hint, "__metadata__", ()) if isinstance(marker, Published)]
-        for name, hint in _hints(settings).stated.items()
+        for name, hint in _hints(cast(Any, settings)).stated.items()
     }
     return {name: declared[0] for name, declared in declared_by_name.items() if declared}, dict(
         getattr(settings, "published_job", {})
@@ -137,7 +138,7 @@ def read_options(method: str, settings: type[T], options: Mapping[str, Any]) -> 
     """Return a method's settings, a dataclass with defaults, from Job.options.  Raises ConfigError that names the wrong
     option.
     """
-    kinds, stated = _hints(settings)
+    kinds, stated = _hints(cast(Any, settings))
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in kinds:
