@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from typing import Any
 
@@ -143,17 +143,22 @@ def test_a_program_begins_when_its_device_could_begin() -> None:
 def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
     factor: float, message_late_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message comes after it is due (if its link is emulated), and threads have no core in a collective: those of the
-    other streams do not count.  Where nothing is paced, nothing is told."""
+    """A message comes after it is due (if its link is emulated), and threads have no core in a collective.
+    Where nothing is paced, nothing is told."""
 
     class NoCore:
-        """In place of CoreWaits: the threads have had no core for 4 s; the stream's own for one more."""
+        """In place of CoreWaits: 5 s pass without a core between two readings of a thread."""
 
-        def read(self) -> dict[int, int]:
-            return {}
+        def __init__(self) -> None:
+            self._readings: Counter[int] = Counter()
 
-        def since_s(self, before: dict[int, int], without: set[int]) -> float:
-            return 4.0 if threading.get_native_id() in without else 5.0
+        def read_s(self) -> float:
+            own = threading.get_native_id()
+            self._readings[own] += 1
+            return 5.0 * self._readings[own]
+
+        def close(self) -> None:
+            pass
 
     class Told(Pacer):
         def wait(self, seconds: float, late_s: float) -> None:

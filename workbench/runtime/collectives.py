@@ -5,7 +5,7 @@ gloo's own reduce-scatter costs as much as an all-reduce; a ring takes half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,28 +16,14 @@ _RING_TAG = (1 << 30) + 1
 """Message tags for ring transfers of collectives, above those of channels."""
 
 
-def broadcast(
-    group: torch.distributed.ProcessGroup,
-    root: int,
-    tensor: torch.Tensor,
-    under_way: Callable[[], None] = lambda: None,
-) -> None:
-    """Overwrite a tensor with that of a rank of the group.  under_way: see run_collective."""
+def broadcast(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:
+    """Overwrite a tensor with that of a rank of the group."""
     options = torch.distributed.BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
-    work = group.broadcast([tensor], options)
-    under_way()
-    work.wait()
+    group.broadcast([tensor], options).wait()
 
 
-def run_collective(
-    op: Op,
-    content: torch.Tensor,
-    rows: Sequence[int],
-    group: Any,
-    position: int,
-    under_way: Callable[[], None] = lambda: None,
-) -> torch.Tensor:
+def run_collective(op: Op, content: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
     """Run a collective of a group's members; return the result on this one.  position: its place in op.ranks.
 
     content: this member's contribution.  ALLREDUCE sums it in place.  BROADCAST overwrites it in place with the content
@@ -45,21 +31,18 @@ def run_collective(
     ALLGATHER returns the contents of all members, joined along dimension 0 in the order of op.ranks.  REDUCESCATTER
     returns this member's block of the sum; the blocks lie along dimension 0 in the order of op.ranks.
     rows: size of each member's part along dimension 0 (ALLGATHER, REDUCESCATTER).
-    under_way: called whenever messages of this member have just left, so that it takes none of the collective's time.
     Raises RuntimeError if a member died or became silent.
     """
     if op.kind == ALLREDUCE:
-        work = group.allreduce([content])
-        under_way()
-        work.wait()
+        group.allreduce([content]).wait()
         return content
     if op.kind == BROADCAST:
-        broadcast(group, _number(op, op.ranks[0]), content, under_way)
+        broadcast(group, _number(op, op.ranks[0]), content)
         return content
     if op.kind == ALLGATHER:
-        return _all_gather(op, content, rows, group, position, under_way)
+        return _all_gather(op, content, rows, group, position)
     assert op.kind == REDUCESCATTER, f"{op.kind} is not a collective"
-    return _reduce_scatter(op, content, rows, group, position, under_way)
+    return _reduce_scatter(op, content, rows, group, position)
 
 
 def _number(op: Op, rank: int) -> int:
@@ -67,39 +50,31 @@ def _number(op: Op, rank: int) -> int:
     return sorted(op.ranks).index(rank)
 
 
-def _all_gather(
-    op: Op, block: torch.Tensor, rows: Sequence[int], group: Any, position: int, under_way: Callable[[], None]
-) -> torch.Tensor:
+def _all_gather(op: Op, block: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
     full = torch.empty((sum(rows), *block.shape[1:]), dtype=block.dtype)
     blocks = list(full.split(list(rows)))
     blocks[position].copy_(block)
     size = len(rows)
     for step in range(size - 1):
-        mine, theirs = blocks[(position - step) % size], blocks[(position - step - 1) % size]
-        _pass_on(op, group, position, mine, theirs, under_way)
+        _pass_on(op, group, position, blocks[(position - step) % size], blocks[(position - step - 1) % size])
     return full
 
 
-def _reduce_scatter(
-    op: Op, full: torch.Tensor, rows: Sequence[int], group: Any, position: int, under_way: Callable[[], None]
-) -> torch.Tensor:
+def _reduce_scatter(op: Op, full: torch.Tensor, rows: Sequence[int], group: Any, position: int) -> torch.Tensor:
     blocks, size = list(full.split(list(rows))), len(rows)
     total = blocks[(position - 1) % size]
     for step in range(size - 1):
         term = blocks[(position - step - 2) % size]
         came = torch.empty_like(term)
-        _pass_on(op, group, position, total, came, under_way)
+        _pass_on(op, group, position, total, came)
         total = came.add_(term)
     return total.clone() if size == 1 else total
 
 
-def _pass_on(
-    op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torch.Tensor, under_way: Callable[[], None]
-) -> None:
+def _pass_on(op: Op, group: Any, position: int, mine: torch.Tensor, theirs: torch.Tensor) -> None:
     """Send to the next ring member and receive from the previous one, at the same time."""
     size = len(op.ranks)
     following, former = (_number(op, op.ranks[(position + step) % size]) for step in (1, -1))
     works = [group.recv([theirs], former, _RING_TAG), group.send([mine.contiguous()], following, _RING_TAG)]
-    under_way()
     for work in works:
         work.wait()

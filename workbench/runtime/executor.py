@@ -66,7 +66,6 @@ class Executor:
     def __init__(self, rank: int, transport: Transport, pacer: Pacer) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
         self._core_waits = CoreWaits()
-        self._computing: set[int] = set()  # the streams' threads: their operations are paced
         self._places: dict[str, Place] = {}
         self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
@@ -91,6 +90,7 @@ class Executor:
             waiting.put(None)
         self.transport.close()
         self._pinned.close()
+        self._core_waits.close()
         # A thread of the transport may still wait for a lost device, and refers to this executor.
         self._last = self._carrying = None
         self._leaving.clear()
@@ -211,7 +211,6 @@ class Executor:
         """Run a stream's operations of a step in list order, on the calling thread."""
         pacer, free_s = self._pacers[stream], self._free_s.get(stream, step.begin_s)
         place, values = self._places.get(stream), step.values
-        self._computing.add(threading.get_native_id())
         for index, op in step.part.streams.get(stream, ()):
             try:
                 arrivals = [values.get(value) for value in op.reads]
@@ -257,16 +256,10 @@ class Executor:
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
-        before: list[dict[int, int]] = []
-
-        def under_way() -> None:
-            if pacer.factor and not before:
-                before.append(self._core_waits.read())
-
-        result, span = self.transport.collective(op, content, rows, under_way)
-        if before:
-            others = self._computing - {threading.get_native_id()}
-            pacer.wait(span.end_s - span.start_s, self._core_waits.since_s(before[0], others))
+        waited_s = self._core_waits.read_s() if pacer.factor else 0.0
+        result, span = self.transport.collective(op, content, rows)
+        if pacer.factor:
+            pacer.wait(span.end_s - span.start_s, self._core_waits.read_s() - waited_s)
         return (result,) * len(op.writes), span
 
 

@@ -160,17 +160,15 @@ class Transport:
                 expected.coming.extend(_Expected(op, spec, values, spans) for op, spec in batch)
             self._post(source, expected)
 
-    def collective(
-        self, op: Op, content: torch.Tensor, rows: Sequence[int], under_way: Callable[[], None] = lambda: None
-    ) -> tuple[torch.Tensor, Span]:
+    def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
 
-        content: this rank's contribution.  rows: size of each member's part, under_way: see run_collective.
+        content: this rank's contribution.  rows: size of each member's part (see run_collective).
         Raises DeviceLostError if a member died or became silent.
         """
         group, start_s, position = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank)
         try:
-            result = run_collective(op, content, rows, group, position, under_way)
+            result = run_collective(op, content, rows, group, position)
         except RuntimeError as error:
             raise DeviceLostError(
                 f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was in progress.",
