@@ -99,6 +99,8 @@ class Recovery:
     number of steps computed again.
     noticed_steps: number of steps finished until it was detected.  predicted_s: simulated seconds to the end of the
     first step after it.
+    parts_s: what the devices did from the detection on, by name and in this order, each until the slowest device began
+    with the next; the last one is the first step.
     """
 
     what: str
@@ -111,6 +113,7 @@ class Recovery:
     repeated: int = 0
     noticed_steps: int = 0
     predicted_s: float | None = None
+    parts_s: dict[str, Time] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

@@ -8,7 +8,7 @@ generation does and what it repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -33,7 +33,7 @@ from workbench.runtime.commands import (
     Train,
 )
 from workbench.runtime.fleet import DeviceNotice, Fleet
-from workbench.runtime.recoveries import Recoveries
+from workbench.runtime.recoveries import PLANNING, Recoveries
 
 PROBE_EVERY = 4
 """Number of steps between two probes of an idle device that was found slow."""
@@ -198,7 +198,14 @@ class Coordinator:
                     if not self._unprepared:
                         self._pause()
             case _:
+                if generation is not None and rank in generation.members and isinstance(content, dict):
+                    self._begins_with(content)
                 self.policy.heard(generation, rank, content)
+
+    def _begins_with(self, progress: Mapping[str, Any]) -> None:
+        """Record what a device does before its first step (see Progress)."""
+        if "phase" in progress and "step" not in progress:
+            self._changes.entered(progress["phase"], by_device=True)
 
     def _stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         place, now_s = generation.members.index(rank), self.fleet.now_s()
@@ -331,6 +338,7 @@ class Coordinator:
         if generation is None or any(rank not in self._ended and rank not in self._lost for rank in generation.members):
             return
         self._generation = None
+        self._changes.entered(PLANNING)
         self.policy.ended(generation, dict(self._ended), frozenset(self._lost))
         self.fleet.command(tuple(self.fleet.leaving), Stop())
 

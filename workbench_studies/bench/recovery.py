@@ -82,19 +82,26 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
         valid = valid and report.valid
         recoveries += [recovery for recovery in report.recoveries if recovery.what == f"{kind} {device}"]
     for recovery in recoveries:
-        progress(f"  {recovery.described}")
+        parts = ", ".join(f"{name} {1e3 * seconds:.0f} ms" for name, seconds in recovery.parts_s.items())
+        progress(f"  {recovery.described} In parts: {parts}.")
     point = {"method": method, "fault": kind, "recovered": f"{len(recoveries)} of {rounds}"}
     if not recoveries:
         return point
+    foreseen_s = [recovery.predicted_s for recovery in recoveries if recovery.predicted_s is not None]
     medians = ("noticed_s", "noticed_steps", "planned_s", "resumed_s")
     return {
         **point,
         **{name: median(getattr(recovery, name) for recovery in recoveries) for name in medians},
         "whole_s": median(recovery.seconds for recovery in recoveries),
+        **({"simulated_s": median(foreseen_s)} if foreseen_s else {}),
         "longest_s": max(recovery.seconds for recovery in recoveries),
         "stood_still_s": median(recovery.stood_still_s for recovery in recoveries),
         "step_s": median(recovery.step_s for recovery in recoveries),
         "repeated_steps": max(recovery.repeated for recovery in recoveries),
+        "parts_s": {
+            name: median(recovery.parts_s.get(name, 0.0) for recovery in recoveries)
+            for name in dict.fromkeys(name for recovery in recoveries for name in recovery.parts_s)
+        },
         "valid": valid,
     }
 

@@ -11,7 +11,7 @@ from workbench.core.division import Division
 from workbench.core.plan import Stage
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.rank_results import RankResult
-from workbench.methods.common.session import LOADING, RankSession
+from workbench.methods.common.session import RankSession
 from workbench.methods.fine_tuning.compute import StageCompute
 from workbench.methods.fine_tuning.divided import divided_or_whole
 from workbench.methods.fine_tuning.handlers import (
@@ -156,7 +156,6 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
 
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
-        self.session.progress.phase(LOADING)
         loaded = self.rank_job.loaded(self.session.rank)
         if loaded is not None:
             self.take(loaded)

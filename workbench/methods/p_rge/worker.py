@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.core.errors import DivergedError
 from workbench.core.schedule import SEND, STEP, Op
 from workbench.methods.common.rank_results import RankResult, StepTrace
-from workbench.methods.common.session import IDLE, LOADING, WAITING, RankSession
+from workbench.methods.common.session import IDLE, WAITING, RankSession
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.query_costs import Passing
 from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
@@ -257,7 +257,6 @@ class QueryWorker(StepWorker[PRGERankJob]):
         """Run the steps of a job (see StepWorker)."""
         assert isinstance(result, QueryResult)
         job = session.rank_job
-        session.progress.phase(LOADING)
         self.prepare(job, session.rank)
         session.progress.phase(WAITING)
         phase = QueryPhase(

@@ -22,7 +22,7 @@ from workbench.core.sealed import owner_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.folder import weights_digest
 from workbench.methods.common.rank_results import RankResult
-from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, LOADING, WAITING, RankSession
+from workbench.methods.common.session import CACHED_EPOCH, FIRST_EPOCH, WAITING, RankSession
 from workbench.methods.pac_plus.handlers import READ_AHEAD, CachedBatches, PacPlusHandlers, StageCompute
 from workbench.methods.pac_plus.prepare import PreparedJob, rank_taps, whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, parts_of, taped, taped_samples
@@ -194,7 +194,6 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
 
     def load(self, epoch: int) -> None:
         """Load the stage (see RankPhase)."""
-        self.session.progress.phase(LOADING)
         self._build()
         self.result.nbytes["private memory with the backbone"] = read_memory().anonymous_bytes
         if self.compute is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from workbench.core.costs import Costs
 from workbench.core.schedule import ALLREDUCE, NONE, STEP, Op
 from workbench.methods.common.rank_results import RankResult
-from workbench.methods.common.session import LOADING, RankSession
+from workbench.methods.common.session import RankSession
 from workbench.methods.ringada import schedule as ring
 from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOptimizer
 from workbench.methods.ringada.costs import RingLayout
@@ -233,7 +233,6 @@ class RingPhase(StagePhase[RingRankJob]):
 
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
-        self.session.progress.phase(LOADING)
         if self.index is not None:
             rank_job, job = self.rank_job, self.rank_job.job
             backbone = first = rank_job.load_backbone(*self.layers)

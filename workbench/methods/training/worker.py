@@ -20,7 +20,7 @@ from workbench.core.heat import Heat
 from workbench.core.program import Program
 from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.common.records import IN_USE, WARM_UP_STEPS
-from workbench.methods.common.session import DONE, IDLE, WAITING, DeviceSession, RankSession, transfers_of
+from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceSession, RankSession, transfers_of
 from workbench.methods.common.session import AJob as ASessionJob
 from workbench.methods.training.handlers import PlannedStep, StepShape
 from workbench.methods.training.interrupted import EpochLog
@@ -101,6 +101,7 @@ class StepWorker(DeviceWorker[ASessionJob]):
         end: End = "finished"
         try:
             with self.session(context, process_group, job, controls) as session:
+                session.progress.phase(LOADING)
                 try:
                     self.work(session, result, controls)
                     session.progress.phase(DONE)
