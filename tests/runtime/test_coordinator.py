@@ -38,7 +38,10 @@ def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() 
     told = coordinate(Trainer(80), *faults("kill:d1@step12; return:d1@step20"))
     assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
     assert told.policy.losses == [(12, 10)]  # two steps since the last backup
+    assert told.policy.planned_ahead == [(2, (0, 2, 3))]  # while they end their work
     first, second = told.coordinator.recoveries
+    assert list(first.parts_s) == ["stopping", "planning", "meeting"]
+    assert sum(first.parts_s.values()) == pytest.approx(first.planned_s + first.resumed_s)
     assert (first.what, second.what) == ("kill d1", "return d1")
     assert first.seconds < 0.05 + 3 * 0.05 + WORK_S / 3 + 0.1
     assert second.seconds > 2.0  # a process takes that long to start

@@ -75,6 +75,7 @@ class Trainer:
     history: list[int] = field(default_factory=list)  # steps in the order in which they were done
     generations: list[Generation] = field(default_factory=list)
     losses: list[tuple[int, int]] = field(default_factory=list)  # (steps done at the loss, step that was gone back to)
+    planned_ahead: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # number and ready devices
 
     @property
     def num_steps(self) -> int:
@@ -109,6 +110,10 @@ class Trainer:
         return Generation(
             number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, prepares
         )
+
+    def plan_ahead(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> None:
+        assert len(self.generations) == number - 1, "the generation has begun"
+        self.planned_ahead.append((number, ready))
 
     def part(self, generation: Generation, place: int) -> Job:
         return generation.job

@@ -250,6 +250,13 @@ class Policy(Protocol):
         """Take the present charge of devices, from 0 to 1, by name, before the work of a leaving device is planned."""
         return
 
+    def plan_ahead(self, number: int, ready: Ranks, factors: Factors) -> None:
+        """Plan the next generation after a loss, while the other devices end their work (arguments: see `generation`).
+
+        `generation` is asked for it once they have.  By default it plans only then.
+        """
+        return
+
     def part(self, generation: Generation, place: int) -> Any:
         """Return the part of a generation's job that is sent to the member at `place`.  By default this is the whole
         job.

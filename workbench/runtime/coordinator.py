@@ -248,6 +248,9 @@ class Coordinator:
         self._lost.add(rank)
         self._break_off(generation)
         self._close_generation()
+        if self._generation is not None:
+            with suppress(PlanError):
+                self.policy.plan_ahead(self._number + 1, self._ready, self.pace.factors)
 
     def _welcome(self, rank: int) -> None:
         """Let a returned device prepare while the others work; then they pause, and it joins."""

@@ -10,7 +10,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from workbench.core.cluster import Factors
 from workbench.core.plan import Homes, held_by, whole_states
+from workbench.core.schedule import Ranks
 from workbench.methods.base import Notify, Planned
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.training.interrupted import Interrupted, take_up
@@ -102,6 +104,12 @@ class TrainingPolicy(StepPolicy):
     def last(self) -> StartedGeneration:
         """Return the last generation (see StepPolicy)."""
         return super().last if self.generations else replace(super().last, former=self._former)
+
+    def plan_ahead(self, number: int, ready: Ranks, factors: Factors) -> None:
+        """Plan for the devices that are left (see Policy): after a loss no device takes another's place."""
+        self.now = None
+        key = self._key(number, ready, factors)
+        self._ahead = key, self._generation(number, *self._next_job(ready, factors), factors)
 
     def begun(self, generation: Generation) -> Generation:
         """Let the generation continue after the last step whose state is in the folder (see Policy)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from workbench.core.units import three_figures
 from workbench.methods.base import SILENT_AFTER_STEPS, Event, Notify
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import Progress, show_device
+from workbench.methods.common.session import LOADING, WAITING
 from workbench.planners.pace import Pace
 from workbench.runtime.commands import Generation, Parts, Policy, StepDone
 from workbench.runtime.coordinator import Coordinator
@@ -36,6 +38,7 @@ class RecordingPolicy(Policy):
     def __init__(self, notify: Notify) -> None:
         self._told, self.notes, self.least_timeout_s = notify, list[str](), 0.0
         self._progress: Progress | None = None
+        self._shown = 0  # the number of the last generation whose plan was shown
         self._fleet: Fleet | None = None
 
     def notify(self, event: Event) -> None:
@@ -65,8 +68,13 @@ class RecordingPolicy(Policy):
             self.notify(event._replace(rank=members[event.rank], spans=spans))
 
         self._progress = Progress(generation.plan, tell)
-        plan = generation.plan.renumbered(dict(enumerate(members)))
-        self.notify(Event("plan", step=self.step, plan=plan, timelines=self.timelines(generation)))
+
+    def _show(self, generation: Generation, progress: Mapping[str, Any]) -> None:
+        """Show a generation's plan once a device works by it: simulating its steps before would delay the devices."""
+        if self._shown != generation.number and progress.get("phase") not in (LOADING, WAITING):
+            self._shown = generation.number
+            plan = generation.plan.renumbered(dict(enumerate(generation.members)))
+            self.notify(Event("plan", step=self.step, plan=plan, timelines=self.timelines(generation)))
 
     def generation_of(self, number: int, members: Ranks, plan: Plan, job: Any, timetable: Any) -> Generation:
         """Return a job of some devices as a generation.  timetable: the job's steps with their predicted seconds."""
@@ -89,6 +97,7 @@ class RecordingPolicy(Policy):
             and self._progress is not None
             and isinstance(event, dict)
         ):
+            self._show(generation, event)
             self._progress(generation.members.index(rank), event)
 
     def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:

@@ -194,8 +194,8 @@ class StepPolicy(RecordingPolicy):
 
     def generation(self, number: int, ready: Ranks, factors: Factors) -> Generation:
         """Return the remaining steps as a job of the devices that are ready (see Policy)."""
-        self.factors, key = dict(factors), (number, ready, dict(factors))
-        if self._ahead is not None and self._ahead[0] == key and self.now is not None:
+        self.factors, key = dict(factors), self._key(number, ready, factors)
+        if self._ahead is not None and self._ahead[0] == key:
             return self._ahead[1]
         substituted = self._with_substitutes(ready, factors)
         if substituted is None:
@@ -203,6 +203,10 @@ class StepPolicy(RecordingPolicy):
         members, job, prepares = substituted
         self._ahead = key, self._generation(number, members, job, factors)._replace(prepares=prepares)
         return self._ahead[1]
+
+    def _key(self, number: int, ready: Ranks, factors: Factors) -> tuple[Any, ...]:
+        """Return what determines the next generation, besides the steps that are done."""
+        return number, ready, dict(factors), self.now is None
 
     def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:
         """Return whether the devices' speeds call for another plan (see Policy), and whether it pays.

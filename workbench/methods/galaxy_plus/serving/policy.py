@@ -172,6 +172,9 @@ class ServingPolicy:
         """Return the seconds on the faults' clock.  No fault is due before the service begins."""
         return -1.0 if self._begin_s is None else self.now_s
 
+    def plan_ahead(self, number: int, ready: Ranks, factors: Factors) -> None:
+        """Do nothing, because the rescheduler has the plans (see Policy)."""
+
     def charged(self, charges: Mapping[str, float]) -> None:
         """Ignore the devices' charge: nobody takes another's place by it."""
 
