@@ -16,6 +16,7 @@ from workbench.runtime import commands as c
 from workbench.runtime.context import RankContext
 from workbench.runtime.executor import Executor
 from workbench.runtime.jobs import tells_of_peer
+from workbench.runtime.memory import release_free_memory
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.process_group import group
 
@@ -135,19 +136,21 @@ def serve_device(context: RankContext, worker: Worker) -> None:
             if not isinstance(command, c.Train):
                 server.do(command)
                 continue
-            members, job, controls, why = command.members, command.job, server.controls, ""
+            members, job, controls = command.members, command.job, server.controls
             member = replace(context, rank=members.index(context.rank), world_size=len(members), cluster=job.cluster)
-            ended: tuple[c.End, Any] = "lost", None
             try:
                 with group(
                     member, job.timeout_s, name=f"generation-{command.generation}", is_wanted=controls.is_wanted
                 ) as opened:
-                    ended = worker.train(member, opened, job, controls)
+                    end, part = worker.train(member, opened, job, controls)
+                    # Before the group closes and memory is freed: meanwhile the next generation is made.
+                    context.publish(c.Ended(command.generation, end, part))
             except (DeviceLostError, RuntimeSetupError, RuntimeError) as error:
                 if not isinstance(error, RuntimeSetupError) and not tells_of_peer(error):
                     raise
                 why = error.found if isinstance(error, RuntimeSetupError) else ""  # what kept it from joining
-            context.publish(c.Ended(command.generation, *ended, why))
+                context.publish(c.Ended(command.generation, "lost", why=why))
+            release_free_memory()
 
 
 class _Server:

@@ -114,8 +114,6 @@ class StepWorker(DeviceWorker[ASessionJob]):
                 raise
             error.__traceback__ = None  # it would keep the layers in memory
             end = "lost"
-        finally:
-            release_free_memory()
         return end, on_rank_zeros_clock(result, context.clock_offset_s) if context.clock_offset_s else result
 
     @abstractmethod
