@@ -44,6 +44,11 @@ class Optimizer(Protocol):
     def set_num_steps(self, num_steps: int) -> None:
         """Set the step count, to continue from a saved state."""
 
+    def give_up_step(self) -> None:
+        """Forget what a step has left that was given up; parameters and moments are then restored from a saved
+        state.
+        """
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return views of parameters and moments by name, in the order of state_vectors."""
 
@@ -124,6 +129,11 @@ class FlatAdamW:
         self.num_steps = num_steps
         for leaf in self._leaves:
             self._optimizer.state[leaf]["step"].fill_(num_steps)
+
+    def give_up_step(self) -> None:
+        """Clear the gradients (see Optimizer), and let the module compute with the newest parameters."""
+        self.gradients.zero_()
+        self.compute_with(self.parameters)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return views of parameters and moments by name (see STATE_KINDS), in the order of state_vectors."""

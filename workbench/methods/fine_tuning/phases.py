@@ -31,7 +31,6 @@ from workbench.models.cross_framework import require_jax
 from workbench.models.lora import import_peft
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
-from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.runtime.memory import read_memory
 from workbench.runtime.snapshot import SMALL_BYTES
 from workbench.schedules.tensor import stream_of
@@ -163,21 +162,10 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
 
     def take(self, loaded: Loaded) -> bool:
         """Use a loaded stage (see RankPhase)."""
-        if self.index is None or loaded.layers != self.layers:
-            return False
-        self.compute, self.optimizer = loaded.compute, loaded.optimizer
-        if isinstance(loaded.optimizer, FlatAdamW):
-            loaded.optimizer.gradients.zero_()  # of a step that was given up; nobody writes to them any more
-        self.compute.folder = self.activations_folder
-        return True
-
-    def hand_on(self) -> Loaded | None:
-        """Return the stage (see RankPhase)."""
-        return None if self.optimizer is None else Loaded(self.layers, self.compute, self.optimizer)
-
-    def saved_from_loss(self) -> Loaded | None:
-        """Return the stage (see RankPhase).  One that computes with several versions of its weights is read again."""
-        return self.hand_on() if isinstance(self.optimizer, FlatAdamW) else None
+        is_taken = super().take(loaded)
+        if is_taken:
+            self.compute.folder = self.activations_folder
+        return is_taken
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""

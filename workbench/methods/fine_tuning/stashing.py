@@ -129,6 +129,10 @@ class WindowOptimizer:
         epochs, windows = divmod(num_steps, -(-self._num_batches // self._size))
         self.inner.set_num_steps(epochs * self._num_batches + windows * self._size)
 
+    def give_up_step(self) -> None:
+        """Forget a window that was given up, and its versions (see Optimizer)."""
+        self.inner.give_up_step()
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and moments by name (see Optimizer)."""
         return self.inner.named_tensors()

@@ -235,6 +235,11 @@ class RingOptimizer:
             part.set_num_steps(counts[layer])
         self._head.set_num_steps(max(counts.values()))
 
+    def give_up_step(self) -> None:
+        """Clear the gradients (see Optimizer)."""
+        for part in (*self._layers.values(), self._head):
+            part.give_up_step()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixCache:

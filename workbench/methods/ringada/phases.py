@@ -21,6 +21,7 @@ from workbench.methods.ringada.costs import RingLayout
 from workbench.methods.ringada.moves import ring_homes
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.methods.training.handlers import PlannedStep, Targets, named
+from workbench.methods.training.phases import Loaded
 from workbench.methods.training.rank_phases import StagePhase
 from workbench.runtime.executor import Contents, Handler
 from workbench.runtime.flat_optimizer import LinearSchedule
@@ -234,31 +235,43 @@ class RingPhase(StagePhase[RingRankJob]):
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
         if self.index is not None:
-            rank_job, job = self.rank_job, self.rank_job.job
+            rank_job = self.rank_job
             backbone = first = rank_job.load_backbone(*self.layers)
             if backbone.start > 0:
                 first = rank_job.load_backbone(0, 1)
                 first.layers.clear()  # on all devices but the first, only the embedding
-            self.compute = RingCompute(rank_job.config, backbone, first)
-            self.compute.folder = self.activations_folder
-            self.optimizer = RingOptimizer(
-                self.compute,
-                LinearSchedule(
-                    peak=job.peak_learning_rate, num_steps=rank_job.num_steps, warmup_fraction=job.warmup_fraction
-                ),
-                job.weight_decay,
-                updates=rank_job.updates,
-                keeps_head=rank_job.options.federated or self.session.rank == rank_job.initiators[0],
-                num_noted=rank_job.num_rounds if rank_job.policy.is_adaptive else 0,
-            )
-            if rank_job.options.cache:
-                folder = self.session.context.own_folder(rank_job.folder) / "prefix"
-                self._prefix = PrefixCache(
-                    folder=folder, lengths=rank_job.lengths, crossing=rank_job.crossing, lowest=rank_job.lowest
-                )
-                if rank_job.cache_homes:
-                    self._take_over(self._prefix)
+            self._train(RingCompute(rank_job.config, backbone, first))
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
+
+    def take(self, loaded: Loaded) -> bool:
+        """Use a loaded block (see RankPhase), with an optimizer for this ring: another device may keep the head."""
+        is_taken = super().take(loaded)
+        if is_taken:
+            self._train(loaded.compute)
+        return is_taken
+
+    def _train(self, compute: RingCompute) -> None:
+        """Train a block from now on, with empty caches or those of former jobs."""
+        rank_job, job = self.rank_job, self.rank_job.job
+        self.compute = compute
+        compute.folder = self.activations_folder
+        self.optimizer = RingOptimizer(
+            compute,
+            LinearSchedule(
+                peak=job.peak_learning_rate, num_steps=rank_job.num_steps, warmup_fraction=job.warmup_fraction
+            ),
+            job.weight_decay,
+            updates=rank_job.updates,
+            keeps_head=rank_job.options.federated or self.session.rank == rank_job.initiators[0],
+            num_noted=rank_job.num_rounds if rank_job.policy.is_adaptive else 0,
+        )
+        if rank_job.options.cache:
+            folder = self.session.context.own_folder(rank_job.folder) / "prefix"
+            self._prefix = PrefixCache(
+                folder=folder, lengths=rank_job.lengths, crossing=rank_job.crossing, lowest=rank_job.lowest
+            )
+            if rank_job.cache_homes:
+                self._take_over(self._prefix)
 
     def _take_over(self, prefix: PrefixCache) -> None:
         """Continue with the caches of former jobs, whose layers may have moved."""

@@ -87,11 +87,7 @@ class RankPhase(StepPhase[AJob]):
         return False
 
     def hand_on(self) -> Loaded | None:
-        """Return the loaded layers for another job of this device."""
-        return None
-
-    def saved_from_loss(self) -> Loaded | None:
-        """Return the layers for another job if a step was given up in its middle; that job restores what is trained."""
+        """Return the loaded layers for another job of this device, which restores what is trained."""
         return None
 
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
@@ -129,6 +125,18 @@ class StagePhase(RankPhase[AJob]):
         if self.index is not None:
             stage = plan.stages[self.index]
             self.is_writer, self.layers = session.rank == stage.ranks[0], (stage.start, stage.stop)
+
+    def take(self, loaded: Loaded) -> bool:
+        """Use a loaded stage (see RankPhase)."""
+        if self.index is None or loaded.layers != self.layers:
+            return False
+        self.compute, self.optimizer = loaded.compute, loaded.optimizer
+        loaded.optimizer.give_up_step()
+        return True
+
+    def hand_on(self) -> Loaded | None:
+        """Return the stage (see RankPhase)."""
+        return None if self.optimizer is None else Loaded(self.layers, self.compute, self.optimizer)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -150,7 +150,7 @@ class TrainingWorker(StepWorker[AJob]):
 
     def _train(self, phase: RankPhase, before: int, controls: Controls) -> None:
         """Do the remaining epochs of a phase, and release its layers.  before: steps so far."""
-        session, rank_job, result = phase.session, phase.rank_job, phase.result
+        rank_job = phase.rank_job
         epochs = phase.phase.epochs[max(0, rank_job.start_epoch - phase.phase.epochs.start) :]
         if not epochs:
             return
@@ -164,6 +164,19 @@ class TrainingWorker(StepWorker[AJob]):
         snapshots = RankSnapshots(phase, begins_at, self._kept)
         if is_begun:
             snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
+        try:
+            self._do_epochs(phase, epochs, snapshots, before, controls)
+        except (Paused, DeviceLostError, RuntimeError):
+            self._loaded[:] = filter(None, [phase.hand_on()])
+            raise
+        del snapshots  # it references the optimizer
+        phase.release()
+
+    def _do_epochs(
+        self, phase: RankPhase[AJob], epochs: range, snapshots: RankSnapshots[AJob], before: int, controls: Controls
+    ) -> None:
+        """Do epochs of a phase whose layers are loaded (see _train)."""
+        session, rank_job, result = phase.session, phase.rank_job, phase.result
         for epoch in epochs:
             steps = phase.phase.steps(epoch)
             begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
@@ -186,10 +199,6 @@ class TrainingWorker(StepWorker[AJob]):
                     result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
                 except Paused:
                     snapshots.pause()
-                    self._loaded[:] = filter(None, [phase.hand_on()])
-                    raise
-                except (DeviceLostError, RuntimeError):
-                    self._loaded[:] = filter(None, [phase.saved_from_loss()])
                     raise
             _note_memory(phase)
             snapshots.end_epoch(epoch)
@@ -200,8 +209,6 @@ class TrainingWorker(StepWorker[AJob]):
                 False
             ):  # those that train pause in mid-epoch; a rank without a share learns it here
                 raise Paused
-        del snapshots, note  # they reference the optimizer
-        phase.release()
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import the libraries of a job, and load its layers."""
