@@ -76,13 +76,15 @@ def load_stage(
     *,
     after_layer: Callable[[nn.Module], object] | None = None,
     with_head: bool = False,
+    with_embedding: bool = False,
     stands_for: Callable[[int], int] | None = None,
 ) -> BackboneStage:
     """Return layers [start, stop) of a model.
 
     after_layer: called with each layer, where possible before the next one is read.
 
-    with_head: also load the head of a decoder-only model.
+    with_head: also load the head of a decoder-only model.  with_embedding: also load the embedding if the first layer
+    is not among these; it serves `embed` alone, and forward passes of their parts.
     stands_for: for steps that are only timed.  Of the layers for which it returns the same number, the first is read
     and lends the others its weights, if a layer has more than LARGE_LAYER of them.
     From a folder with safetensors only these layers are read.  Otherwise the whole model is loaded and the rest
@@ -93,12 +95,24 @@ def load_stage(
         model = model_on_meta(name)
         head = read_head(model.config, tensors, dtype) if with_head else None
         lends = {} if stands_for is None else _lenders(model, start, stop, stands_for)
-        stage = read_stage(model, tensors, start, stop, dtype=dtype, after_layer=after_layer, head=head)
+        stage = read_stage(
+            model,
+            tensors,
+            start,
+            stop,
+            dtype=dtype,
+            after_layer=after_layer,
+            head=head,
+            with_embedding=with_embedding,
+        )
         if stage is not None and (head is not None or not with_head):
             for index, lender in lends.items():
                 stage.layers[str(index)] = _borrowing(stage.layers[str(lender)])
             return stage
-    stage = load_stack(name, dtype, with_head=with_head).stage(start, stop)
+    stack = load_stack(name, dtype, with_head=with_head)
+    stage = stack.stage(start, stop)
+    if with_embedding:
+        stage.embedding = stack.embedding
     if after_layer is not None:
         for layer in stage.layers.values():
             after_layer(layer)

@@ -88,11 +88,12 @@ def read_stage(
     dtype: torch.dtype,
     after_layer: Callable[[nn.Module], object] | None = None,
     head: LanguageModelHead | None = None,
+    with_embedding: bool = False,
 ) -> BackboneStage | None:
     """Return layers [start, stop) of a model made under `parameters_on_meta`, with their weights read from the files.
 
     after_layer: called with each layer once it is read, before the next, for example to quantize it.
-    head: the stage's language model head.
+    head: the stage's language model head.  with_embedding: see load_stage.
     Returns None if a weight of the stage is in the files neither under its own name nor with the base model's prefix.
     """
     stack = LayerStack(model, language_model_head=head)
@@ -103,6 +104,8 @@ def read_stage(
         for parameter_name in module._parameters
     }
     stage = stack.stage(start, stop)
+    if with_embedding:
+        stage.embedding = stack.embedding
 
     def stored_as(module: nn.Module, parameter_name: str) -> StoredTensor | None:
         return next((tensors[name] for name in under[names[id(module), parameter_name]] if name in tensors), None)

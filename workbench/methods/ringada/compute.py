@@ -39,7 +39,7 @@ class RingCompute:
     """A block of layers with their trained modules, and this device's copies of embedding and head.
 
     config: describes serial adapters inside the layers (Eq. 1), or Parallel Adapters next to them (PAC+, section IV-A).
-    backbone: the block.  first: a stage with the embedding.  trained: the modules of each layer.  head: the modules of
+    backbone: the block, with the embedding.  trained: the modules of each layer.  head: the modules of
     the head.
     side_width: the side network's width, 0 with serial adapters.  folder: where `first_pass` stores activations; None:
     they are computed again.
@@ -47,8 +47,8 @@ class RingCompute:
 
     folder: Path | None = None
 
-    def __init__(self, config: TechniqueConfig, backbone: BackboneStage, first: BackboneStage) -> None:
-        self._backbone, self._first, self._side, self.side_width = backbone, first, None, config.side_width
+    def __init__(self, config: TechniqueConfig, backbone: BackboneStage) -> None:
+        self._backbone, self._side, self.side_width = backbone, None, config.side_width
         self._model = model = TechniqueStage(backbone.part(backbone.start, backbone.stop), config, has_head=True)
         if isinstance(model.adapters, ParallelAdapterStage):
             self._side = side = model.adapters
@@ -76,7 +76,7 @@ class RingCompute:
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return b_0 (n, t, d)."""
         with torch.no_grad():
-            return self._first.embed(input_ids, attention_mask)
+            return self._backbone.embed(input_ids, attention_mask)
 
     @torch.no_grad()
     def ahead(self, state: Tensor, attention_mask: Tensor, layers: range, first_unfrozen: int) -> tuple[Any, ...]:

@@ -128,7 +128,7 @@ class _Bench:
     def __init__(self, stack: LayerStack, config: TechniqueConfig, span: Span) -> None:
         self._stage = copy.deepcopy(stack.stage(*span))  # a copy: adapters that are inserted into layers stay in them
         self._part, self.layers, self._kind = self._stage.part(*span), range(*span), config.kind
-        self._compute = RingCompute(config, self._stage, self._stage)
+        self._compute = RingCompute(config, self._stage)
         self._side_width = self._compute.side_width
         schedule = LinearSchedule(peak=1e-3, num_steps=100_000)
         self.optimizer = RingOptimizer(

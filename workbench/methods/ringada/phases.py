@@ -235,12 +235,8 @@ class RingPhase(StagePhase[RingRankJob]):
     def load(self, epoch: int) -> None:
         """Load the block (see RankPhase)."""
         if self.index is not None:
-            rank_job = self.rank_job
-            backbone = first = rank_job.load_backbone(*self.layers)
-            if backbone.start > 0:
-                first = rank_job.load_backbone(0, 1)
-                first.layers.clear()  # on all devices but the first, only the embedding
-            self._train(RingCompute(rank_job.config, backbone, first))
+            backbone = self.rank_job.load_backbone(*self.layers, with_embedding=True)
+            self._train(RingCompute(self.rank_job.config, backbone))
         self.result.nbytes["private memory with the model"] = read_memory().anonymous_bytes
 
     def take(self, loaded: Loaded) -> bool:

@@ -297,15 +297,26 @@ class RankJob(PhasedJob):
         """
         return self
 
-    def load_backbone(self, start: int, stop: int, *, with_head: bool = False) -> BackboneStage:
-        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head:
-        see load_stage.
+    def load_backbone(
+        self, start: int, stop: int, *, with_head: bool = False, with_embedding: bool = False
+    ) -> BackboneStage:
+        """Return layers [start, stop), stored as the job says; at most one layer is at full size at a time.  with_head,
+        with_embedding: see load_stage.
 
         In a sweep, whose steps are only timed, large layers of equal cost share one layer's weights.
         """
         store, layers = partial(quantize, config=self.quantization), self.layers
         equal = (lambda index: layers.index(layers[index])) if self.sweep else None
-        return store(load_stage(self.job.model, start, stop, after_layer=store, with_head=with_head, stands_for=equal))
+        stage = load_stage(
+            self.job.model,
+            start,
+            stop,
+            after_layer=store,
+            with_head=with_head,
+            with_embedding=with_embedding,
+            stands_for=equal,
+        )
+        return store(stage)
 
     def loaded(self, rank: int) -> Loaded | None:
         """Return what a rank must load before it can take part; None if that is not known in advance."""
