@@ -186,7 +186,7 @@ def test_ranks_with_different_programs_do_not_begin() -> None:
 
     def work(programs: tuple[Program, Program], rank: int, transport: Transport) -> str:
         try:
-            require_one_program(transport._group, programs[rank])
+            require_one_program(transport._group, programs[rank].to_text())
         except ScheduleError as error:
             return error.found
         return ""

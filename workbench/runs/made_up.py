@@ -120,7 +120,7 @@ def _run_rank(context: RankContext, payload: tuple[str, ContentsOf | None]) -> E
     text, contents_of = payload
     program = Program.from_text(text)
     with group(context, 30.0) as process_group:
-        require_one_program(process_group, program)
+        require_one_program(process_group, program.to_text())
         subgroups = subgroups_of([program])
         links = RankLinks(
             cluster=context.cluster, rank=context.rank, fidelity=context.fidelity, dilation=context.dilation

@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 
 from workbench.core.errors import DeviceLostError, GroupNotFormedError
-from workbench.core.program import Program, require_same
+from workbench.core.program import require_same
 from workbench.runtime.collectives import broadcast
 from workbench.runtime.context import RankContext
 
 
-def require_one_program(group: torch.distributed.ProcessGroup, program: Program) -> None:
+def require_one_program(group: torch.distributed.ProcessGroup, program: str) -> None:
     """Check before the first step that all ranks have the same program.  Every rank of the group must call this.
 
-    Raises ScheduleError on every rank, naming the first operation that differs, if a rank's program differs from rank
-    0's.
+    program: its text.  Raises ScheduleError on every rank, naming the first operation that differs, if a rank's program
+    differs from rank 0's.
     """
-    text = program.to_text().encode()
+    text = program.encode()
     own_digest = torch.tensor(list(hashlib.sha256(text).digest()), dtype=torch.uint8)
     digests = [torch.empty_like(own_digest) for _ in range(group.size())]
     group.allgather([digests], [own_digest]).wait()

@@ -209,9 +209,10 @@ class DeviceSession:
 
         program: the next step's program; raises ScheduleError if the ranks' programs differ.
         """
+        text = None if program is None else program.to_text()  # while the others are on their way
         self.sum(torch.zeros(1))
-        if program is not None:
-            require_one_program(self.group, program)
+        if text is not None:
+            require_one_program(self.group, text)
         self.executor.idle()
 
     def sum(self, tensor: torch.Tensor) -> None:
