@@ -26,7 +26,7 @@ from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.faults import CHANGES
 from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
-from workbench.runtime.virtual_work import VirtualWorld
+from workbench.runtime.virtual_work import PREPARE_S, VirtualWorld
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,12 @@ def test_a_run_with_a_loss_takes_the_steps_of_both_plans_and_what_the_loss_waste
     lost_s, never_s = begin_s + whole_s / 3, 1000 * begin_s
     report = experiment.run(replace(job, faults=f"kill:beta@{lost_s}s; freeze:beta@{never_s}s"), described, "simulate")
     finishes = method == "p_rge" and "after_loss" not in options
-    wasted_s = 2 * world.join_s + (whole_s if finishes else whole_s / 3 + world.notice_s)
+    [lost] = report.recoveries
+    ending_s = lost.parts_s["stopping"]  # the operation that the other device is doing
+    spans = next(iter(both.timelines.values())).spans
+    assert 0 <= ending_s <= 1.5 * max(span.end_s - span.start_s for span in spans)
+    wasted_s = 2 * world.join_s + (whole_s if finishes else whole_s / 3 + world.notice_s + ending_s)
+    wasted_s += PREPARE_S * (method == "ringada")  # it reads the other half of the layers
     messages_s = 20 * world.message_s
     assert report.steps[0] == both.steps[0]
     assert wasted_s - messages_s <= report.phases_s[CHANGES] <= wasted_s + messages_s

@@ -49,6 +49,23 @@ def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() 
     assert "d1 has come back" in " ".join(told.said)
 
 
+class Long(Work):
+    """Device 0 has begun an operation of 0.3 s whenever a step is broken off."""
+
+    def until_free_s(self, job: Job, place: int, step: int, done: float, factors: object) -> float:
+        return 0.3 if place == 0 and 0 <= done <= 1 else 0.0
+
+
+def test_the_others_end_the_operation_in_which_they_are() -> None:
+    told = prepared(Trainer(80), *faults("kill:d1@step12; freeze:d2@step30"))
+    told.devices._work = Long()
+    told.coordinator.run()
+    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.step == 80
+    killed, frozen = told.coordinator.recoveries
+    assert killed.parts_s["stopping"] == pytest.approx(0.3 - 0.05, abs=0.01)
+    assert frozen.parts_s["stopping"] < 0.1  # it had ended when the silence was noticed
+
+
 def test_a_frozen_device_is_found_silent_and_ended() -> None:
     told = coordinate(Trainer(60), *faults("freeze:d3@step7"))
     assert members(told) == [(0, 1, 2, 3), (0, 1, 2)]

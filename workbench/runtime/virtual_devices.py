@@ -19,7 +19,9 @@ from workbench.runtime.watch import SILENCE_S
 
 @dataclass(slots=True)
 class _Process:
-    """life: counts a device's processes.  factor: the injected slowdown.  train: its current job."""
+    """life: counts a device's processes.  factor: the injected slowdown.  train: its current job.
+    free_s: when it ends the operation in which its last step was broken off.
+    """
 
     life: int = 0
     is_alive: bool = True
@@ -27,6 +29,7 @@ class _Process:
     has_job: bool = False
     factor: float = 1.0
     train: c.Train | None = None
+    free_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -162,6 +165,10 @@ class VirtualDevices:
 
     def _after(self, rank: int, seconds: float, action: Callable[[], None]) -> None:
         """Run an action for a process after a delay, if the process still exists."""
+        self._at(rank, self.now_s() + self._some(seconds), action)
+
+    def _at(self, rank: int, time_s: float, action: Callable[[], None]) -> None:
+        """Run an action for a process at a time, if the process still exists."""
         life = self._processes[rank].life
 
         def act() -> None:
@@ -169,7 +176,7 @@ class VirtualDevices:
             if process.life == life and process.is_alive and not process.is_frozen:
                 action()
 
-        self._agenda.at(self.now_s() + self._some(seconds), act)
+        self._agenda.at(time_s, act)
 
     def _take(self, rank: int, message: Any, life: int) -> None:
         process = self._processes[rank]
@@ -319,17 +326,31 @@ class VirtualDevices:
         if train is None:
             return
         group = self._groups[train.generation]
+        if group.is_busy:
+            self._end_operations(group)
         group.ticket += 1
         group.is_busy = group.waits = False
         for other in train.members:
             if other != rank and self._is_at(other, train):
                 self._after(other, others_wait_s, partial(self._give_up, other, train))
 
+    def _end_operations(self, group: _Group) -> None:
+        """Let every member end the operation that it is doing."""
+        now_s, factors = self.now_s(), self._factors(group)
+        done = min(1.0, group.done + (now_s - group.since_s) / group.whole_s)
+        for place, rank in enumerate(group.train.members):
+            rest_s = self._work.until_free_s(group.train.job, place, group.step, done, factors)
+            self._processes[rank].free_s = now_s + rest_s
+
     def _give_up(self, rank: int, train: c.Train, forming: _Group | None = None) -> None:
         """Make a member end its job because another does not answer.  forming: act only if that group has
         not formed.
         """
-        if self._processes[rank].train is not train or (forming is not None and forming.joined == set(train.members)):
+        process = self._processes[rank]
+        if process.train is not train or (forming is not None and forming.joined == set(train.members)):
+            return
+        if process.free_s > self.now_s():
+            self._at(rank, process.free_s, partial(self._give_up, rank, train))
             return
         group, stop = self._groups[train.generation], None
         self._break_off(rank, self._world.notice_s)  # the others lose their connection to this device

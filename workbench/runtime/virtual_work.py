@@ -47,6 +47,12 @@ class VirtualWork(Protocol):
         takes its share at the new speed.
         """
 
+    def until_free_s(self, job: Any, place: int, step: int, done: float, factors: Factors) -> float:
+        """Return the seconds until a member ends the operation that it is doing when a part of a step is done.  It
+        gives up a step only then.
+        """
+        return 0.0
+
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
         """Return the event that a member publishes after a step."""
 
@@ -106,3 +112,10 @@ class VirtualWorld:
     message_s: float = 0.001
     report_s: float = math.inf
     seed: int | None = None
+
+
+EMULATED = VirtualWorld(restart_s=0.1, start_s=0.4)
+"""The overheads of emulated devices, whose processes are forked from one that has imported the libraries (Linux).
+
+The others are those of devices over SSH.
+"""

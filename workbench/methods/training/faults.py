@@ -4,12 +4,12 @@ virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from workbench.core.cluster import Device, Factors
+from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import DeviceLostError
 from workbench.core.heat import Heat
 from workbench.core.plan import Homes, with_neighbours
@@ -21,14 +21,14 @@ from workbench.methods.training.heating import Stretch, gets_hot, heated, with_s
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, RankJob
 from workbench.methods.training.state_costs import snapshots_s
-from workbench.methods.training.step_policy import StepPolicy, timetable_at
+from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, timetable_at
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
 from workbench.runtime.commands import Generation, Parts
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.fleet import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices
-from workbench.runtime.virtual_work import VirtualWork
+from workbench.runtime.virtual_work import EMULATED, PREPARE_S, VirtualWork, VirtualWorld
 from workbench.simulator import makespan_s
 
 CHANGES = "changes of devices"
@@ -52,12 +52,14 @@ class VirtualJob:
 class _Work(VirtualWork):
     """Steps of training on virtual devices.
 
-    described: the devices.  devices: those that do the work; they know which links are slow.
+    cluster: the described devices.  devices: those that do the work; they know which links are slow.
     """
 
-    def __init__(self, described: Sequence[Device]) -> None:
-        self.names, self.devices = [device.name for device in described], VirtualDevices(len(described), self)
-        self._curves = {device.name: device.sustained for device in described if device.sustained}
+    def __init__(self, cluster: Cluster) -> None:
+        self.names = cluster.names
+        world = VirtualWorld() if cluster.is_real else EMULATED
+        self.devices = VirtualDevices(cluster.world_size, self, world)
+        self._curves = {device.name: device.sustained for device in cluster.devices if device.sustained}
         self._heats: dict[str, Heat] = {}
         self._step: tuple[VirtualJob, int] | None = None
         self._slowed = lru_cache(maxsize=None)(slowed)
@@ -72,13 +74,20 @@ class _Work(VirtualWork):
         return job.begins_s, ()
 
     def seconds(self, job: VirtualJob, step: int, factors: Factors) -> float:
-        heats = [self._heat(device.name) for device in job.job.cluster.devices]
         if self._step != (job, step):  # it begins now; otherwise a device has another speed for the rest of it
             self._step = job, step
-            for heat in heats:
-                heat.advance(self.devices.now_s())
+            for device in job.job.cluster.devices:
+                self._heat(device.name).advance(self.devices.now_s())
+        return self._at_present(job, factors).seconds(step)
+
+    def _at_present(self, job: VirtualJob, factors: Factors) -> Timetable:
+        """Return a job's steps at the devices' present speeds."""
+        heats = [self._heat(device.name) for device in job.job.cluster.devices]
         slower = tuple(factors[place] / heat.speed for place, heat in enumerate(heats))
-        return self._slowed(job, slower, self._links()).seconds(step)
+        return self._slowed(job, slower, self._links())
+
+    def until_free_s(self, job: VirtualJob, place: int, step: int, done: float, factors: Factors) -> float:
+        return self._at_present(job, factors).until_free_s(step, place, done)
 
     def done(self, job: VirtualJob, place: int, step: int, factor: float) -> c.StepDone:
         links, unslowed = self._links(), (1.0,) * job.job.cluster.world_size
@@ -149,12 +158,35 @@ class VirtualTraining(VirtualPolicy):
             }
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
             begins_s = sum(makespan_s(program) for program in programs)
+            if self._reads_layers(former, generation, is_cached=timetable.is_cached(epoch)):
+                begins_s += PREPARE_S
         self._step = timetable.number(epoch, begin)
         self._begin(generation)
         if job.missing:
             self.say(job.missing)
         last_step = min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until)
         return generation._replace(job=VirtualJob(job, self._step, last_step, generation.timeout_s, begins_s))
+
+    def _reads_layers(self, former: StartedGeneration, generation: Generation, *, is_cached: bool) -> bool:
+        """Return whether a device that stays has to read layers; one that comes has prepared itself.
+
+        From a cache they are read to compute a lost device's activations again.  Layers that move within a plan count
+        in the prediction without faults.
+        """
+        if is_cached:
+            return not set(former.members) <= set(generation.members)
+        if former.job.plan == generation.job.plan:
+            return False
+
+        def layers(job: RankJob, place: int, step: int) -> tuple[int, int] | None:
+            plan = job.plan.at(step)
+            index = plan.stage_of(place)
+            return None if index is None else (plan.stages[index].start, plan.stages[index].stop)
+
+        staying = [rank for rank in generation.members if rank in former.members]
+        before = [layers(former.job, former.members.index(rank), max(0, self._step - 1)) for rank in staying]
+        now = [layers(generation.job, generation.members.index(rank), self._step) for rank in staying]
+        return any(new is not None and new != old for old, new in zip(before, now, strict=True))
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Go back to the last snapshot after a loss (see Policy)."""
@@ -182,9 +214,10 @@ def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
     """Return a prediction with its job's faults: each step's seconds and samples, the cost of the faults, and the
     events in words.  phases_s gets the seconds of CHANGES.  If no device is left, it ends with the last finished step.
 
-    Time-outs and the delay between a device's loss and its detection are those of emulated devices (VirtualWorld).
+    The other devices first end the operation that they are doing.  A device without an address starts as an emulated
+    one does, one with an address as over SSH (see VirtualWorld).
     """
-    first, work = policy.first, _Work(policy.cluster.devices)
+    first, work = policy.first, _Work(policy.cluster)
     policy.clock = work.devices.now_s
     fleet = fleet_of(work.devices, first.cluster, first.job)
     coordinator = Coordinator(fleet=fleet, policy=policy, say=policy.say, adapts=policy.adapts)

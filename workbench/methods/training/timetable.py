@@ -139,6 +139,20 @@ class Timetable:
         phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
         return phase, self._steps(phase, epoch)[index]
 
+    def until_free_s(self, step: int, place: int, done: float) -> float:
+        """Return the seconds until a device ends the operation that it is doing when a part of a step is done; 0 if it
+        waits.
+        """
+        phase, planned = self._at(step)
+        timeline = self._predictors[phase].timeline(planned, memory=False)
+        now_s = done * timeline.makespan_s
+        ends_s = (
+            span.end_s
+            for span in timeline.spans
+            if span.rank == place and not span.op.is_communication and span.start_s <= now_s < span.end_s
+        )
+        return max(ends_s, default=now_s) - now_s
+
     def messages(self, step: int, place: int) -> list[Span]:
         """Return a device's ends of a step's messages, as if each had the link for itself from second 0 on."""
         program = self._program(step)
