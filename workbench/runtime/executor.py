@@ -61,7 +61,11 @@ class Executor:
 
     pacer: for the stream "compute"; it creates the pacers of the other streams.  It is told when a stream waits, and
     by how much a busy host makes that longer.
+    ends_at_failure: whether a step that has failed ends with the operation under way, otherwise with the first one that
+    lacks a value.
     """
+
+    ends_at_failure = True
 
     def __init__(self, rank: int, transport: Transport, pacer: Pacer) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
@@ -213,6 +217,8 @@ class Executor:
         place, values = self._places.get(stream), step.values
         for index, op in step.part.streams.get(stream, ()):
             try:
+                if self.ends_at_failure:
+                    values.raise_failure()
                 arrivals = [values.get(value) for value in op.reads]
                 contents = tuple(arrival.content for arrival in arrivals)
                 handle = partial(

@@ -259,6 +259,7 @@ class QueryWorker(StepWorker[PRGERankJob]):
         job = session.rank_job
         self.prepare(job, session.rank)
         session.progress.phase(WAITING)
+        session.executor.ends_at_failure = False  # what this device still finds counts in a step of a loss
         phase = QueryPhase(
             session, result, None if job.plan.stage_of(session.rank) is None else self._compute, controls.wants_pause
         )
