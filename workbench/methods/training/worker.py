@@ -167,50 +167,12 @@ class TrainingWorker(StepWorker[AJob]):
         if is_begun:
             snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
         try:
-            self._do_epochs(phase, epochs, snapshots, before, controls)
+            _do_epochs(phase, epochs, snapshots, before, controls)
         except (Paused, DeviceLostError, RuntimeError):
             self._loaded[:] = filter(None, [phase.hand_on()])
             raise
         del snapshots  # it references the optimizer
         phase.release()
-
-    def _do_epochs(
-        self, phase: RankPhase[AJob], epochs: range, snapshots: RankSnapshots[AJob], before: int, controls: Controls
-    ) -> None:
-        """Do epochs of a phase whose layers are loaded (see _train)."""
-        session, rank_job, result = phase.session, phase.rank_job, phase.result
-        for epoch in epochs:
-            steps = phase.phase.steps(epoch)
-            begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
-            first = before + (epoch - phase.phase.epochs.start) * len(steps)
-            note = partial(
-                _note, session.context.publish, EpochLog(phase, epoch, begin), snapshots, first, len(steps) - 1
-            )
-            with phase.epoch(epoch, begin):
-                if epoch == epochs.start:
-                    session.progress.phase(WAITING)
-                    session.barrier(phase.phase.program(phase.shape(steps[0])))
-                session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
-
-                def begins(step: int, first: int = first) -> None:
-                    if first + step >= rank_job.until or not controls.begins(first + step):
-                        session.any_rank(True)  # all have finished the step before
-                        raise Paused
-
-                try:
-                    result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
-                except Paused:
-                    snapshots.pause()
-                    raise
-            _note_memory(phase)
-            snapshots.end_epoch(epoch)
-            drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
-            if drains and phase.optimizer is not None:
-                session.progress.phase(WAITING)
-            if drains and session.any_rank(
-                False
-            ):  # those that train pause in mid-epoch; a rank without a share learns it here
-                raise Paused
 
     def prepare(self, job: AJob, place: int) -> None:
         """Import the libraries of a job, and load its layers."""
@@ -229,6 +191,41 @@ def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
     matrix = torch.ones(256, 256)
     paced = pacer.run(lambda: [matrix @ matrix for _ in range(8)], duration_s)
     return paced.end_s - paced.start_s - paced.late_s
+
+
+def _do_epochs(phase: RankPhase, epochs: range, snapshots: RankSnapshots, before: int, controls: Controls) -> None:
+    """Do epochs of a phase whose layers are loaded.  before: steps before the phase.  Raises Paused if all pause."""
+    session, rank_job, result = phase.session, phase.rank_job, phase.result
+    for epoch in epochs:
+        steps = phase.phase.steps(epoch)
+        begin = rank_job.start_step if epoch == rank_job.start_epoch else 0
+        first = before + (epoch - phase.phase.epochs.start) * len(steps)
+        note = partial(_note, session.context.publish, EpochLog(phase, epoch, begin), snapshots, first, len(steps) - 1)
+        with phase.epoch(epoch, begin):
+            if epoch == epochs.start:
+                session.progress.phase(WAITING)
+                session.barrier(phase.phase.program(phase.shape(steps[0])))
+            session.progress.phase(IDLE if phase.optimizer is None else phase.label or f"epoch {epoch + 1}", epoch)
+
+            def begins(step: int, first: int = first) -> None:
+                if first + step >= rank_job.until or not controls.begins(first + step):
+                    session.any_rank(True)  # all have finished the step before
+                    raise Paused
+
+            try:
+                result.steps += run_steps(phase, steps, epoch=epoch, begin=begin, begins=begins, note=note)
+            except Paused:
+                snapshots.pause()
+                raise
+        _note_memory(phase)
+        snapshots.end_epoch(epoch)
+        drains = epoch + 1 not in epochs or phase.phase.steps(epoch + 1)[0].shape.continues is None
+        if drains and phase.optimizer is not None:
+            session.progress.phase(WAITING)
+        if drains and session.any_rank(
+            False
+        ):  # those that train pause in mid-epoch; a rank without a share learns it here
+            raise Paused
 
 
 def note_pace_and_memory(session: DeviceSession, result: RankResult) -> None:
