@@ -199,8 +199,10 @@ def with_in_flight(run: RingRankJob) -> Plan:
     chosen = 0
     for count in (min(run.options.in_flight, run.steps_per_round),) if run.options.in_flight else _IN_FLIGHT:
         planned = replace(run, plan=replace(run.plan, in_flight=count))
-        seconds, busy_s, peaks = once_for_plan(planned, "three rounds", partial(_three_rounds, planned))
-        if not seconds_by_count or all(
+        is_first = not seconds_by_count  # it is taken in any case if no other fits
+        simulated = partial(_three_rounds, planned, memory=not is_first)
+        seconds, busy_s, peaks = once_for_plan(planned, ("three rounds", is_first), simulated)
+        if is_first or all(
             peak <= device.memory_bytes for peak, device in zip(peaks, run.cluster.devices, strict=True)
         ):
             seconds_by_count[count] = seconds
@@ -213,9 +215,9 @@ def with_in_flight(run: RingRankJob) -> Plan:
     return replace(run.plan, in_flight=chosen)
 
 
-def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
+def _three_rounds(run: RingRankJob, *, memory: bool = False) -> tuple[float, float, list[int]]:
     """Return the simulated seconds of the first, the middle and the last round, those in which their busiest devices
-    compute, and the largest bytes of each device.
+    compute, and the largest bytes of each device (0 without `memory`).
 
     Of rounds that differ in their samples alone, the one with the most tokens stands for the others.
     """
@@ -225,7 +227,7 @@ def _three_rounds(run: RingRankJob) -> tuple[float, float, list[int]]:
         planned = run.round(number)
         alike.setdefault((planned.shape.iterations, planned.shape.cached, planned.shape.since), []).append(planned)
     counts = [len(rounds) for rounds in alike.values()]
-    timelines = [predictor.timeline(max(rounds, key=_tokens)) for rounds in alike.values()]
+    timelines = [predictor.timeline(max(rounds, key=_tokens), memory=memory) for rounds in alike.values()]
     peaks = [max(timeline.peak_bytes(rank) for timeline in timelines) for rank in range(run.cluster.world_size)]
     busy_s = [max(map(busy_of, timeline.by_rank())) for timeline in timelines]
     seconds = [timeline.makespan_s for timeline in timelines]

@@ -122,6 +122,7 @@ class Predictor:
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
+        steps = tuple(steps)  # some are made whenever they are asked for
         seconds = self.seconds_of(steps)
         return tuple(
             StepRecord(
