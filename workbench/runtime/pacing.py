@@ -110,9 +110,8 @@ _GRAIN_S = 4e-3
 
 
 LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-CALIBRATED_SHARE = 0.01
-"""Share of the devices' time that may be late when a dilation is chosen: well below the share that makes a run
-invalid."""
+CALIBRATED_SHARE = 0.03
+"""Share of a device's time that may be late when a dilation is chosen: below the share that makes a run invalid."""
 _LEAST_FALL = 0.8
 """A larger dilation helps if it lowers the late share to this part or less.  Where operations are late by seconds that
 do not depend on the dilation, 1.33 times the dilation lowers it to 0.75."""
