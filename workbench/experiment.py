@@ -40,7 +40,6 @@ from workbench.methods.sustained import plan_over_run, predicted
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
 from workbench.profiler.descriptions import FP32_BYTES
-from workbench.runtime.core_waits import CoreWaits
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import own_folder, reporting_full_disk
@@ -363,15 +362,10 @@ def run_name(job: Job, cluster: Cluster) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the software and hardware that the numbers were obtained with.
-
-    It says if the system does not count for how long threads wait for a core: late time then lacks collectives.
-    """
-    return (
-        host_fingerprint()
-        | {"load average": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"}
-        | ({} if CoreWaits().is_known else {"waits for a core": "not counted"})
-    )
+    """Return the software and hardware that the numbers were obtained with."""
+    return host_fingerprint() | {
+        "load average": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+    }
 
 
 def _spent(began: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -18,7 +18,6 @@ from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, V
 from workbench.core.threads import in_background
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
-from workbench.runtime.core_waits import CoreWaits
 from workbench.runtime.pacing import Pacer
 from workbench.runtime.step_values import RankPart, StepValues
 from workbench.runtime.transport import Transport
@@ -69,7 +68,6 @@ class Executor:
 
     def __init__(self, rank: int, transport: Transport, pacer: Pacer) -> None:
         self.rank, self.transport, self.pacer = rank, transport, pacer
-        self._core_waits = CoreWaits()
         self._places: dict[str, Place] = {}
         self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
@@ -94,7 +92,6 @@ class Executor:
             waiting.put(None)
         self.transport.close()
         self._pinned.close()
-        self._core_waits.close()
         # A thread of the transport may still wait for a lost device, and refers to this executor.
         self._last = self._carrying = None
         self._leaving.clear()
@@ -231,8 +228,10 @@ class Executor:
                 if pacer.factor and last is not None and ready_s > free_s:
                     pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
-                    results, span = self._collective(step.program, op, handle()[0], pacer)
+                    results, span = self._collective(step.program, op, handle()[0])
                     free_s = span.end_s
+                    if pacer.factor:
+                        pacer.wait(span.end_s - span.start_s, 0.0)
                 else:
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
                     results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
@@ -247,9 +246,7 @@ class Executor:
                 values.release(value)
         self._free_s[stream] = free_s
 
-    def _collective(
-        self, program: Program, op: Op, content: torch.Tensor, pacer: Pacer
-    ) -> tuple[tuple[torch.Tensor, ...], Span]:
+    def _collective(self, program: Program, op: Op, content: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Span]:
         rows: list[int] = []
         if op.kind in (ALLGATHER, REDUCESCATTER):
             alike = {
@@ -262,10 +259,7 @@ class Executor:
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
-        waited_s = self._core_waits.read_s() if pacer.factor else 0.0
         result, span = self.transport.collective(op, content, rows)
-        if pacer.factor:
-            pacer.wait(span.end_s - span.start_s, self._core_waits.read_s() - waited_s)
         return (result,) * len(op.writes), span
 
 

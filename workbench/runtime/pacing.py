@@ -223,8 +223,8 @@ class Pacer:
     def wait(self, seconds: float, late_s: float) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.
 
-        late_s: by how much the message came after it was due, or for how long threads had no core during the collective
-        (see CoreWaits).  By so much, at most, a busy host made the wait longer.
+        late_s: by how much the message came after it was due.  By so much, at most, a busy host made the wait longer.
+        A collective has no such time, so it is never late.
         """
         self._paced_s += seconds
         self._late_s += min(seconds, late_s)
@@ -242,7 +242,7 @@ class Pacer:
     @property
     def late_s(self) -> float:
         """Return the seconds for which the host held the device up, summed over all streams: operations ended after
-        their deadlines, and it waited for messages that were late and in collectives whose threads had no core.
+        their deadlines, and it waited for messages that were late.
         """
         return self._late_s + sum(stream.late_s for stream in self._streams)
 

@@ -1,7 +1,7 @@
 """How far to trust an emulation: its late time against how far it is from its simulation (item `trust`).
 
 Programs drawn at random run on emulated devices.  The host holds a device up that ends an operation after its deadline,
-waits for a message that comes after it is due, or has no core during a collective; these seconds are late (see Pacer).
+or waits for a message that comes after it is due; these seconds are late (see Pacer).
 The programs run at several time dilations, because devices that are emulated more slowly leave a busy host more time,
 and on a host that is free or computes for others, too.
 """
@@ -78,7 +78,7 @@ def trust(item: Item, settings: Settings) -> Result:
     each = 2 if settings.quick else PROGRAMS
     points: list[dict[str, Any]] = []
     for session, (dilation, others, size) in enumerate(sessions):
-        # Files named "programs-..." are of a version whose late time had no messages and collectives.
+        # Files named "programs-..." are of a version whose late time had no messages.
         name = f"drawn-{each}-dilation-{dilation:g}-others-{others}-devices-{size}.json"
         path = None if settings.workdir is None else settings.workdir / "trust" / name
         # One more, which comes first and opens the connections, is not counted.
