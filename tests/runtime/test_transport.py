@@ -24,6 +24,7 @@ from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.stamps import stamped, without_stamp
+from workbench.runtime.transport import _Ingress
 from workbench.schedules import check
 
 SIZE = 500
@@ -257,11 +258,50 @@ def two_messages(kind: str) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("kind", ["SEND", "RECV"])
-def test_messages_of_several_devices_take_turns_at_one_end_of_a_link(kind: str) -> None:
-    """Two messages leave one device for two others, or arrive from them: as in the simulator, for the latency too."""
-    spans = transfers(run(two_messages(kind), {}, links=emulated("kernel", 3)), kind, 0)
+@pytest.mark.parametrize("fidelity", ["kernel", "paced"])
+def test_messages_of_one_device_leave_one_after_the_other(fidelity: str) -> None:
+    """To two others: as in the simulator, for the latency too."""
+    spans = transfers(run(two_messages("SEND"), {}, links=emulated(fidelity, 3)), "SEND", 0)
     assert len(spans) == 2 and one_after_the_other(spans)
+
+
+@pytest.mark.parametrize("fidelity", ["kernel", "paced"])
+def test_messages_to_one_device_share_its_ingress(fidelity: str) -> None:
+    """From two others: both begin when they are sent, and the last one has come when the ingress has carried both, for
+    the latency too.
+    """
+    done = run(two_messages("RECV"), {}, links=emulated(fidelity, 3))
+    first, second = transfers(done, "RECV", 0)
+    sent = sorted(span.start_s for rank in (1, 2) for span in transfers(done, "SEND", rank))
+    assert [first.start_s, second.start_s] == sent
+    both_s = max(first.start_s + 2 * LINK_S, second.start_s + LINK_S)
+    assert max(first.end_s, second.end_s) >= both_s - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("messages", "ends"),
+    [
+        ([(0, 4)], [4]),
+        # Both get half of the rate: see tests/simulator/test_simulate.py, which has the same messages.
+        ([(0, 4), (0, 4)], [8, 8]),
+        ([(1, 4), (2, 4)], [8, 9]),
+        # The receiver learns of the long one when the short one has come.  It began 50 s before: as if known in time.
+        ([(50, 27), (0, 105)], [104, 132]),
+        # One that has ended before another begins does not slow it down.
+        ([(0, 4), (4, 4), (9, 4)], [4, 8, 13]),
+        ([(0, 6), (1, 1), (2, 1)], [8, 3.5, 4.5]),
+    ],
+)
+def test_shares_are_computed_from_when_messages_began(messages: list[tuple[float, float]], ends: list[float]) -> None:
+    """However late the receiver learns of them: here all have been due for long, so none is held back."""
+    ingress, began_s = _Ingress(), time.monotonic() - 1000
+    held: dict[int, Any] = {}
+    for number, (begin_s, seconds) in enumerate(messages):
+        assert ingress.hold(began_s + begin_s, seconds) <= began_s + max(ends)
+        held |= {id(message): message for message in ingress._messages}
+        assert len(ingress._messages) <= number + 1
+    known = sorted(message.end_s - began_s for message in held.values())
+    assert known == pytest.approx(sorted(ends))
 
 
 @pytest.mark.parametrize("fidelity", ["kernel", "paced"])

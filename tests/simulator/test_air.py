@@ -65,8 +65,10 @@ def ends(timeline: Timeline) -> list[float]:
         # Stations that talk directly need the air once.
         (replace(stations(100, 100), pairs={"d0>d1": Link(bytes_per_s=50)}), [(0, 1, 100)], [2]),
         (replace(stations(100, 100), pairs={"d0>d1": Link(bytes_per_s=50)}), [(0, 1, 100), (1, 0, 100)], [4, 4]),
-        # Exclusive reception: one sender after another has the whole air.  A station sends to one at a time, too.
-        (stations(*[100] * 4), [(1, 0, 100), (2, 0, 100), (3, 0, 100)], [2, 4, 6]),
+        # Who receives does not matter: those that send to one station share the air, too.  A station sends to one at a
+        # time.
+        (stations(*[100] * 4), [(1, 0, 100), (2, 0, 100), (3, 0, 100)], [6, 6, 6]),
+        (stations(*[100] * 3), [(1, 0, 100), (2, 0, 50)], [3, 2]),
         (stations(*[100] * 3), [(0, 1, 100), (0, 2, 100)], [2, 4]),
         # Latency is not time on air: the next message of a station may be on air meanwhile.
         (stations(*[100] * 3, latency_s=1.5), [(0, 1, 100), (0, 1, 100), (0, 2, 100)], [5, 9, 7]),
@@ -160,11 +162,10 @@ def reference(cluster: Cluster, producers: Sequence[float], transfers: Transfers
             if number not in since and producers[number] <= now_s and all(n in off_air for n in earlier):
                 since[number] = now_s
         running = [number for number in starts if number not in off_air]
-        busy = {("out", transfers[n][0]) for n in running} | {("in", transfers[n][1]) for n in running}
+        busy = {transfers[n][0] for n in running}
         for number in sorted(set(since) - set(starts), key=lambda n: (since[n], transfers[n][0], n)):
-            claimed = {("out", transfers[number][0]), ("in", transfers[number][1])}
-            if not claimed & busy:
-                busy |= claimed
+            if transfers[number][0] not in busy:
+                busy.add(transfers[number][0])
                 starts[number] = now_s
         sending = [number for number in starts if number not in off_air]
         for number in sending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
-from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
+from workbench.core.schedule import NONE, RECV, SEND, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Timeline
 from workbench.simulator import makespan_s, simulate
 
@@ -93,19 +94,84 @@ def test_of_transfers_ready_at_the_same_instant_the_one_listed_first_goes_first(
     assert timeline.makespan_s == makespan_s
 
 
-def test_of_ranks_ready_at_the_same_instant_the_lower_one_goes_first() -> None:
-    """Not the one that the receiver lists first."""
+def sends(timeline: Timeline) -> list[tuple[str, float, float]]:
+    """Return the value, the start and the end of each transfer, by value."""
+    return sorted((str(s.op.reads[0]), s.start_s, s.end_s) for s in timeline.spans if s.op.kind == SEND)
+
+
+def test_messages_to_one_rank_at_once_share_its_ingress() -> None:
+    """Both get half of the rate: each takes twice its 4 s, whichever sender is the lower rank."""
     timeline = run(FAN_IN, {"a": 7, "b": 9}, F=1.0, G=1.0, SEND=4.0, H=1.0)
-    assert [(span.rank, span.start_s) for span in timeline.spans if span.op.kind == SEND] == [(0, 1.0), (1, 5.0)]
-
-
-def test_an_ingress_serves_the_first_that_is_ready() -> None:
-    """Not the first in the list: channels do not wait for each other, but share the receiver's ingress."""
-    timeline = run(FAN_IN, {"a": 7, "b": 9}, F=1.0, G=2.0, SEND=4.0, H=1.0)
-    sends = [(span.rank, span.start_s, span.end_s, span.nbytes) for span in timeline.spans if span.op.kind == SEND]
-    assert sends == [(0, 1.0, 5.0, 7), (1, 5.0, 9.0, 9)]
+    assert sends(timeline) == [("a", 1.0, 9.0), ("b", 1.0, 9.0)]
     assert timeline.makespan_s == 10.0
     assert (timeline.bytes_sent(0), timeline.bytes_sent(1)) == (7, 9)
+
+
+def test_a_message_has_the_whole_ingress_until_another_one_comes_and_after_it_has_ended() -> None:
+    """a alone for 1 s, then both at half the rate: the other 3 s of a take 6.  b has 3 of its 4 s then, and the last
+    one alone.  The wire carried 8 s of messages without a pause.
+    """
+    timeline = run(FAN_IN, {"a": 7, "b": 9}, F=1.0, G=2.0, SEND=4.0, H=1.0)
+    assert sends(timeline) == [("a", 1.0, 8.0), ("b", 2.0, 9.0)]
+    assert [span.nbytes for span in timeline.spans if span.op.kind == SEND] == [7, 9]
+    assert timeline.makespan_s == 10.0
+
+
+SEVERAL_TO_SEVERAL = """
+    rank 0
+    in a b
+    SEND 0>2 (a) -> () @send
+    SEND 0>3 (b) -> () @send
+    rank 1
+    in c d
+    SEND 1>2 (c) -> () @send
+    SEND 1>3 (d) -> () @send
+    rank 2
+    RECV 0>2 () -> (a) @recv
+    RECV 1>2 () -> (c) @recv
+    rank 3
+    RECV 0>3 () -> (b) @recv
+    RECV 1>3 () -> (d) @recv
+    """
+
+
+def test_a_sender_does_not_know_that_its_receiver_has_other_messages() -> None:
+    """Both send to rank 2 first.  Their wires are free after 4 s, while the switch still has half of each message; then
+    they both send to rank 3.  If one of them began with rank 3, nobody would wait.
+    """
+    timeline = run(SEVERAL_TO_SEVERAL, SEND=4.0)
+    assert sends(timeline) == [("a", 0.0, 8.0), ("b", 4.0, 12.0), ("c", 0.0, 8.0), ("d", 4.0, 12.0)]
+    first, second = "SEND 1>2 (c) -> () @send", "SEND 1>3 (d) -> () @send"
+    staggered = SEVERAL_TO_SEVERAL.replace(first, "-").replace(second, first).replace("-\n", f"{second}\n")
+    assert run(staggered, SEND=4.0).makespan_s == 8.0
+
+
+def test_messages_of_one_channel_arrive_in_order() -> None:
+    """b leaves after a and waits behind it in the switch, so c shares the ingress with one message at a time.  Rank 0's
+    wire is free for d after 8 s.
+    """
+    timeline = run(
+        """
+        rank 0
+        in a b
+        0D () -> (d)
+        SEND 0>2 (a) -> () @send
+        SEND 0>2 (b) -> () @send
+        SEND 0>3 (d) -> () @send
+        rank 1
+        in c
+        SEND 1>2 (c) -> () @send
+        rank 2
+        RECV 0>2 () -> (a) @recv
+        RECV 0>2 () -> (b) @recv
+        RECV 1>2 () -> (c) @recv
+        rank 3
+        RECV 0>3 () -> (d) @recv
+        """,
+        D=5.0,
+        SEND=4.0,
+    )
+    assert sends(timeline) == [("a", 0.0, 8.0), ("b", 4.0, 12.0), ("c", 0.0, 8.0), ("d", 8.0, 12.0)]
 
 
 def test_a_received_value_can_be_sent_on() -> None:
@@ -203,60 +269,70 @@ def test_what_cannot_be_simulated() -> None:
             run("rank 0\n0F () -> ()\n", F=seconds)
 
 
-def reference(schedule: Schedule, seconds: dict[str, int]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return (start, end) of every operation, by trying everything at every tick of an integer clock; costs are at
-    least 1."""
-    begun: dict[tuple[int, int], tuple[int, int]] = {}
-    ready_since: dict[tuple[int, int], int] = {}
-    present = [{value: 0 for value in inputs} for inputs in schedule.inputs]
-    number = sum(map(len, schedule.ops))
-    now = 0
-    while len(begun) < number:
+Place = tuple[int, int]
 
-        def over(place: tuple[int, int], now: int = now) -> bool:
-            return place in begun and begun[place][1] <= now
 
-        for rank, ops in enumerate(schedule.ops):
-            for index, op in enumerate(ops):
-                if over((rank, index)):
-                    for value in op.writes:
-                        present[rank].setdefault(value, now)
-        waiting = []
-        for rank, ops in enumerate(schedule.ops):
-            for index, op in enumerate(ops):
-                place = (rank, index)
-                if place in begun or op.kind == "RECV" or any(value not in present[rank] for value in op.reads):
-                    continue
-                if op.kind == SEND:
-                    if all(over((rank, i)) for i in range(index) if ops[i].kind == SEND and ops[i].ranks == op.ranks):
-                        ready_since.setdefault(place, now)
-                        waiting.append((ready_since[place], place))
-                elif all(over((rank, i)) for i in range(index) if ops[i].kind not in (SEND, "RECV")):
-                    begun[place] = (now, now + seconds[op.kind])
-        busy = {
-            end
-            for (rank, index), (_, until) in begun.items()
-            if until > now and schedule.ops[rank][index].kind == SEND
-            for end in (("out", schedule.ops[rank][index].ranks[0]), ("in", schedule.ops[rank][index].ranks[1]))
-        }
-        for _, (rank, index) in sorted(waiting):
-            op = schedule.ops[rank][index]
-            ends = {("out", op.ranks[0]), ("in", op.ranks[1])}
-            if not ends & busy:
-                busy |= ends
-                begun[rank, index] = (now, now + seconds[SEND + op.reads[0].name])
-                twin = next(
-                    i for i, o in enumerate(schedule.ops[op.ranks[1]]) if o.kind == "RECV" and o.writes == op.reads
+def reference(schedule: Schedule, seconds: dict[str, int]) -> tuple[dict[Place, tuple[float, float]], list[Fraction]]:
+    """Return (start, end) of every operation, and when transfers were ready, by trying everything at every event, in
+    exact numbers; costs are at least 1.
+    """
+    begun: dict[Place, Fraction] = {}
+    over: dict[Place, Fraction] = {}
+    left: dict[Place, Fraction] = {}  # seconds of transfers that their receivers have not got yet
+    ready: dict[Place, Fraction] = {}
+    wire_free = [Fraction(0)] * schedule.world_size
+    present = [set(inputs) for inputs in schedule.inputs]
+    ops = {(rank, index): op for rank, row in enumerate(schedule.ops) for index, op in enumerate(row)}
+    work = {
+        place: seconds[SEND + op.reads[0].name if op.kind == SEND else op.kind]
+        for place, op in ops.items()
+        if op.kind != RECV
+    }
+    now = Fraction(0)
+    while len(over) < len(work):
+        for place, end in over.items():
+            if end <= now:
+                present[ops[place].ranks[1] if ops[place].kind == SEND else place[0]].update(
+                    ops[place].writes or ops[place].reads
                 )
-                begun[op.ranks[1], twin] = begun[rank, index]
-        now += 1
-    return begun
+        for place, op in ops.items():
+            before = [(place[0], index) for index in range(place[1])]
+            if place in begun or op.kind == RECV or not present[place[0]].issuperset(op.reads):
+                continue
+            if op.kind == SEND:
+                same = [p for p in before if ops[p].ranks == op.ranks and ops[p].kind == SEND]
+                if all(p in begun and begun[p] + work[p] <= now for p in same):
+                    ready.setdefault(place, now)
+            elif all(p in over and over[p] <= now for p in before if ops[p].kind not in (SEND, RECV)):
+                begun[place], over[place] = now, now + work[place]
+        for place in sorted(set(ready) - set(begun), key=lambda p: (ready[p], p)):
+            if wire_free[place[0]] <= now:
+                begun[place], left[place], wire_free[place[0]] = now, Fraction(work[place]), now + work[place]
+        flows = [p for p in left if not any(ops[q].ranks == ops[p].ranks and q < p for q in left)]
+        slowness = {p: sum(ops[q].ranks[1] == ops[p].ranks[1] for q in flows) for p in flows}
+        events = [now + left[p] * slowness[p] for p in flows]
+        events += [time for time in (*over.values(), *wire_free) if time > now]
+        if not events:
+            break
+        for p in flows:
+            left[p] -= (min(events) - now) / slowness[p]
+        now = min(events)
+        for p in flows:
+            if not left[p]:
+                del left[p]
+                over[p] = now
+    spans = {place: (float(begun[place]), float(over[place])) for place in work}
+    for place, op in ops.items():
+        if op.kind == RECV:
+            twin = next(p for p in work if ops[p].kind == SEND and ops[p].reads == op.writes)
+            spans[place] = spans[twin]
+    return spans, sorted(ready.values())
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_contention_as_in_the_reference(data: st.DataObject) -> None:
-    """Random producers and transfers over few links: every span starts when the tick-by-tick reference says.
+    """Random producers and transfers over few links: every span starts and ends when the reference says.
 
     Ready times are made distinct (transfers that become ready at one instant have no order by the rules), by a producer
     per rank with its own residue.
@@ -278,19 +354,24 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
     def price(rank: int, op: Op) -> float:
         return float(seconds[SEND + op.reads[0].name if op.kind == SEND else op.kind])
 
-    expected = reference(schedule, seconds)
-    ready = [expected[rank, i - 1][1] for rank, row in enumerate(ops) for i, op in enumerate(row) if op.kind == SEND]
+    expected, ready = reference(schedule, seconds)
     costs = TableCosts(seconds_by_kind=dict.fromkeys((op.kind for row in ops for op in row), price))
     program = Program(schedule=schedule, costs=costs, devices=tuple("abcd"[:num_ranks]))
     timeline = simulate(program)
     assert makespan_s(program) == timeline.makespan_s
     got = {(span.rank, str(span.op)): (span.start_s, span.end_s) for span in timeline.spans}
-    if len(set(ready)) == len(ready):
-        assert got == {(rank, str(schedule.ops[rank][index])): span for (rank, index), span in expected.items()}
-    # Whatever the ties: an interface never carries two transfers at once.
-    for side, kind in ((0, SEND), (1, "RECV")):
-        for rank in range(num_ranks):
-            spans = sorted(
-                (s.start_s, s.end_s) for s in timeline.spans if s.op.kind == kind and s.op.ranks[side] == rank
-            )
-            assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    if all(later - earlier > 1e-6 for earlier, later in pairwise(ready)):
+        assert got == {
+            (rank, str(schedule.ops[rank][index])): pytest.approx(span, rel=1e-9)
+            for (rank, index), span in expected.items()
+        }
+    # Whatever the ties: a sender's messages leave one after another, and a receiver's wire is never idle while one is
+    # in flight.
+    for rank in range(num_ranks):
+        sent = [(s.start_s, price(rank, s.op)) for s in timeline.spans if s.op.kind == SEND and s.rank == rank]
+        assert all(a[0] + a[1] <= b[0] + 1e-9 for a, b in pairwise(sorted(sent)))
+        end_s = 0.0
+        arrivals = [s for s in timeline.spans if s.op.kind == SEND and s.op.ranks[1] == rank]
+        for span in sorted(arrivals, key=lambda s: s.start_s):
+            end_s = max(end_s, span.start_s) + price(span.rank, span.op)
+        assert max((span.end_s for span in arrivals), default=0.0) == pytest.approx(end_s)

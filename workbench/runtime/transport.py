@@ -4,16 +4,17 @@ The thread that has the value passes the message to gloo.  If an earlier message
 thread does.  So TCP never interleaves two messages of one emulated device.
 A forwarded value is sent by the thread that received it, whatever the streams are doing.
 
-Latency of emulated links: as in the simulator, a message occupies the sender's egress and the receiver's ingress for
-latency + bytes / rate + MESSAGE_S.  It carries the time at which it begins to occupy the egress (all clocks are this
-machine's), and the receiver holds it back until the end.  So what the host needs to deliver a message is hidden in its
-latency.
+Latency of emulated links: as in the simulator, a message occupies the sender's egress for latency + bytes / rate +
+MESSAGE_S, and takes as much of the receiver's ingress, which the messages in flight share equally.  It carries the time
+at which it begins to occupy the egress (all clocks are this machine's), and the receiver holds it back until it has had
+its share.  So what the host needs to deliver a message is hidden in its latency.
 On shared air only the kernel knows how long a message takes.  It is held back for its latency and jitter from when it
 arrives.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from workbench.core.capacity import Capacity
 from workbench.core.costs import MESSAGE_S, Spec, sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
@@ -87,6 +89,53 @@ class _Source:
         self.num_posted = self.posted_bytes = self.number = 0
 
 
+class _Held:
+    """A message that the receiver holds back.  seconds: those that it takes alone.  end_s: as far as is known."""
+
+    def __init__(self, begin_s: float, seconds: float) -> None:
+        self.begin_s, self.seconds, self.end_s = begin_s, seconds, begin_s + seconds
+        self.is_over = False
+
+
+class _Ingress:
+    """The messages over emulated links to one rank, which share its ingress equally."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: list[_Held] = []  # those in flight, and those that were at the same time
+
+    def hold(self, begin_s: float, seconds: float) -> float:
+        """Wait until a message has had its share, and return when that is.
+
+        This machine takes MESSAGE_S to wake up and pass the message on, so the wait ends earlier by as much.  The
+        receiver learns of a message some time after it has begun, over the kernel's links not before it has come.  So
+        the shares of all are computed again from when each began.
+        """
+        message = _Held(begin_s, seconds)
+        with self._lock:
+            earliest_s = min([begin_s, *(other.begin_s for other in self._messages if not other.is_over)])
+            self._messages = [*(other for other in self._messages if other.end_s > earliest_s), message]
+            if len(self._messages) > 1:
+                self._share()
+        while wait_until(message.end_s - MESSAGE_S) < message.end_s - MESSAGE_S:
+            pass  # another message has come meanwhile
+        message.is_over = True
+        return message.end_s
+
+    def _share(self) -> None:
+        capacity, messages = Capacity(), sorted(self._messages, key=lambda message: message.begin_s)
+
+        def let_leave(until_s: float) -> None:
+            while (end_s := capacity.next_s) <= until_s and end_s < math.inf:
+                for number in capacity.leave():
+                    messages[number].end_s = end_s
+
+        for number, message in enumerate(messages):
+            let_leave(message.begin_s)
+            capacity.start(number, message.seconds, message.begin_s)
+        let_leave(math.inf)
+
+
 class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
@@ -116,8 +165,7 @@ class Transport:
         self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
         self._num_large = 0  # large messages that were passed to gloo but not sent yet
         self._egress_free_s = 0.0  # when the messages to emulated links will have left
-        self._ingress = threading.Lock()
-        self._ingress_free_s = 0.0  # when those from emulated links will have arrived
+        self._ingress = _Ingress()
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._sources: dict[int, _Source] = {}
         self._is_closed = False
@@ -312,6 +360,7 @@ class Transport:
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
             in_background(self._hold_loop, delayed, name=f"hold-{source}")
         num_arrived = 0
+        end_s = 0.0  # of the message before: those of one source follow each other
         try:
             while (posted := expected.posted.get()) is not None and not self._is_closed:
                 message, buffer, work = posted
@@ -331,7 +380,11 @@ class Transport:
                         num_arrived += 1
                         delayed.put((message, content, sent_s, arrived_s + delay_s))
                     else:
-                        self._deliver(message, content, *self._occupy_ingress(source, sent_s, message.spec.nbytes))
+                        assert self.links is not None
+                        begin_s = max(sent_s, end_s)
+                        seconds = self.links.occupied_s(source, self._rank, message.spec.nbytes)
+                        end_s = self._ingress.hold(begin_s, seconds)
+                        self._deliver(message, content, begin_s, end_s - MESSAGE_S)
                 self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
             while not expected.posted.empty():
@@ -355,23 +408,10 @@ class Transport:
         """Wait until a message is due, and put its value into the step.  end_s: 0 if it is not emulated."""
         due_s, end_s = end_s, wait_until(end_s)
         message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
-        # The rest of the time for which it occupies the ingress is this machine's (see _occupy_ingress).
+        # The rest of the time until it is due is this machine's (see _Ingress).
         late_s = max(0.0, end_s - due_s - MESSAGE_S) if due_s else 0.0
         message.values.put(message.op.writes[0], content, end_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
         """Return whether messages between two ranks are held back, and carry the time for it."""
         return self.links is not None and self.links.added_s(source, destination, 1) > 0
-
-    def _occupy_ingress(self, source: int, sent_s: float, size: int) -> tuple[float, float]:
-        """Return when a message begins to occupy this rank's ingress, after those before it, and until when it is held
-        back.
-
-        This machine takes MESSAGE_S to wake up and pass the message on.  That is the rest of the time for which it
-        occupies the ingress.
-        """
-        assert self.links is not None
-        with self._ingress:
-            begin_s = max(sent_s, self._ingress_free_s)
-            self._ingress_free_s = begin_s + self.links.occupied_s(source, self._rank, size)
-            return begin_s, self._ingress_free_s - MESSAGE_S
