@@ -175,7 +175,7 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
     is_sending = [False] * schedule.world_size
     free: list[int] = []  # senders that may have a transfer to start
     received = [_NONE] * schedule.world_size  # by receiver: the only transfer in flight to it, _NONE, or _SEVERAL
-    capacities = [Capacity()] * schedule.world_size if air is not None else [Capacity() for _ in schedule.ops]
+    capacities: dict[int, Capacity] = {}  # the air, as 0; on wires by receiver
     channels: dict[tuple[int, ...], deque[int]] = {}  # those in flight to a receiver of several, in order
     progress = bytearray(len(ops))  # of transfers that share a capacity: _LEAVING, then _LEFT
     started_s = [0.0] * len(ops)  # of transfers, and of what is on air
@@ -229,8 +229,11 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
             share(receiver, activity, left_s)
 
     def share(receiver: int, activity: int, left_s: float, senders: float = 1.0) -> None:
-        capacities[receiver].start(activity, left_s, now_s, senders)
-        heappush(ending, (capacities[receiver].next_s, ~receiver))
+        capacity = capacities.get(receiver)
+        if capacity is None:
+            capacity = capacities[receiver] = Capacity()
+        capacity.start(activity, left_s, now_s, senders)
+        heappush(ending, (capacity.next_s, ~receiver))
 
     def leave_sender(activity: int) -> None:
         """Let its sender's next transfer start, which is ready then if it goes the same way: messages arrive in
