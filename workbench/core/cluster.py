@@ -72,7 +72,8 @@ class Processor:
 class Link:
     """A device's access link.  bytes_per_s: payload rate in each direction.  latency_s: one way.
 
-    It leads to the switch; on Wi-Fi it is the station's way to the access point, and the rate that it has alone.
+    It leads to the switch: messages leave one after another, and those that come at once from several devices share the
+    rate equally.  On Wi-Fi it is the station's way to the access point, and the rate that it has alone.
     """
 
     bytes_per_s: Rate

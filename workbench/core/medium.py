@@ -1,7 +1,8 @@
 """The medium that joins a cluster's devices: a switch, or the shared air of a Wi-Fi network.
 
-A switch gives each device a private full-duplex wire.  Wi-Fi is one half-duplex medium: the time on air is divided
-equally among all that send at once (airtime fairness; Hoiland-Jorgensen et al., "Ending the Anomaly", USENIX ATC 2017,
+A switch gives each device a private full-duplex wire.  What several send to one device at once shares its wire equally;
+the switch holds what has to wait.  Wi-Fi is one half-duplex medium: the time on air is divided equally among all that
+send at once (airtime fairness; Hoiland-Jorgensen et al., "Ending the Anomaly", USENIX ATC 2017,
 which is how Linux access points schedule).  An access point repeats each frame between two stations.
 """
 

@@ -6,9 +6,10 @@ Semantics, the same for the simulator, the executor and the checks:
   starts when its stream is free and every value it reads is present on its rank.
 - SEND on rank a and RECV on rank b with equal `ranks` (a, b) and the same value are one transfer. The
   transfers of one ordered pair of ranks form a channel and happen in list order on both sides.
-  Different channels do not wait for each other; they share the sender's egress and receiver's ingress.
-  The simulator serves the transfer that was ready first; of those ready at the same instant, the one whose SEND comes
-  first by (rank, index in that rank's list).  On real devices such a tie is open.
+  Different channels do not wait for each other.  A rank's transfers leave one after another: first the one
+  that was ready first; of those ready at the same instant, the simulator takes the one whose SEND comes first in the
+  list, and on real devices such a tie is open.  Transfers that reach a rank at the same time from several others share
+  its ingress equally.  A sender does not know of it: its egress is free after the transfer's own seconds.
 - A collective (ALLREDUCE, ALLGATHER, REDUCESCATTER, BROADCAST) appears once on every rank of `ranks`,
   in the same order, and starts when all have reached it on their streams and hold what they read.
 - A value is written once on a rank (by an operation, a RECV, or as an input). It lives there from its

@@ -1,23 +1,16 @@
 """Run a schedule in virtual time: an event-driven simulation of streams, channels, collectives and network interfaces.
 
-An interface is full duplex, with one transfer out and one in at a time.  The transfer that is ready first goes first;
-ties go by rank and list order.  On Wi-Fi the transfers and collectives in flight also share the air (see air.py), and
-a transfer occupies its interfaces only while it is on air.
-
-Memory over time follows from lifetimes: resident bytes, plus each value from the start of its write to the end of its
-last read.
-A value counts from the start of the operation that writes it, because its buffer must exist while it is written; a
-received value counts from the start of its transfer.  Inputs count from time 0, outputs to the end, a value that is
-never read until it is written.
-The output of a STEP (or another of UPDATES) counts from its end, because it updates in place; if the old weights are
-still needed, both count from then on.
+An interface is full duplex.  A rank's transfers leave one after another: the one that is ready first goes first, ties
+go by list order.  Those that reach a rank at the same time share its ingress equally (see core/capacity.py), as TCP's
+connections do behind one port of a switch.  On Wi-Fi all transfers and collectives in flight share the air in the same
+way.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
@@ -32,81 +25,16 @@ from workbench.core.schedule import (
     REDUCESCATTER,
     SEND,
     TRANSFERS,
-    UPDATES,
     Op,
-    Schedule,
-    Value,
     paused_collector,
 )
-from workbench.core.timeline import MemorySample, Span, Timeline
+from workbench.core.timeline import Span, Timeline
+from workbench.simulator.memory import memory_over_time
 
 _NONE, _SEVERAL = -1, -2
+"""How many transfers are in flight to a receiver, where it is not one."""
 _LEAVING, _LEFT = 1, 2
-
-
-def memory_over_time(schedule: Schedule, costs: Costs, spans: Sequence[Span]) -> tuple[tuple[MemorySample, ...], ...]:
-    """Return each rank's bytes in use: samples at the times when they change.  The spans may be simulated
-    or measured.
-    """
-    steps = _steps(schedule, spans, lambda value: costs.spec(value).nbytes)
-    return tuple(_accumulate(steps[rank], costs.resident_bytes(rank)) for rank in range(schedule.world_size))
-
-
-def live_counts(schedule: Schedule, spans: Sequence[Span], name: str) -> tuple[int, ...]:
-    """Return for each rank the peak number of live values of that name: contexts in flight, weight versions, tiles."""
-    steps = _steps(schedule, spans, lambda value: int(value.name == name))
-    return tuple(max(sample.nbytes for sample in _accumulate(steps[rank], 0)) for rank in range(schedule.world_size))
-
-
-def _steps(schedule: Schedule, spans: Iterable[Span], nbytes: Callable[[Value], int]) -> list[list[tuple[float, int]]]:
-    """Return for each rank (time_s, bytes allocated or freed), unordered."""
-    slots: list[dict[Value, int]] = [{} for _ in range(schedule.world_size)]  # of each value that has bytes
-    sizes: list[int] = []
-    births_s: list[float] = []
-    deaths_s: list[float] = []
-    for rank, inputs in enumerate(schedule.inputs):
-        for value in inputs:
-            size = nbytes(value)
-            if size:
-                slots[rank][value] = len(sizes)
-                sizes.append(size)
-                births_s.append(0.0)
-                deaths_s.append(0.0)
-    for span in spans:
-        for value in span.op.writes:
-            size = nbytes(value)
-            if size:
-                slots[span.rank][value] = len(sizes)
-                sizes.append(size)
-                births_s.append(span.end_s if span.op.kind in UPDATES else span.start_s)
-                deaths_s.append(span.end_s)
-    for span in spans:
-        of_rank = slots[span.rank]
-        for value in span.op.reads:
-            slot = of_rank.get(value)
-            if slot is not None and deaths_s[slot] < span.end_s:
-                deaths_s[slot] = span.end_s
-    steps: list[list[tuple[float, int]]] = []
-    for rank, of_rank in enumerate(slots):
-        output_slots = {of_rank[value] for value in schedule.outputs[rank] if value in of_rank}
-        changes = [(births_s[slot], sizes[slot]) for slot in of_rank.values()]
-        changes += [(deaths_s[slot], -sizes[slot]) for slot in of_rank.values() if slot not in output_slots]
-        steps.append(changes)
-    return steps
-
-
-def _accumulate(changes: list[tuple[float, int]], resident_bytes: int) -> tuple[MemorySample, ...]:
-    """Return the running sum, one sample per time; frees at a time come before allocations at the same time."""
-    samples = []
-    changes.sort()
-    at_s, total = 0.0, resident_bytes
-    for time_s, change in changes:
-        if time_s != at_s:
-            samples.append(MemorySample(at_s, total))
-            at_s = time_s
-        total += change
-    samples.append(MemorySample(at_s, total))
-    return tuple(samples)
+"""Whether a transfer that shares a capacity has left its sender."""
 
 
 @paused_collector()
@@ -114,15 +42,18 @@ def simulate(program: Program, *, title: str = "", memory: bool = True) -> Timel
     """Simulate a program and return its timeline, in seconds from 0.
 
     Every operation starts as early as the semantics of core/schedule.py allow.  A transfer takes costs.seconds(source,
-    its SEND) and occupies the sender's egress and the receiver's ingress.  Of the transfers that wait for an interface,
-    the one that was ready first goes first; of those ready at the same instant, the one whose SEND comes first by
-    (rank, index in that rank's list).
+    its SEND), for which it occupies its sender's egress.  What its receiver cannot take meanwhile waits in the switch.
+    It has arrived when the receiver's ingress has given it as many seconds.  Each sender with a transfer in flight to a
+    receiver gets the same share of them.
+    Of the transfers that wait for an egress, the one that was ready first goes first; of those ready at the same
+    instant, the one whose SEND comes first in the list.  The next transfer of a channel is ready when the one before
+    has left its sender, and arrives after it.
     A collective takes costs.seconds(first member, its operation there) on its stream, and does not occupy the
     interfaces.
     On shared air these are the seconds without other traffic.  The part that is time on air comes first, and takes
-    longer while others send; a collective counts as all its members that send at once.  The rest, latency and
-    overheads, follows, and differs from message to message by the jitter.  Meanwhile the next transfer of the channel
-    may be on air; messages arrive in order.
+    longer while others send, whoever receives; a collective counts as all its members that send at once.  A transfer
+    occupies its sender's egress while it is on air.  The rest, latency and overheads, follows, and differs from message
+    to message by the jitter.  Meanwhile the next transfer of the channel may be on air; messages arrive in order.
     memory: whether to compute the bytes in use over time, too.
     Raises ScheduleError, the same as schedules.check, for a schedule that cannot run.
     """

@@ -24,7 +24,7 @@ from workbench.runtime.engines import default_pool
 from workbench.schedules import insert_transfers
 from workbench.schedules.pipeline import Slot, backpropagation, gpipe_order, one_f_one_b_order
 from workbench.simulator import simulate
-from workbench.simulator.simulate import live_counts
+from workbench.simulator.memory import live_counts
 from workbench.widgets.tables import Table
 from workbench_labs.course.verdict import (
     Exercise,

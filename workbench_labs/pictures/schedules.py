@@ -11,7 +11,7 @@ from workbench.core.timeline import Timeline
 from workbench.plots import style, svg
 from workbench.schedules.published import SECONDS, build_published
 from workbench.simulator import simulate
-from workbench.simulator.simulate import live_counts
+from workbench.simulator.memory import live_counts
 from workbench_labs.pictures import shapes
 from workbench_labs.pictures.shapes import (
     BACKWARD,
