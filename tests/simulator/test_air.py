@@ -122,6 +122,24 @@ def test_collectives_are_on_air_with_all_their_messages(kind: str, rates: tuple[
     assert ends_of(timeline, kind) == pytest.approx(alone_s + 2)
 
 
+def test_the_result_of_a_collective_can_be_sent_between_its_members() -> None:
+    """The collective has the same two ranks, but is no message before it in the channel."""
+    cluster = stations(100, 100)
+    text = """
+        rank 0
+        in x
+        0ALLREDUCE 0+1 (x) -> (y)
+        SEND 0>1 (y) -> ()
+        rank 1
+        in x
+        0ALLREDUCE 0+1 (x) -> (z)
+        RECV 0>1 () -> (y)
+        """
+    costs = TableCosts(seconds_by_kind={}, bytes_by_name=dict.fromkeys("xyz", 100), cluster=cluster)
+    timeline = simulate(Program.on(cluster, Schedule.from_text(text), costs))
+    assert timeline.makespan_s == pytest.approx(collective_s(cluster, "ALLREDUCE", (0, 1), 100) + 2)
+
+
 def ends_of(timeline: Timeline, kind: str) -> float:
     return max(span.end_s for span in timeline.spans if span.op.kind == kind)
 

@@ -127,12 +127,13 @@ def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]
             number = num_sent[op.ranks] = num_sent.get(op.ranks, -1) + 1
             air_s = min(duration_s, air.transfer_s(source, destination, costs.spec(op.reads[0]).nbytes))
             rest_s = max(0.0, duration_s - air_s - air.jitter_s) + air.delay_s(source, destination, number)
+            progress[activity] = _LEAVING
         elif op.kind in COLLECTIVES and len(op.ranks) > 1:
             air_s = min(duration_s, collective_air_s(air, op.kind, op.ranks, _tensor_bytes(costs, ranks[activity], op)))
             rest_s, senders = duration_s - air_s, num_senders(op.kind, len(op.ranks))
         else:
             return False
-        started_s[activity], rests_s[activity], progress[activity] = now_s, rest_s, _LEAVING
+        started_s[activity], rests_s[activity] = now_s, rest_s
         share(0, activity, air_s, senders)
         return True
 
