@@ -236,6 +236,8 @@ def busiest_s(cluster: Cluster, transfers: Iterable[tuple[int, int, float]]) -> 
     plus the longest latency.
 
     Devices send and receive in parallel; a device's own messages share its link.  On shared air all add up.
+    The simulator takes longer if a receiver idles: if all send to the same receiver first, as they do not know of each
+    other.
     """
     busy: dict[tuple[str, int], float] = {}
     latency = 0.0

@@ -49,8 +49,8 @@ class RankLinks:
         return self.dilation * self.cluster.link(source, destination).transfer_s(nbytes)
 
     def occupied_s(self, source: int, destination: int, nbytes: int) -> float:
-        """Return the seconds for which a message occupies both ends of the link: those of its transfer,
-        and MESSAGE_S.
+        """Return the seconds for which a message occupies the sender's end of the link, and as many of which it needs
+        at the receiver's: those of its transfer, and MESSAGE_S.
         """
         return self.transfer_s(source, destination, nbytes) + self.dilation * MESSAGE_S
 

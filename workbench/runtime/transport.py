@@ -381,10 +381,9 @@ class Transport:
                         delayed.put((message, content, sent_s, arrived_s + delay_s))
                     else:
                         assert self.links is not None
-                        begin_s = max(sent_s, end_s)
                         seconds = self.links.occupied_s(source, self._rank, message.spec.nbytes)
-                        end_s = self._ingress.hold(begin_s, seconds)
-                        self._deliver(message, content, begin_s, end_s - MESSAGE_S)
+                        end_s = self._ingress.hold(max(sent_s, end_s), seconds)
+                        self._deliver(message, content, sent_s, end_s - MESSAGE_S)
                 self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
             while not expected.posted.empty():

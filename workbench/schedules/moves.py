@@ -146,7 +146,7 @@ def _round(chunks: Sequence[_Chunk], cluster: Cluster) -> Move:
 
 def _transfers(chunks: Sequence[_Chunk], cluster: Cluster) -> Iterator[tuple[int, int, int]]:
     """Return (chunk, source, destination) in start order: first the transfer that can start first, on a tie the rarest
-    chunk.
+    chunk.  A transfer starts when both ends are free: messages that share a receiver's ingress would come later.
     """
     egress_s, ingress_s = [0.0] * cluster.world_size, [0.0] * cluster.world_size
     present_s = [dict.fromkeys(chunk.holders, 0.0) for chunk in chunks]
