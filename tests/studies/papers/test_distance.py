@@ -40,7 +40,7 @@ def drawn_placement(stages: int, seed: int) -> Placement:
 
 
 def shortest(one: Placement, count: int) -> float:
-    """Return the least seconds over every order on every device, sender and receiver: a longest path for each.
+    """Return the least seconds over every order on every device and sender: a longest path for each.
 
     Executions of an operation are in order.  This knows nothing of the solver's model.
     """
@@ -62,7 +62,6 @@ def shortest(one: Placement, count: int) -> float:
         before[name, k, n] |= set(needs[name])
     resources = [[("f", k), ("i", k), ("w", k)] for k in range(stages)]
     resources += [[("up", k), ("down", k - 1)] for k in range(1, stages - 1)]
-    resources += [[("up", k - 1), ("down", k)] for k in range(1, stages - 1)]
     choices = [list(merges(kinds, count)) for kinds in resources]
     best = float("inf")
     for orders in product(*choices):
