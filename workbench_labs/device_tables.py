@@ -34,7 +34,7 @@ def catalogue_table() -> Table:
             device.model,
             f"{device.flops_per_s / 1e9:.1f}",
             f"{device.memory_bytes / 1e6:.0f}",
-            f"{device.link.bytes_per_s * 8e-6:g}",
+            f"{device.link.mbit_per_s:g}",
             f"{device.watts_idle:g} - {device.watts_busy:g}",
         )
         for device in map(load_device, device_models())
@@ -68,8 +68,8 @@ def links_table(asked: Mapping[str, Link], measured: Mapping[str, Link]) -> Tabl
     rows = [
         (
             name,
-            f"{asked[name].bytes_per_s * 8e-6:.0f}",
-            f"{link.bytes_per_s * 8e-6:.0f}",
+            f"{asked[name].mbit_per_s:.0f}",
+            f"{link.mbit_per_s:.0f}",
             f"{asked[name].latency_s * 1e3:.2f}",
             f"{link.latency_s * 1e3:.2f}",
         )

@@ -30,7 +30,7 @@ def devices_table(cluster: Cluster) -> Table:
             device.address or (f"emulated: {device.host_share:g} of a core" if device.host_share else "simulated"),
             f"{device.flops_per_s / 1e9:.1f}",
             f"{device.memory_bytes / 1e6:.0f}",
-            f"{8e-6 * device.link.bytes_per_s:g}",
+            f"{device.link.mbit_per_s:g}",
             f"{1e3 * device.link.latency_s:g}",
         )
         for device in cluster.devices

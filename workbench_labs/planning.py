@@ -125,7 +125,7 @@ def refusals(problem: TrainingProblem, plan: Plan) -> tuple[PlanError, ...]:
 
 def with_bandwidth(cluster: Cluster, megabit_per_s: float) -> Cluster:
     """Return the cluster with every link at megabit_per_s; the same object if its links already are."""
-    if not cluster.pairs and all(device.link.bytes_per_s == megabit_per_s * 125_000 for device in cluster.devices):
+    if not cluster.pairs and all(device.link.mbit_per_s == megabit_per_s for device in cluster.devices):
         return cluster
     return replace(cluster.with_bandwidth(megabit_per_s), name=f"{cluster.name}-{megabit_per_s:g}-mbit")
 

@@ -179,7 +179,7 @@ def _predicted(figure: Figure) -> float | None:
         case "storage_write_mb_per_s":
             return None if device.storage_write_bytes_per_s is None else device.storage_write_bytes_per_s / 1e6
         case "bandwidth_mbit_per_s":
-            return device.link.bytes_per_s * 8e-6
+            return device.link.mbit_per_s
         case "memory_gb_per_s":
             return None if device.memory_bytes_per_s is None else device.memory_bytes_per_s / 1e9
         case "prefill_tokens_per_s":

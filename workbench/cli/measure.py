@@ -169,7 +169,7 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
             {
                 "from": link.source,
                 "to": link.destination,
-                "bandwidth_mbit_per_s": round(link.measured.bytes_per_s * 8e-6, 1),
+                "bandwidth_mbit_per_s": round(link.measured.mbit_per_s, 1),
                 "latency_ms": round(link.measured.latency_s * KILO, 3),
             }
             for link in links
@@ -187,8 +187,8 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
     rows = [
         (
             f"{link.source} > {link.destination}",
-            f"{link.described.bytes_per_s * 8e-6:g}",
-            f"{round(link.measured.bytes_per_s * 8e-6, 1):g}",
+            f"{link.described.mbit_per_s:g}",
+            f"{round(link.measured.mbit_per_s, 1):g}",
             f"{link.described.latency_s * KILO:.2f}",
             f"{link.measured.latency_s * KILO:.2f}",
         )

@@ -232,7 +232,7 @@ def show_cluster(cluster: Cluster) -> None:
                 f"{device.sustained[-1].speed:.0%}" if device.sustained else "-",
                 "-" if device.host_share is None else f"{device.host_share:g}",
                 f"{device.memory_bytes / 1e6:{'.0f' if device.memory_bytes >= 1e7 else '.3g'}}",
-                f"{device.link.bytes_per_s * 8e-6:g}",
+                f"{device.link.mbit_per_s:g}",
                 f"{device.link.latency_s * 1e3:g}",
                 f"{device.watts_idle:g}-{device.watts_busy:g}" if device.watts_busy else "-",
             )

@@ -11,7 +11,7 @@ import typer
 
 from workbench.cli.job import parse_options
 from workbench.cli.output import Json, print_json, print_table, print_text
-from workbench.core.cluster import Link
+from workbench.core.cluster import MEGABIT_BYTES, Link
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.core.ranges import range_of, require_range
@@ -155,7 +155,7 @@ def _priced(
     from workbench.schedules.published import SECONDS
 
     if mbits is not None:
-        require_range(mbits, range_of(Link, "bytes_per_s"), "The schedule", "mbits", unit=125_000)
+        require_range(mbits, range_of(Link, "bytes_per_s"), "The schedule", "mbits", unit=MEGABIT_BYTES)
     sizes = {name: round(size) for name, size in nbytes.items()}
     written = {value.name for ops in schedule.ops for op in ops for value in (*op.reads, *op.writes)}
     kinds = {op.kind for ops in schedule.ops for op in ops}
@@ -169,7 +169,7 @@ def _priced(
                 )
 
     def transfer_s(rank: int, op: Op) -> float:
-        rate = 0.0 if mbits is None else sizes.get(op.reads[0].name, 0) / (mbits * 125e3)
+        rate = 0.0 if mbits is None else sizes.get(op.reads[0].name, 0) / (mbits * MEGABIT_BYTES)
         return costs.get("SEND", 0.0) + rate
 
     table = TableCosts(seconds_by_kind={**SECONDS, **costs, "SEND": transfer_s}, bytes_by_name=sizes)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.core.cluster import Cluster, Device, Link, Processor
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.heat import Levels, read_curve
 from workbench.core.ranges import range_of, require_range
@@ -21,12 +21,11 @@ KIT = "kit"
 """The cluster of this name is the kit.toml of the current folder or of one above it: real devices (see `workbench
 kit`)."""
 MB = 1_000_000
-BITS_PER_BYTE = 8
 
 _NUMBERS: dict[str, tuple[type, str, float]] = {
     "gflops": (Device, "flops_per_s", 1e9),
     "memory_mb": (Device, "memory_bytes", MB),
-    "bandwidth_mbit_per_s": (Link, "bytes_per_s", MB / BITS_PER_BYTE),
+    "bandwidth_mbit_per_s": (Link, "bytes_per_s", MEGABIT_BYTES),
     "latency_ms": (Link, "latency_s", 1e-3),
     "host_share": (Device, "host_share", 1),
     "watts_busy": (Device, "watts_busy", 1),

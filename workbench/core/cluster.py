@@ -50,6 +50,8 @@ def split_address(text: str) -> tuple[str, int | None]:
     return f"{match['user'] or ''}{host}", int(match["port"]) if match["port"] else None
 
 
+MEGABIT_BYTES = 125_000
+"""Bytes of a megabit: files, forms and tables have rates in Mbit/s."""
 Factors = Mapping[Any, float]
 """How many times slower than described devices are, by rank, and links, by 'sender>receiver'."""
 DataPlane = Literal["tls", "plain", "wireguard"]
@@ -81,6 +83,15 @@ class Link:
 
     def __post_init__(self) -> None:
         require_ranges(self, "A link")
+
+    @property
+    def mbit_per_s(self) -> float:
+        """Return the rate in Mbit/s."""
+        return self.bytes_per_s / MEGABIT_BYTES
+
+    def slower(self, factor: float) -> Link:
+        """Return the link `factor` times slower, latency included."""
+        return Link(bytes_per_s=self.bytes_per_s / factor, latency_s=self.latency_s * factor)
 
     def transfer_s(self, nbytes: int) -> float:
         """Return the seconds that `nbytes` take over this link without other traffic."""
@@ -311,9 +322,7 @@ class Cluster:
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency and jitter included."""
-        return replace(self, jitter_s=self.jitter_s * factor).with_links(
-            lambda link: Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
-        )
+        return replace(self, jitter_s=self.jitter_s * factor).with_links(lambda link: link.slower(factor))
 
     def with_slow_links(self, factors: Factors) -> Cluster:
         """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
@@ -324,12 +333,12 @@ class Cluster:
             ends = [ranks.get(name) for name in str(pair).split(">")]
             if len(ends) == 2 and None not in ends:
                 link = replace(self, jitter_s=0.0).link(*ends)  # type: ignore[arg-type]  # neither is None
-                pairs[pair] = Link(bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor)
+                pairs[pair] = link.slower(factor)
         return replace(self, pairs=pairs) if pairs != self.pairs else self
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
         """Return the cluster with all device links at the same rate and no different pairs; latencies do not change."""
-        return replace(self, pairs={}).with_links(lambda link: replace(link, bytes_per_s=megabit_per_s * 125_000))
+        return replace(self, pairs={}).with_links(lambda link: replace(link, bytes_per_s=megabit_per_s * MEGABIT_BYTES))
 
     def with_links(self, change: Callable[[Link], Link]) -> Cluster:
         """Return the cluster with every link, those of pairs too, as `change` returns it."""

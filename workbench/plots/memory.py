@@ -26,7 +26,7 @@ def cluster(cluster: Cluster) -> go.Figure:
     panels = [
         ("sustained GFLOP/s (fp32)", style.BLUE, [device.flops_per_s / 1e9 for device in devices]),
         (f"memory budget ({memory.name})", style.ORANGE, [device.memory_bytes * memory.factor for device in devices]),
-        ("link (Mbit/s)", style.GREEN, [device.link.bytes_per_s * 8e-6 for device in devices]),
+        ("link (Mbit/s)", style.GREEN, [device.link.mbit_per_s for device in devices]),
     ]
     shares = [device.host_share for device in devices if device.host_share is not None]
     if len(shares) == len(devices):

@@ -184,7 +184,7 @@ def _made(cluster: Cluster, run: SharedRun | None, now: Callable[[], datetime]) 
             SharedLink(
                 source=ranks[source],
                 destination=ranks[destination],
-                mbit_per_s=round(link.bytes_per_s * 8e-6, 1),
+                mbit_per_s=round(link.mbit_per_s, 1),
                 latency_ms=round(link.latency_s * 1e3, 3),
             )
         )

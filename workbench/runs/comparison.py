@@ -117,11 +117,11 @@ def settings_of(report: Report) -> dict[str, Any]:
         for name, value in job.pop("options").items()
     }
     slowest = min(
-        link.bytes_per_s
+        link.mbit_per_s
         for link in (*(device.link for device in report.cluster.devices), *report.cluster.pairs.values())
     )
     label = report.source + (f", {report.fidelity} links" if report.fidelity else "")
-    return job | options | {"cluster": report.cluster.name, "bandwidth": slowest / 125_000, "label": label}
+    return job | options | {"cluster": report.cluster.name, "bandwidth": slowest, "label": label}
 
 
 def results_of(report: Report) -> dict[str, float]:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from workbench.core.catalogue import DEFAULT_CLUSTER, load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.ranges import range_of, require_range
@@ -208,7 +208,7 @@ def _value(name: str, value: Any) -> Any:
             raise ConfigError(
                 f"The bandwidth '{shown(value)}' was asked for.", "It is no number.", "Give it in Mbit/s."
             ) from None
-        require_range(value, range_of(Link, "bytes_per_s"), "The sweep", "bandwidth", unit=125_000)
+        require_range(value, range_of(Link, "bytes_per_s"), "The sweep", "bandwidth", unit=MEGABIT_BYTES)
         return value
     if name == "cluster":
         return str(value)

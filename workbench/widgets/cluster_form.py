@@ -15,7 +15,7 @@ from markupsafe import Markup
 from msgspec import Meta
 
 from workbench.core.catalogue import cluster_names, load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.heat import Levels, as_text, read_curve
 from workbench.core.medium import Medium
@@ -31,7 +31,6 @@ from workbench.widgets.fields import Field, Form, require_valid
 from workbench.widgets.fields import choice as choice_field
 
 MAX_EDITABLE = 24
-MEGABIT_BYTES = 1e6 / 8
 RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 LATENCIES = (0, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 TICKS = tuple(share_of(rate, RATES) for rate in (1, 10, 100, 1000, 10000))
@@ -256,10 +255,7 @@ class ClusterForm(Form):
     def _draw(self, cluster: Cluster) -> None:
         """Show the cluster on the map, and leave its picture for a notebook without its kernel."""
         about = cluster.description or cluster.in_words
-        pairs = (
-            f"{pair.replace('>', ' to ')} {link.bytes_per_s / MEGABIT_BYTES:.6g} Mbit/s"
-            for pair, link in cluster.pairs.items()
-        )
+        pairs = (f"{pair.replace('>', ' to ')} {link.mbit_per_s:.6g} Mbit/s" for pair, link in cluster.pairs.items())
         apart = f" Links of their own: {', '.join(pairs)}." if cluster.pairs else ""
         self._words = cluster.name, about, apart
         self.caption.value = CAPTION.format(*self._words, HINT.format(LEADS[cluster.medium]) if self.rows else "")
@@ -293,7 +289,7 @@ def _values(device: Device) -> dict[str, float]:
     return {
         "speed": device.flops_per_s / 1e9 if device.host_share is None else device.host_share,
         "memory": round(device.memory_bytes / 1e6),
-        "bandwidth": device.link.bytes_per_s / MEGABIT_BYTES,
+        "bandwidth": device.link.mbit_per_s,
         "latency": device.link.latency_s * 1e3,
     }
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Fidelity
 from workbench.profiler.host import HostProfile
@@ -85,7 +85,7 @@ def noisy_messages(draws: Random, latency_s: float, bytes_per_s: float) -> list[
 def judge_fit_link(answer: Function, draws: Random) -> str:
     """Compare latency and bandwidth with those from which disturbed measurements were drawn."""
     for _ in range(CASES):
-        link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * 125_000)
+        link = (draws.uniform(0.2, 5) / 1e3, draws.uniform(5, 200) * MEGABIT_BYTES)
         messages = noisy_messages(draws, *link)
         answered = [number_of(value) for value in require_list(answer(messages), "A link", 2)]
         if any(abs(value - true) > WITHIN * true for value, true in zip(answered, link, strict=True)):
@@ -194,7 +194,7 @@ def _shares(devices: Sequence[Device]) -> list[float]:
 
 def _unlike(devices: Sequence[Device], numbers: Numbers) -> str:
     """Return what a cluster lacks of what the question asks for; an empty text if nothing."""
-    shares, rates = _shares(devices), sorted(device.link.bytes_per_s * 8e-6 for device in devices)
+    shares, rates = _shares(devices), sorted(device.link.mbit_per_s for device in devices)
     if len(devices) < 3:
         return f"It has {len(devices)} devices; three or more are asked for."
     if not all(shares):
@@ -215,7 +215,7 @@ def _unlike(devices: Sequence[Device], numbers: Numbers) -> str:
 
 def _cluster_table(cluster: Cluster) -> Any:
     shares = ["none" if device.host_share is None else f"{device.host_share:g}" for device in cluster.devices]
-    rates = [f"{8e-6 * device.link.bytes_per_s:g}" for device in cluster.devices]
+    rates = [f"{device.link.mbit_per_s:g}" for device in cluster.devices]
     computed = [f"{device.flops_per_s / 1e9:g}" for device in cluster.devices]
     rows = zip(cluster.names, shares, computed, rates, strict=True)
     return comparison("Your cluster", ("device", "host_share", "gflops", "Mbit/s"), rows)
@@ -229,7 +229,7 @@ def judge_transfer(answer: Any, numbers: Numbers) -> str:
             name=f"device {number}",
             flops_per_s=1e9,
             memory_bytes=1,
-            link=Link(bytes_per_s=megabits * 125_000, latency_s=milliseconds / 1e3),
+            link=Link(bytes_per_s=megabits * MEGABIT_BYTES, latency_s=milliseconds / 1e3),
         )
         for number, (megabits, milliseconds) in enumerate(ends)
     )

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from workbench.core.catalogue import data_folder, load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import WorkbenchError
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
@@ -43,7 +43,7 @@ BATCHES = ((8, 2), (8, 4), (16, 4))
 def setting(number: int) -> tuple[Job, Cluster]:
     """Return the job and the devices of a setting; the same for the same number."""
     draw = random.Random(number)
-    link = Link(bytes_per_s=draw.choice(MEGABITS_PER_S) * 125_000, latency_s=draw.choice(LATENCIES_S))
+    link = Link(bytes_per_s=draw.choice(MEGABITS_PER_S) * MEGABIT_BYTES, latency_s=draw.choice(LATENCIES_S))
     [device, *_] = load_cluster("laptop").devices
     devices = []
     for index in range(draw.randint(2, 6)):

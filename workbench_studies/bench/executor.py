@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch.distributed as dist
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.medium import Medium
 from workbench.core.plan import Plan, Share, Stage
@@ -318,11 +318,11 @@ def cluster_of(size: int, network: Network, latency_ms: float | None = None) -> 
     devices = []
     for rank in range(size):
         known = laptop.devices[rank % laptop.world_size]
-        link = replace(known.link, bytes_per_s=125_000 * rates[rank % len(rates)])
+        link = replace(known.link, bytes_per_s=MEGABIT_BYTES * rates[rank % len(rates)])
         devices.append(replace(known, name=f"device-{rank}", link=link))
     pairs = {}
     if network == "unequal" and size >= 4:
-        direct = Link(bytes_per_s=125_000 * DIRECT_MBIT_PER_S, latency_s=devices[-1].link.latency_s)
+        direct = Link(bytes_per_s=MEGABIT_BYTES * DIRECT_MBIT_PER_S, latency_s=devices[-1].link.latency_s)
         pairs = {f"device-{a}>device-{b}": direct for a, b in ((size - 2, size - 1), (size - 1, size - 2))}
     medium: Medium = "switch" if network in ("switch", "slow") else "wifi"
     cluster = replace(laptop, devices=tuple(devices), pairs=pairs, medium=medium)

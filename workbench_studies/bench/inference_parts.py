@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.timeline import late_share_of
@@ -118,7 +118,7 @@ def emulated_cluster(name: str, mbit_per_s: float, host_flops_per_s: float, dila
     everything takes this many times as long, in the same proportions; a shared or small host then keeps up.
     """
     cluster = load_cluster(CLUSTERS[name])
-    link = Link(bytes_per_s=mbit_per_s * 125_000 / dilation)
+    link = Link(bytes_per_s=mbit_per_s * MEGABIT_BYTES / dilation)
     devices = tuple(
         replace(
             device,

@@ -21,7 +21,7 @@ import psutil
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report, StepRecord
@@ -334,7 +334,7 @@ def bounds(job: Job, cluster: Cluster, plan: Plan) -> tuple[float, dict[int, tup
 def cluster_of(name: str) -> Cluster:
     """Return the devices of a point."""
     kind, rate = name.split(",")
-    link = Link(bytes_per_s=int(rate) * 125_000, latency_s=0.0)
+    link = Link(bytes_per_s=int(rate) * MEGABIT_BYTES, latency_s=0.0)
     cluster = load_cluster("laptop-equal")
     devices = tuple(
         replace(device, link=link, host_share=share)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.job import Job
 from workbench.core.plan import Plan, one_device_stages
 from workbench.core.profile import Layers
@@ -246,7 +246,7 @@ def _point(mbit: int, bound_s: float, results: list[Figures]) -> Figures:
 
 def _cluster(mbit_per_s: float) -> Cluster:
     laptop = load_cluster("laptop")
-    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=0.0)
+    link = Link(bytes_per_s=mbit_per_s * MEGABIT_BYTES, latency_s=0.0)
     devices = tuple(
         replace(device, link=link, memory_bytes=2_000_000_000, host_share=SHARE_PER_LAYER * layers)
         for device, layers in zip(laptop.devices, LAYERS, strict=True)

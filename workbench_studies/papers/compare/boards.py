@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from workbench.core.catalogue import load_device
-from workbench.core.cluster import Cluster, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.plan import Plan
@@ -95,7 +95,7 @@ class Point:
 def boards(count: int, mbit_per_s: float, board: str = BOARD) -> Cluster:
     """Return equal boards of the catalogue on one kind of link."""
     latency_s = WIRELESS_S if mbit_per_s <= WIRELESS_UP_TO else CABLE_S
-    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=latency_s)
+    link = Link(bytes_per_s=mbit_per_s * MEGABIT_BYTES, latency_s=latency_s)
     devices = tuple(replace(load_device(board, name=f"board {rank + 1}"), link=link) for rank in range(count))
     return Cluster(name=f"{count} boards", devices=devices)
 

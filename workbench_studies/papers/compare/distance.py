@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from statistics import fmean
 
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.plan import Plan, one_device_stages
 from workbench.core.program import Program
 from workbench.methods.ringada.costs import RingLayout, ring_costs
@@ -84,7 +84,7 @@ def random_cluster(seed: int) -> Cluster:
             name=f"device {number + 1}",
             flops_per_s=between(*FLOPS_PER_S),
             memory_bytes=AMPLE_BYTES,
-            link=Link(bytes_per_s=125_000 * between(*MBIT_PER_S), latency_s=LATENCY_S),
+            link=Link(bytes_per_s=MEGABIT_BYTES * between(*MBIT_PER_S), latency_s=LATENCY_S),
         )
         for number in range(DEVICES)
     )

@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.costs import Spec
 from workbench.core.plan import Plan, homes_of, one_device_stages, with_neighbours
 from workbench.methods.training.state_costs import Substitution, substitution
@@ -22,7 +22,6 @@ from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, read_constants
 
 MODEL, TRAINING, QUITTING, IDLE = "BERT-Base", 3, 1, 3
-MBIT = 125_000
 LATENCY_S = 2e-3
 """One way, over a wireless network."""
 
@@ -110,8 +109,8 @@ def table7(item: Item) -> Result:
     each_s = phones.pace_s(before)
     rows = []
     for technique in ("full", "lora"):
-        for rate in (constants["bytes_per_s"] / MBIT, 100.0, 1000.0):
-            world = phones_of(bytes_per_s=rate * MBIT, technique=technique)
+        for rate in (constants["bytes_per_s"] / MEGABIT_BYTES, 100.0, 1000.0):
+            world = phones_of(bytes_per_s=rate * MEGABIT_BYTES, technique=technique)
             price = substitution(world.cluster, world.profile, before, after)
             rows.append(
                 (
@@ -128,7 +127,7 @@ def table7(item: Item) -> Result:
         item.compare(ours),
         tables={"exact": rows},
         holds={"alike": abs(passive["Retrain"] / proactive["Retrain"] - 1) < 0.1},
-        mbit=constants["bytes_per_s"] / MBIT,
+        mbit=constants["bytes_per_s"] / MEGABIT_BYTES,
         gflops=constants["flops_per_s"] / 1e9,
         stale=stale,
         pace=each_s,
@@ -237,7 +236,7 @@ def goodput_of(prices: Prices, mean_s: float, seed: int, *, keeps: bool, noticed
 def goodput(item: Item) -> Result:
     """Simulate runs on devices that come and go, by the mean time that they stay."""
     constants = read_constants(PAPER, dict[str, Any], "table7")
-    phones = Phones(**constants | {"bytes_per_s": 100 * MBIT, "technique": "lora"})
+    phones = Phones(**constants | {"bytes_per_s": 100 * MEGABIT_BYTES, "technique": "lora"})
     before = phones.plan(0, 1, 2)
     price = substitution(phones.cluster, phones.profile, before, before.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
     step_s = phones.pace_s(before)

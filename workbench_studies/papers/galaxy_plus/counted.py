@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from workbench.core.cluster import MEGABIT_BYTES
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import SEND
 from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
@@ -94,7 +95,7 @@ def _one_token_or_284(constants: Constants) -> Rows:
     """Table I's latency cannot be Table V's metric, 'the average per-token processing latency': the sum."""
     rows, paper = [], printed(PAPER, "table1")
     count = cluster(constants, "Env. A", constants.bandwidth_mbit_per_s).world_size
-    nominal = constants.bandwidth_mbit_per_s * 1e6 / 8
+    nominal = constants.bandwidth_mbit_per_s * MEGABIT_BYTES
     for model in ("DistilBert", "Bert-L"):
         described, per_token = MODELS[model], paper[model, PI]
         sequence = per_token * constants.tokens

@@ -129,8 +129,8 @@ def fig12(item: Item) -> Result:
 
 def _collective_percent(constants: Constants, mbit_per_s: int) -> float:
     """Return the share of a nominal bandwidth that a collective reaches in Env. A."""
-    reached = cluster(constants, ENVIRONMENTS[0], mbit_per_s, collectives=True).devices[0].link.bytes_per_s
-    return 100 * 8e-6 * reached / mbit_per_s
+    reached = cluster(constants, ENVIRONMENTS[0], mbit_per_s, collectives=True).devices[0].link.mbit_per_s
+    return 100 * reached / mbit_per_s
 
 
 def factors(constants: Constants, environment: str) -> dict[tuple[str, str], float]:

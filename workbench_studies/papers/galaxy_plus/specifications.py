@@ -15,7 +15,6 @@ MODELS = {
     "Jetson Nano": "jetson-nano-h",
     "GTX 1080 Ti": "gtx-1080-ti",
 }
-MBIT = 125_000
 
 
 @each_cell
@@ -27,7 +26,7 @@ def table4(what: str, quantity: str) -> Number:
         return load_device(MODELS[what]).memory_bytes / GB
     devices = load_cluster(CLUSTERS[what.removesuffix(" and B")]).devices
     if quantity == "bandwidth":
-        return min(device.link.bytes_per_s for device in devices) / MBIT
+        return min(device.link.mbit_per_s for device in devices)
     return float(sum(device.model == MODELS[quantity] for device in devices))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.inference import InferenceProfile
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
 from workbench.planners import Problem
@@ -139,7 +139,7 @@ def described(environment: str) -> Cluster:
 
 
 def _device(constants: Constants, device: Device, mbit_per_s: float | None) -> Device:
-    nominal = device.link.bytes_per_s if mbit_per_s is None else mbit_per_s * 1e6 / 8
+    nominal = device.link.bytes_per_s if mbit_per_s is None else mbit_per_s * MEGABIT_BYTES
     if device.model.startswith("rpi"):
         speed, efficiency = constants.speed_factor, constants.ring_efficiency
     elif device.model.startswith("jetson"):

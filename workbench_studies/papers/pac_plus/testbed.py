@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from workbench.core.catalogue import MB, load_device
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.costs import collective_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
@@ -32,7 +32,6 @@ MODELS = ("T5-Base", "BART-Large", "T5-Large")
 BASELINES: tuple[Technique, ...] = THROUGH_BACKBONE
 DEVICES = 4
 FLOPS_PER_CORE_AND_CYCLE = 2
-BITS_PER_BYTE = 8
 GIB = (
     2**30
 )  # the paper's GB: T5-Large's 737.7 million fp32 parameters are 2.75 of these (Table I) and 2.95 of the others
@@ -76,7 +75,7 @@ class Constants:
         """Return a Jetson of the catalogue with these constants."""
         cores, mhz = next((cores, mhz) for known, cores, mhz in self.cores_and_mhz if known == model)
         tx2 = "tx2" in model
-        rate = self.bandwidth_mbit_per_s * 1e6 / BITS_PER_BYTE * self.link_efficiency
+        rate = self.bandwidth_mbit_per_s * MEGABIT_BYTES * self.link_efficiency
         return replace(
             load_device(model, name=name),
             flops_per_s=self.achieved_share * cores * FLOPS_PER_CORE_AND_CYCLE * mhz * 1e6,
