@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -118,6 +119,22 @@ def place_folder(complete: Path, path: Path) -> None:
     except OSError:
         if not path.is_dir():
             raise
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Lock an open folder until it is closed, and return whether that was possible: no other process has it.
+
+    A lock on the folder itself leaves no file behind, and ends with the process in any case.  On a file system without
+    locks nobody has one.
+    shared: the lock of somebody who only looks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # the file system has no locks
+    return True
 
 
 def sync_folder(folder: Path) -> None:

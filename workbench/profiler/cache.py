@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, WriteError
+from workbench.core.files import try_lock
 from workbench.core.serial import from_builtins, text_digest, to_builtins, write_text
 
 T = TypeVar("T")
@@ -114,10 +115,7 @@ def _stored(
 
 @contextlib.contextmanager
 def _locked(folder: Path, wait: Callable[[], None]) -> Iterator[bool]:
-    """Let one run at a time measure, and yield whether another one did.
-
-    A lock on the folder itself leaves no file behind, and ends with the process in any case.
-    """
+    """Let one run at a time measure, and yield whether another one did."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -125,15 +123,10 @@ def _locked(folder: Path, wait: Callable[[], None]) -> Iterator[bool]:
         yield False
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            had_to_wait = False
-        except BlockingIOError:
+        had_to_wait = not try_lock(descriptor)
+        if had_to_wait:
             wait()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            had_to_wait = True
-        except OSError:  # the file system has no locks
-            had_to_wait = False
         yield had_to_wait
     finally:
         with contextlib.suppress(OSError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, WorkbenchError, did_you_mean
+from workbench.core.files import try_lock
 from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.core.run_files import IDENTITY, PLAN, REPORT, TAGS, remove_run_files
@@ -326,11 +326,6 @@ def _is_locked(folder: Path) -> bool:
     """Return whether a run uses the folder (see runtime.work_folder.own_folder)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass  # the file system has no locks
+        return not try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
-from workbench.core.files import FULL_DISK
+from workbench.core.files import FULL_DISK, try_lock
 
 _MOST_REMOVALS = 5
 """How often a run makes its folder again that others, which end, remove."""
@@ -56,14 +55,9 @@ def _locked(folder: Path, request: str) -> int | None:
                 continue  # another run has ended and removed it
             problem = f"It cannot be written to: {getattr(error, 'strerror', error)}."
             raise ConfigError(request, problem, "Choose another with --workdir or WORKBENCH_CACHE.") from error
-        # A lock on the folder itself leaves no file behind, and ends with the process in any case.
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             os.close(descriptor)
             return None
-        except OSError:
-            pass  # the file system has no locks
         if is_last or (folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())):
             break
         os.close(descriptor)
