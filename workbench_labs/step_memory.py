@@ -1,7 +1,6 @@
 """Peak memory and time of one training step: by forward passes, by backpropagation, and with checkpointing.
 
-Each is measured in a separate process, above the memory of the loaded model: `python -m workbench_labs.step_memory
-MODEL QUERIES SAMPLES` forks one for each.
+Each is measured in a separate process, above the memory of the loaded model.
 
 Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 """
@@ -9,27 +8,22 @@ Checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 201
 from __future__ import annotations
 
 import gc
-import json
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, Literal, get_args
 
-from workbench.core.errors import RuntimeSetupError, check_choice
-from workbench.core.run_folder import child_environment
+from workbench.core.errors import check_choice
 from workbench.methods.p_rge.zeroth_order import CausalModel, FirstOrder, Prge
 from workbench.models.configuration import import_family
 from workbench.models.recomputation import recomputed
-from workbench.runtime.memory import read_memory, reset_peak
+from workbench.runtime.memory import measured_in_child, read_memory, reset_peak
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench.widgets.tables import Table
 
 Side = Literal["forward passes", "backpropagation", "with checkpointing"]
 Peaks = dict[Side, tuple[float, float]]
 """Each side's peak MB, and its seconds."""
-WAIT_S = 600
 TOKENS = 64
 
 
@@ -72,14 +66,7 @@ def with_checkpoints(model: CausalModel) -> None:
 
 def step_memory(model: str, queries: int, samples: int) -> Peaks:
     """Return each side's peak MB above the loaded model, and its seconds, each measured in a separate process."""
-    # Freed memory goes back at once, so that the peak is the need at one time.
-    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "workbench_labs.step_memory", model, str(queries), str(samples)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
-    if done.returncode:
-        words = " ".join(done.stderr.strip().splitlines()[-1:])
-        raise RuntimeSetupError("The memory of a step was to be measured.", f"It stops: {words}", "Try again.")
-    measured = json.loads(done.stdout.splitlines()[-1])
+    measured = measured_in_child(measure_each, model, queries, samples)
     return {side: (peak_bytes / 1e6, seconds) for side, (peak_bytes, seconds) in measured.items()}
 
 
@@ -105,8 +92,3 @@ def ratio(measured: Peaks) -> float | str:
     """Return the peak of backpropagation over that of forward passes."""
     forward, backward = measured["forward passes"][0], measured["backpropagation"][0]
     return backward / forward if forward and backward else "unknown here: this system does not reset a peak"
-
-
-if __name__ == "__main__":
-    model_name, q, count = sys.argv[1:]
-    sys.stdout.write(json.dumps(measure_each(model_name, int(q), int(count))) + "\n")

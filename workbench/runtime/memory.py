@@ -1,4 +1,7 @@
-"""Limit a device's memory with RLIMIT_DATA: an allocation beyond the limit raises a clear error."""
+"""Limit a device's memory with RLIMIT_DATA: an allocation beyond the limit raises a clear error.
+
+Run as a program (python -m workbench.runtime.memory MODULE FUNCTION JSON ...) it is the child of `measured_in_child`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ import gc
 import os
 import re
 import resource
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 
 from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
+from workbench.core.run_folder import child_environment
 
 # The last line: no memory for a new thread's stack (in Python's and the C++ library's words), or for oneDNN's code.
 _REFUSED = re.compile(
@@ -24,6 +32,7 @@ _REFUSED = re.compile(
     r"|can't start new thread|resource temporarily unavailable|could not create a (primitive|memory)",
     re.IGNORECASE,
 )
+_CHILD_WAIT_S = 900
 _ASKED_BYTES = re.compile(r"tried to allocate (\d+) bytes", re.IGNORECASE)
 
 
@@ -75,6 +84,28 @@ def reset_peak(pid: int | None = None) -> bool:
     except OSError:
         return False
     return True
+
+
+def measured_in_child(measure: Callable[..., Any], *arguments: str | int) -> Any:
+    """Return what a function of a module measures of its memory in a separate process, as JSON reads it.
+
+    Raises RuntimeSetupError with the process's last line if it fails.
+    """
+    words = [msgspec.json.encode(argument).decode() for argument in arguments]
+    command = [sys.executable, "-m", __name__, measure.__module__, measure.__name__, *words]
+    # Freed memory is returned at once, so that the peak is the memory needed at one time; glibc otherwise keeps freed
+    # memory for reuse.
+    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHILD_WAIT_S, env=environment, check=True)
+    except subprocess.SubprocessError as error:
+        last = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeSetupError(
+            f"The memory of {measure.__name__}({', '.join(words)}) was to be measured.",
+            f"{error} {' '.join(last)}",
+            "Try again.",
+        ) from error
+    return msgspec.json.decode(done.stdout.splitlines()[-1])
 
 
 def release_free_memory() -> None:
@@ -202,3 +233,9 @@ def lift_all_budgets() -> None:
     if sys.platform == "linux":
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+if __name__ == "__main__":
+    module, function, *values = sys.argv[1:]
+    measured = getattr(import_module(module), function)(*map(msgspec.json.decode, values))
+    sys.stdout.write(msgspec.json.encode(measured).decode() + "\n")

@@ -1,24 +1,16 @@
-"""Code shared by the benchmarks: sides that take turns, ratios with their spread, kernel links, the peak memory of
-child processes.
-"""
+"""Code shared by the benchmarks: sides that take turns, ratios with their spread, kernel links, peak memory."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-import msgspec
-
 from workbench.core.errors import ConfigError, RuntimeSetupError, did_you_mean
 from workbench.core.job import Job
-from workbench.core.run_folder import child_environment
 from workbench.core.serial import read_toml
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import read_memory, reset_peak
@@ -31,7 +23,6 @@ T = TypeVar("T")
 
 LONG_S = 30.0
 """If a round takes longer, the number of rounds is halved."""
-_CHILD_WAIT_S = 900
 JOBS = Path(__file__).with_name("bench.toml")
 
 
@@ -101,25 +92,6 @@ def require_kernel_links(engines: EngineCluster, name: str) -> None:
         )
 
 
-def child_peak_bytes(measure: Callable[..., int], side: str, *arguments: str | int) -> int:
-    """Return what a function of a module measures of a side in a child process.  Raises RuntimeSetupError with the
-    child's output if it fails.
-    """
-    values = [msgspec.json.encode(value).decode() for value in (side, *arguments)]
-    command = [sys.executable, "-m", __name__, measure.__module__, measure.__name__, *values]
-    # Freed memory is returned at once, so that the peak is the memory needed at one time; glibc otherwise keeps freed
-    # memory for reuse.
-    environment = child_environment() | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHILD_WAIT_S, env=environment, check=True)
-    except subprocess.SubprocessError as error:
-        words = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeSetupError(
-            f"The peak memory of '{side}' was to be measured.", f"{error} {' '.join(words)}", "Try again."
-        ) from error
-    return int(msgspec.json.decode(done.stdout.splitlines()[-1]))
-
-
 def peak_bytes(load: Callable[[], T], run: Callable[[T], object]) -> int:
     """Return this process's peak resident bytes while `run` works on what `load` returned, above its memory now.
 
@@ -134,8 +106,3 @@ def peak_bytes(load: Callable[[], T], run: Callable[[T], object]) -> int:
         raise ConfigError("A peak was to be measured.", problem, "Run it on Linux.")
     run(loaded)
     return read_memory().peak_rss_bytes - own_bytes
-
-
-if __name__ == "__main__":
-    module, function, *values = sys.argv[1:]
-    print(getattr(import_module(module), function)(*map(msgspec.json.decode, values)))

@@ -33,6 +33,7 @@ from workbench.models.stack import BackboneStage
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.profiler.timing import torch_threads
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
+from workbench.runtime.memory import measured_in_child
 from workbench.schedules.pieces import StepLayout
 from workbench.schedules.pipeline import backpropagation
 from workbench.tasks.tokenize import Batch
@@ -40,7 +41,6 @@ from workbench_studies.bench.frame import (
     Figures,
     Progress,
     Step,
-    child_peak_bytes,
     interleaved,
     line_of,
     peak_bytes,
@@ -73,7 +73,7 @@ def bench(
         seconds = interleaved(sides, rounds)
         weights = {side: _weights_bytes(side, models) for side in get_args(Side)}
     del sides, models
-    peaks = {side: child_peak_bytes(side_peak_bytes, side, model, length, samples) for side in get_args(Side)}
+    peaks = {side: measured_in_child(side_peak_bytes, side, model, length, samples) for side in get_args(Side)}
     points = []
     for side in get_args(Side):
         of_step = peaks[side] - weights[side]

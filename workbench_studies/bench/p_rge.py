@@ -33,6 +33,7 @@ from workbench.models.matmul import matmul_backend
 from workbench.models.quantization import QuantizationConfig
 from workbench.profiler.descriptions import MODELS
 from workbench.profiler.timing import torch_threads
+from workbench.runtime.memory import measured_in_child
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, collate_prompts
 from workbench.tasks.prompts.encoding import EncodedRow
@@ -41,7 +42,6 @@ from workbench_studies.bench.frame import (
     Figures,
     Progress,
     Step,
-    child_peak_bytes,
     interleaved,
     line_of,
     peak_bytes,
@@ -97,7 +97,7 @@ def memory_points(model: str, length: int, progress: Progress) -> list[Figures]:
     points = []
     for queries, batch in SETTINGS:
         peaks = {
-            side: child_peak_bytes(side_peak_bytes, side, model, length, queries, batch) for side in get_args(Side)
+            side: measured_in_child(side_peak_bytes, side, model, length, queries, batch) for side in get_args(Side)
         }
         for side, peak in peaks.items():
             points.append(

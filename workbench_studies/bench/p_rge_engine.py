@@ -19,8 +19,9 @@ from workbench.methods.p_rge.inference_engine.config import bindings
 from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
 from workbench.models.matmul import matmul_backend
 from workbench.profiler.timing import torch_threads
+from workbench.runtime.memory import measured_in_child
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch
-from workbench_studies.bench.frame import Figures, Progress, child_peak_bytes, peak_bytes
+from workbench_studies.bench.frame import Figures, Progress, peak_bytes
 from workbench_studies.bench.p_rge import batch_of, prompts
 
 POINTS = (
@@ -78,7 +79,7 @@ def _point(point: Point, folder: Path, progress: Progress) -> Figures:
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(engine_step.losses) - 1))))
     peaks = {
-        side: child_peak_bytes(side_peak_bytes, side, str(path), model, length, queries, batch, loss)
+        side: measured_in_child(side_peak_bytes, side, str(path), model, length, queries, batch, loss)
         for side in ("engine", "eager")
     }
     return {

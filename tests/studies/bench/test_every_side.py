@@ -140,7 +140,7 @@ def briefly(jobs: Mapping[str, Job], *, epochs: int, train_samples: int) -> dict
 def test_memory(monkeypatch: Patch) -> None:
     """A step that recomputes, one with its activations on the disk, and torch.utils.checkpoint give the loss of a plain
     one."""
-    monkeypatch.setattr(memory, "child_peak_bytes", lambda measure, *words: 1 + measure(*words))
+    monkeypatch.setattr(memory, "measured_in_child", lambda measure, *words: 1 + measure(*words))
     report = memory.bench(lambda line: None, model="tiny-llama-2", length=16, samples=4, rounds=1)
     assert [point["side"] for point in report["points"]] == list(get_args(memory.Side))
     assert all(point["step_ms"] > 0 and point["time_over_torch"] > 0 for point in report["points"])

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.runtime.memory import measured_in_child
 from workbench_studies.bench import frame, p_rge, p_rge_engine
 from workbench_studies.bench.p_rge import batch_of, prompts
 
@@ -44,12 +45,12 @@ def test_where_a_round_takes_long_the_warm_up_counts(monkeypatch):
 @pytest.mark.slow
 def test_peaks_are_those_of_processes_of_their_own_and_their_failures_are_told():
     inference, training = (
-        frame.child_peak_bytes(p_rge.side_peak_bytes, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE")
+        measured_in_child(p_rge.side_peak_bytes, side, "tiny-llama", 32, 4, 4) for side in ("inference", "P-RGE")
     )
     assert 0 < inference < 200e6
     assert 0 < training < 2 * inference
-    with pytest.raises(RuntimeSetupError, match=r"The peak memory of .nosuch. was to be measured.*JSONDecodeError"):
-        frame.child_peak_bytes(json.loads, "nosuch")
+    with pytest.raises(RuntimeSetupError, match=r"The memory of loads.*nosuch.* was to be measured.*JSONDecodeError"):
+        measured_in_child(json.loads, "nosuch")
 
 
 @pytest.mark.slow
@@ -64,7 +65,7 @@ def test_the_engine_is_compared_with_the_same_steps_in_pytorch(monkeypatch):
         peaks[side] = measure(side, *words)
         return peaks[side]
 
-    monkeypatch.setattr(p_rge_engine, "child_peak_bytes", measured)
+    monkeypatch.setattr(p_rge_engine, "measured_in_child", measured)
     report = p_rge_engine.bench(lambda line: None, points=(("tiny-llama-1", 24, 2, 2, 4, "label_words"),))
     [point] = report["points"]
     assert (point["steps"], point["q"], point["E"]) == (4, 2, 2)

@@ -166,7 +166,7 @@ def test_the_picture_of_shared_air_has_every_point():
 
 def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trained with a tiny model; the memory's processes are left out."""
-    monkeypatch.setattr(estimators, "child_peak_bytes", lambda measure, name, model: 1_000_000 * len(name))
+    monkeypatch.setattr(estimators, "measured_in_child", lambda measure, name, model: 1_000_000 * len(name))
     item = find_item(COMPARE, "estimators")
     result = item.run(Settings(quick=True, seeds=(0,)))
     rows = {(row[0], row[1]): row for row in result.tables[0].rows}

@@ -35,10 +35,11 @@ from workbench.methods.p_rge.zeroth_order import (
 )
 from workbench.models.recomputation import recomputed
 from workbench.plots.style import CYCLE, GREY, SYMBOLS, finish
+from workbench.runtime.memory import measured_in_child
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
 from workbench.tasks.task import Task
-from workbench_studies.bench.frame import child_peak_bytes, peak_bytes
+from workbench_studies.bench.frame import peak_bytes
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, spread
@@ -99,7 +100,7 @@ def estimators(item: Item, settings: Settings) -> Result:
             file = f"estimators/{way.estimator or 'lora'}-{way.steps}-{seed}.json"
             trainings_of[name].append(settings.remember(file, Training, partial(trained, way, seed)))
             settings.progress(f"{name}, seed {seed}: {trainings_of[name][-1].scores[-1][1]:.1f} %")
-    peaks = {name: child_peak_bytes(peak_of, name, way.model) / 1e6 for name, way in ways.items()}
+    peaks = {name: measured_in_child(peak_of, name, way.model) / 1e6 for name, way in ways.items()}
     joules = {name: step_j(way) for name, way in ways.items()}
     rows = [row for name in ways for row in _rows(name, trainings_of[name], joules[name], peaks[name])]
     ends = {row[0]: row for row in rows}  # the last of each way
