@@ -1,8 +1,9 @@
-"""The median and quartiles of repeated measurements."""
+"""The median, quartiles and percentiles of repeated measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from statistics import quantiles
 from typing import NamedTuple
 
@@ -34,3 +35,11 @@ class Spread(NamedTuple):
     def scaled(self, factor: float) -> Spread:
         """Return the spread in another unit (factor above 0)."""
         return Spread(self.median * factor, self.low * factor, self.high * factor)
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed (nearest rank); 0 without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]

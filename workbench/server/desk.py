@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.spread import percentile
 from workbench.core.threads import in_background
 from workbench.methods.common.text_model import TextModel
 from workbench.models.text import Piece, TextSettings
@@ -81,10 +82,8 @@ class Metrics:
         lines += ["# TYPE workbench_tokens_total counter", f"workbench_tokens_total {self.tokens}"]
         for name, values in (("request", self.seconds), ("first_token", self.first_token_s)):
             lines.append(f"# TYPE workbench_{name}_seconds summary")
-            ordered = sorted(values)
-            for share in (0.5, 0.95, 0.99) if ordered else ():
-                value = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-                lines.append(f'workbench_{name}_seconds{{quantile="{share}"}} {value:.6f}')
+            for share in (0.5, 0.95, 0.99) if values else ():
+                lines.append(f'workbench_{name}_seconds{{quantile="{share}"}} {percentile(values, share):.6f}')
         for name, gauge in (
             ("workbench_requests_waiting", waiting),
             ("workbench_tokens_per_second", round(self.tokens_per_s, 3)),

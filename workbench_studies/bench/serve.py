@@ -11,9 +11,9 @@ from statistics import median
 from threading import Lock
 from typing import NamedTuple
 
-import numpy as np
 import psutil
 
+from workbench.core.spread import percentile
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.serving.text_service import TextService, text_service
 from workbench.models.generation import Sampling
@@ -139,8 +139,8 @@ def _point(service: TextService, requests: list[Asked], count: int, every: int, 
         "texts": count,
         "killed": load.kills,
         "continued": policy.num_again - again,
-        **{f"p{share} s": float(np.percentile(load.seconds, share)) for share in (50, 95, 99)},
-        "first token p95 s": float(np.percentile(load.first_s, 95)),
+        **{f"p{share} s": percentile(load.seconds, share / 100) for share in (50, 95, 99)},
+        "first token p95 s": percentile(load.first_s, 0.95),
         "right texts per s": count / took_s,
         "right tokens per s": load.tokens / took_s,
         "memory last over first": median(load.memory[-fifth:]) / median(load.memory[:fifth]),

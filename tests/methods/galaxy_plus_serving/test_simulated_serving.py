@@ -11,12 +11,12 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.heat import Level
+from workbench.core.spread import percentile
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
     ServedRequest,
     ServingReport,
     StreamSettings,
-    percentile,
 )
 from workbench.runtime.watch import PING_EVERY_S
 

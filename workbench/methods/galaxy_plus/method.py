@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from workbench.core.inference import InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
+from workbench.core.spread import percentile
 from workbench.core.timeline import Timeline
 from workbench.methods.base import REAL_TIMEOUT_S, Event, Notify, Outcome, Planned, Prediction, ignore
 from workbench.methods.common.device_counts import publishing
@@ -256,7 +256,7 @@ def latency_metrics(traces: Sequence[Served], prepared: PreparedJob) -> dict[str
     metrics = {
         "requests": float(len(latencies)),
         "latency mean s": statistics.fmean(latencies),
-        **{f"latency p{share} s": float(np.percentile(latencies, share)) for share in (50, 95, 99)},
+        **{f"latency p{share} s": percentile(latencies, share / 100) for share in (50, 95, 99)},
         "requests per s": len(latencies) / (traces[-1].end_s - traces[0].start_s),
     }
     further = [seconds for trace in traces for seconds in trace.token_s]

@@ -4,7 +4,6 @@ IV-F).
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
 from workbench.core.serial import from_json, read_text
+from workbench.core.spread import percentile
 from workbench.core.timeline import SourcedReport
 
 Reaction = Literal["none", "exclude"]
@@ -330,11 +330,3 @@ def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, f
             inside_s = min(end_s, (index + 1) * step_s) - max(start_s, index * step_s)
             sums[index] += amount if first == last else amount * max(inside_s, 0.0) / (end_s - start_s)
     return sums
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed (nearest rank); 0 without values."""
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
