@@ -22,6 +22,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
+from workbench.core.threads import in_background
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
@@ -231,10 +232,7 @@ class TrainingPanel(Panel):
             self.message.show_exception(error)
             return
         self._stop.clear()
-        self._thread = threading.Thread(
-            target=self._work, args=(settings, steps), name="workbench-training", daemon=True
-        )
-        self._thread.start()
+        self._thread = in_background(self._work, settings, steps, name="workbench-training")
 
     def wait(self) -> None:
         """Wait until the thread is done."""

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
@@ -200,12 +199,11 @@ def _disk() -> list[Check]:
 
 def _hub() -> list[Check]:
     from workbench.assets.hub import hub_endpoint, hub_is_reachable
+    from workbench.core.threads import in_background
 
     outcome: list[bool] = []
     # Name resolution knows no timeout: its thread is left behind rather than waited for.
-    thread = threading.Thread(target=lambda: outcome.append(hub_is_reachable(HUB_TIMEOUT_S)), daemon=True)
-    thread.start()
-    thread.join(HUB_TIMEOUT_S)
+    in_background(lambda: outcome.append(hub_is_reachable(HUB_TIMEOUT_S))).join(HUB_TIMEOUT_S)
     if outcome == [True]:
         return _check("hub", f"{hub_endpoint()} answers", "")
     todo = "The embedded model and data work without it; others need a local folder (--model FOLDER, --data FOLDER)."

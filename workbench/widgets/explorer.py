@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from workbench.core.errors import WorkbenchError
+from workbench.core.threads import in_background
 from workbench.widgets.controls import Headline, Html, Message, Panel
 from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import Table
@@ -39,8 +40,7 @@ class Latest(Generic[Request]):
             self._waiting = [request]
             if not self._busy:
                 self._busy = True
-                self._thread = threading.Thread(target=self._run, name="workbench-latest", daemon=True)
-                self._thread.start()
+                self._thread = in_background(self._run, name="workbench-latest")
 
     def wait(self) -> None:
         """Wait until no work is left."""

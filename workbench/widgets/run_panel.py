@@ -24,6 +24,7 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Fidelity, Job, Mode, Tracker
 from workbench.core.plan import Plan
 from workbench.core.report import Report
+from workbench.core.threads import in_background
 from workbench.methods.base import Event
 from workbench.plots.trace import trace_text
 from workbench.runs.progress import RunState
@@ -237,10 +238,7 @@ class RunPanel(Panel):
                 return
             self._stop.clear()
             self._enable(running=True)  # before the thread starts, which may end at once
-        self._thread = threading.Thread(
-            target=self._work, args=(described, mode, resume), name="workbench-run", daemon=True
-        )
-        self._thread.start()
+        self._thread = in_background(self._work, described, mode, resume, name="workbench-run")
 
     def stop(self) -> None:
         """End the run at its next event, as Ctrl-C would."""

@@ -17,6 +17,7 @@ from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.core.job import Fidelity
 from workbench.core.schedule import Ranks
+from workbench.core.threads import in_background
 from workbench.core.timeline import Timeline
 from workbench.methods.devices import over_ssh, require_emulated
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -155,8 +156,7 @@ def text_service(
             is_over=lambda now_s: is_over.is_set(),
             place_draft=_placing(drafts, cluster, say),
         )
-        thread = threading.Thread(target=_work, args=(policy, is_over), name="coordinator", daemon=True)
-        thread.start()
+        thread = in_background(_work, policy, is_over, name="coordinator")
         try:
             yield TextService(
                 writer=DeviceWriter(layout, ends, policy),
