@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from workbench.core.catalogue import device_models, load_device
 from workbench.core.cluster import Link
+from workbench.core.units import size_words
 from workbench.profiler.host import HostProfile
 from workbench.runtime.engines import EngineCluster
 from workbench.widgets.tables import Table
@@ -48,7 +49,7 @@ def engines_table(engines: EngineCluster) -> Table:
     running = zip(engines.cluster.names, engines.engine_pids, engines.memory(), strict=True)
     return Table(
         ("rank", "device", "process", "resident memory"),
-        [(rank, name, pid, f"{now.rss_bytes / 1e6:.0f} MB") for rank, (name, pid, now) in enumerate(running)],
+        [(rank, name, pid, size_words(now.rss_bytes)) for rank, (name, pid, now) in enumerate(running)],
     )
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.threads import in_background
+from workbench.core.units import size_words
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
@@ -65,7 +66,7 @@ class EngineRun:
 
     def _table(self) -> Table:
         rows = [
-            ("the program", f"{self.file_bytes / 1e6:.1f} MB, exported in {self.export_s:.1f} s"),
+            ("the program", f"{size_words(self.file_bytes)}, exported in {self.export_s:.1f} s"),
             ("a step in the engine", f"{self.step_s * 1e3:.0f} ms"),
             ("the same step in PyTorch", f"{self.eager_step_s * 1e3:.0f} ms"),
             (f"losses of {len(self.losses)} steps", f"differ by {self.difference:.1e} at most"),

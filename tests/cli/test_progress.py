@@ -11,6 +11,7 @@ from workbench.cli.output import PLAIN_INTERVAL_S, RunProgress, print_json, prin
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
+from workbench.core.units import size_words
 from workbench.methods.base import DeviceState, Event
 
 
@@ -75,7 +76,7 @@ def test_on_a_terminal_epochs_and_devices_are_drawn(monkeypatch) -> None:
     assert "5 of 10 steps" in epoch and "loss 0.5000" in epoch
     (device,) = [line for line in lines if line.startswith("slow")]
     assert "cached epoch, step 5 of 10" in device
-    assert f"{budget / 4e6:.0f} MB of {budget / 1e6:.0f} MB" in device
+    assert f"{size_words(budget // 4)} of {size_words(budget)}" in device
     assert device.count("25%") == 2  # of the step computing, of the budget in use
 
 

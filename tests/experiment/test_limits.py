@@ -28,7 +28,7 @@ def test_a_plan_that_promised_too_much_memory(job: Job, tmp_path: Path, monkeypa
     """The planner is silenced; the device's own budget refuses, and the engines live on."""
     monkeypatch.setattr(pac_plus, "check_memory", lambda *_, **__: None)
     devices = two_devices(1_000_000)
-    with pytest.raises(MemoryBudgetError, match=r"Device '\w+' .*budget is 1 MB.*raise its memory_bytes"):
+    with pytest.raises(MemoryBudgetError, match=r"Device '\w+' .*budget is 1\.0 MB.*raise its memory_bytes"):
         experiment.run(
             job, devices, workdir=tmp_path, fidelity="paced", chosen_plan=experiment.plan(job, two_devices(), "execute")
         )
@@ -56,7 +56,7 @@ def fill_up(disk: Path, leave_bytes: int) -> None:
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_disk_too_small_for_the_cache_is_refused(job: Job, small_disk: Path) -> None:
     fill_up(small_disk, 50_000)
-    with pytest.raises(CacheError, match=r"cache needs \d+\.\d MB more in .* MB are free.*Free some space"):
+    with pytest.raises(CacheError, match=r"cache needs [\d.]+ [kM]B more in .* [kM]B are free.*Free some space"):
         run(job, small_disk / "run")
 
 
@@ -67,7 +67,9 @@ def test_a_disk_that_fills_up_in_the_middle(
     """Before the cache is made, or once it is there and snapshots are written; with room again the run goes on."""
     with monkeypatch.context() as patch:
         patch.setattr(pac_plus, "require_disk", lambda *_: None)
-        with pytest.raises(CacheError, match=r"(disk is full|No space left).*MB are free.*Free some space") as caught:
+        with pytest.raises(
+            CacheError, match=r"(disk is full|No space left).*(B|bytes) are free.*Free some space"
+        ) as caught:
             run(job, small_disk / "run", progress=_fill_at_start(small_disk, leave_bytes))
         assert "\n" not in str(caught.value)
     (small_disk / "ballast").unlink()

@@ -257,7 +257,7 @@ def test_a_full_disk_leaves_nothing_and_is_told_with_numbers(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "posix_fallocate", refuses, raising=False)
     huge = replace(MANIFEST, lengths=(10**6, 2, 6))
-    with pytest.raises(CacheError, match=r"48\.0 MB.*No space left.*MB are free.*WORKBENCH_CACHE"):
+    with pytest.raises(CacheError, match=r"48\.0 MB.*No space left.*B are free.*WORKBENCH_CACHE"):
         ActivationCache.create(tmp_path / "cache", huge)
     assert list(tmp_path.iterdir()) == []
 

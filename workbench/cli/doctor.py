@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
+from workbench.core.units import size_words
+
 HUB_TIMEOUT_S = 2.0
 ENOUGH_MEMORY_BYTES, ENOUGH_DISK_BYTES = 4e9, 3e9
 BUSY_LOAD_PER_CORE = 0.5  # above this an emulated run is likely to overrun its deadlines
@@ -143,7 +145,7 @@ def _memory() -> list[Check]:
     import psutil
 
     memory = psutil.virtual_memory()
-    available = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    available = f"{size_words(memory.available)} of {size_words(memory.total)} available"
     todo = "Close programs: four emulated devices and the notebook need about 4 GB."
     return _check("memory", available, todo if memory.available < ENOUGH_MEMORY_BYTES else "")
 
@@ -190,7 +192,7 @@ def _disk() -> list[Check]:
     folder = cache_folder()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    free_text = f"{free / 1e9:.1f} GB free for {folder}"
+    free_text = f"{size_words(free)} free for {folder}"
     if not os.access(existing, os.W_OK):
         return _check("disk", f"{existing} is not writable", "Set WORKBENCH_CACHE to a folder of yours.", "missing")
     todo = "Free some space, or set WORKBENCH_CACHE to another disk."

@@ -17,6 +17,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable, whole_file
 from workbench.core.job import ADAPTER_RATE
 from workbench.core.serial import to_json
+from workbench.core.units import size_words
 
 if TYPE_CHECKING:
     from workbench.tasks.prompts import EncodedPrompts
@@ -107,7 +108,7 @@ def export(
     if as_json:
         print_json(result)
         return
-    print_text(f"Program     {result.path}, {result.file_bytes / 1e6:.1f} MB, exported in {result.export_s:.0f} s")
+    print_text(f"Program     {result.path}, {size_words(result.file_bytes)}, exported in {result.export_s:.0f} s")
     print_text(
         f"Trains      {result.description.num_values:,} values in {len(result.description.slots)} matrices, q = "
         f"{queries}, E = {batch_size}"
@@ -141,7 +142,7 @@ def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *,
     if as_json:
         print_json(written._asdict())
         return
-    print_text(f"Model       {written.path}, {written.parameters:,} parameters, {written.file_bytes / 1e6:.1f} MB")
+    print_text(f"Model       {written.path}, {written.parameters:,} parameters, {size_words(written.file_bytes)}")
     if written.note:
         print_text(written.note)
 

@@ -22,6 +22,7 @@ from workbench.core import processes
 from workbench.core.errors import WorkbenchError, WriteError
 from workbench.core.processes import ProcessId, note_process, remove_run_folder
 from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.units import size_words
 
 _PREFIX = "workbench-run-"
 _OWNER = "owner.json"
@@ -85,7 +86,7 @@ def require_temporary_space() -> None:
     if free < _LEAST_FREE_BYTES:
         raise WriteError(
             f"A folder in '{_base()}' was to be made for the files of a run.",
-            f"The disk is full: {free / 1e3:.0f} kB are free, {_LEAST_FREE_BYTES / 1e3:.0f} kB are needed.",
+            f"The disk is full: {size_words(free)} are free, {size_words(_LEAST_FREE_BYTES)} are needed.",
             "Free some space, or set TMPDIR to a folder on another disk.",
         )
 

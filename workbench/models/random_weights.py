@@ -20,6 +20,7 @@ from torch import Tensor
 from workbench.assets.fetch import asset_path
 from workbench.core.errors import MissingDataError
 from workbench.core.files import make_folder, place_folder
+from workbench.core.units import size_words
 from workbench.models.configuration import config_of
 from workbench.models.families import family_of
 from workbench.models.hub import RANDOM, RANDOM_SEED, STAND_IN, named_settings, random_folder
@@ -56,15 +57,15 @@ def write_random(name: str, progress: Callable[[str], None]) -> Path:
     nbytes = num_weights * DTYPE.itemsize
     make_folder(path.parent)
     free = shutil.disk_usage(path.parent).free
-    size = f"{num_weights:,} weights, {nbytes / 1e9:.1f} GB in bfloat16"
+    size = f"{num_weights:,} weights, {size_words(nbytes)} in bfloat16"
     if free < 1.1 * nbytes:
         raise MissingDataError(
             f"'{name}' was to be written: {size}.",
-            f"The disk of '{path.parent}' has {free / 1e9:.1f} GB free, and a tenth must remain.",
+            f"The disk of '{path.parent}' has {size_words(free)} free, and a tenth must remain.",
             "Make room, or set WORKBENCH_CACHE to a folder that has it.",
         )
     tokenizer = None if family_of(settings["model_type"]).reads_images else asset_path(STAND_IN)
-    progress(f"{name}: drawing {size}; {free / 1e9:.0f} GB are free")
+    progress(f"{name}: drawing {size}; {size_words(free)} are free")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}-", suffix=".part") as scratch:
         unfinished = Path(scratch) / "model"
         unfinished.mkdir()

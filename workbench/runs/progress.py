@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
-from workbench.core.units import three_figures
+from workbench.core.units import size_words, three_figures
 from workbench.methods.base import DeviceState, Event
 from workbench.runs.course import Course, CourseLog
 
@@ -64,7 +64,7 @@ class DeviceRow:
         busy, memory = "" if self.busy_share is None else f"{self.busy_share:.0%} of a step", ""
         if self.used_bytes is not None:
             share = self.used_bytes / self.budget_bytes
-            memory = f"{self.used_bytes / 1e6:.0f} MB of {self.budget_bytes / 1e6:.0f} MB ({share:.0%})"
+            memory = f"{size_words(self.used_bytes)} of {size_words(self.budget_bytes)} ({share:.0%})"
         return self.name, self.doing, busy, memory
 
 

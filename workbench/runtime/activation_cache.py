@@ -23,6 +23,7 @@ from torch import Tensor
 from workbench.core.errors import CacheError, ConfigError, DamagedError, WriteError
 from workbench.core.files import LIMITS
 from workbench.core.sealed import checksum, read_sealed, write_sealed
+from workbench.core.units import size_words
 from workbench.runtime.activation_records import RecordLayout, allocate, as_array, decoded_dtype, map_file
 
 cache_dtype = decoded_dtype
@@ -80,7 +81,7 @@ class ActivationCache:
             shutil.rmtree(folder, ignore_errors=True)
             todo = "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk."
             raise CacheError(
-                f"An activation cache of {manifest.nbytes / 1e6:.1f} MB was asked for in '{folder}'.",
+                f"An activation cache of {size_words(manifest.nbytes)} was asked for in '{folder}'.",
                 f"{error.found.rstrip('.') if isinstance(error, WriteError) else error.strerror}{_free(folder)}.",
                 LIMITS.get(error.errno or 0, todo) if isinstance(error, OSError) else todo,
             ) from error
@@ -284,6 +285,6 @@ def _unusable(folder: Path, problem: str) -> CacheError:
 def _free(folder: Path) -> str:
     """Describe the free disk space in words.  Returns an empty text if it is unknown."""
     try:
-        return f"; {shutil.disk_usage(folder.parent).free / 1e6:.1f} MB are free"
+        return f"; {size_words(shutil.disk_usage(folder.parent).free)} are free"
     except OSError:
         return ""

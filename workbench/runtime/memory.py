@@ -25,6 +25,7 @@ import psutil
 
 from workbench.core.errors import MemoryBudgetError, RuntimeSetupError
 from workbench.core.run_folder import child_environment
+from workbench.core.units import size_words
 
 # The last line: no memory for a new thread's stack (in Python's and the C++ library's words), or for oneDNN's code.
 _REFUSED = re.compile(
@@ -139,10 +140,10 @@ def as_memory_error(
         return MemoryBudgetError(
             asking, "Its system refused.", f"End other programs there. {less}, or take a smaller model."
         )
-    process_limit = f"{limit_of(budget_bytes) / 1e6:.0f} MB with what libraries and allocator take"
+    process_limit = f"{size_words(limit_of(budget_bytes))} with what libraries and allocator take"
     usage = (
-        f"Its budget is {budget_bytes / 1e6:.0f} MB above the runtime's own footprint, {process_limit}. In use are "
-        f"{used_bytes / 1e6:.0f} MB."
+        f"Its budget is {size_words(budget_bytes)} above the runtime's own footprint, {process_limit}. In use are "
+        f"{size_words(used_bytes)}."
     )
     return MemoryBudgetError(asking, usage, f"{less}, or raise its memory_bytes.")
 

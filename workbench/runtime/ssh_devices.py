@@ -20,6 +20,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import ConfigError, DeviceLostError, RuntimeSetupError, WorkbenchError, WriteError
 from workbench.core.serial import shown
 from workbench.core.threads import in_background
+from workbench.core.units import size_words
 from workbench.core.waiting import as_finished
 from workbench.models.configuration import is_tiny, local_folder
 from workbench.models.hub import brought_folder
@@ -396,7 +397,7 @@ class SshEngines(Engines):
             return ""
         heat = [] if health.temperature_c is None else [f"{health.temperature_c:.0f} °C"]
         return ", ".join(
-            [*heat, f"{health.free_memory_bytes / 1e6:.0f} MB free", *([health.throttled] if health.throttled else [])]
+            [*heat, f"{size_words(health.free_memory_bytes)} free", *([health.throttled] if health.throttled else [])]
         )
 
     def context(self, rank: int) -> RankContext:

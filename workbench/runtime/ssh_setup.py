@@ -27,6 +27,7 @@ from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.methods import registered
 from workbench.core.serial import text_digest
+from workbench.core.units import size_words
 from workbench.runtime.frames import Greeting
 from workbench.runtime.ssh import Connection
 
@@ -179,7 +180,7 @@ def install(connection: Connection, say: Callable[[str], None]) -> bool:
             )
         root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
-        say(f"{connection.name}: sending {sum(path.stat().st_size for path in files) / 1e6:.0f} MB, compressed")
+        say(f"{connection.name}: sending {size_words(sum(path.stat().st_size for path in files))}, compressed")
         trial = TRIAL if any(pin.startswith("torch==") for pin in pins) else ""
         _bring_archive(
             connection, environment, ((path, path.relative_to(root)) for path in files), python=True, trial=trial

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
 from workbench.core.files import FULL_DISK, try_lock
+from workbench.core.units import size_words
 
 _MOST_REMOVALS = 5
 """How often a run makes its folder again that others, which end, remove."""
@@ -69,8 +70,8 @@ def require_disk(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(_existing(folder)).free
     if free < 1.1 * nbytes:
         raise CacheError(
-            f"The activation cache needs {nbytes / 1e6:.1f} MB more in '{folder}', and a tenth to spare.",
-            f"{free / 1e6:.1f} MB are free.",
+            f"The activation cache needs {size_words(nbytes)} more in '{folder}', and a tenth to spare.",
+            f"{size_words(free)} are free.",
             "Free some space, use fewer samples, or point --workdir or WORKBENCH_CACHE to another disk.",
         )
 
@@ -91,7 +92,7 @@ def reporting_full_disk(folder: Path) -> Iterator[None]:
         free = shutil.disk_usage(_existing(folder)).free
         raise CacheError(
             f"The run was writing to '{folder}'.",
-            f"The disk is full ({free / 1e6:.1f} MB are free).",
+            f"The disk is full ({size_words(free)} are free).",
             "Free some space and continue with --resume (resume=True), or choose another disk with --workdir.",
         ) from error
 

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.units import size_words
 from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, random_profile
 from workbench.planners.asynchronous import partition_in_order
@@ -182,7 +183,7 @@ def judge_order(answer: Any, numbers: Numbers) -> str:
         need = costs.need(rank, size - place - 1, start, stop, num_stages=size).total_bytes
         if need > devices[rank].memory_bytes:
             has, name = devices[rank].memory_bytes, devices[rank].name
-            raise WrongAnswerError(f"It does not fit: {name} has {has / 1e6:.0f} MB and needs {need / 1e6:.0f} MB.")
+            raise WrongAnswerError(f"It does not fit: {name} has {size_words(has)} and needs {size_words(need)}.")
     cuts = (0, *accumulate(counts))
     mine, theirs = pace_of(costs, order, cuts), partition_in_order(costs, range(size)).pace_s
     said = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."

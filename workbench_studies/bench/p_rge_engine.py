@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.run_folder import scratch_folder
+from workbench.core.units import size_words
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, philox_noise
 from workbench.methods.p_rge.inference_engine.config import bindings
 from workbench.methods.p_rge.zeroth_order import CausalModel, TrainableConfig, gradients_of, load_causal_model
@@ -64,7 +65,7 @@ def _point(point: Point, folder: Path, progress: Progress) -> Figures:
     exported = export_program(causal, path, config, name=model)
     description = f"{model}, loss over the {loss.replace('_', ' ')}"
     progress(
-        f"{description}: {exported.file_bytes / 1e6:.0f} MB in {exported.export_s:.0f} s; {steps} steps of each side"
+        f"{description}: {size_words(exported.file_bytes)} in {exported.export_s:.0f} s; {steps} steps of each side"
     )
     trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, config)
     engine_s, eager_s, deviations = [], [], []
