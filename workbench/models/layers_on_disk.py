@@ -20,7 +20,7 @@ from workbench.models.loading import load_stack
 from workbench.models.partial_loading import read_head, read_stage, stored_under
 from workbench.models.quantization import QuantizationConfig, held_bytes, quantize
 from workbench.models.stack import LayerStack
-from workbench.models.stored_tensors import StoredTensor
+from workbench.models.stored_tensors import StoredTensor, stored_as
 
 KEPT_BYTES = 1 << 30
 """Layers stay in memory up to this many bytes, as they are stored there; the others are read with each batch."""
@@ -96,12 +96,10 @@ class _Blank:
     ) -> None:
         self._layer = copy.deepcopy(layer)
         self._places = [
-            _Place(path, name, tensors[stored])
+            _Place(path, name, stored)
             for path, module in layer.named_modules()
             for name, parameter in module.named_parameters(recurse=False)
-            if parameter.is_meta
-            for stored in [next((name for name in under[f"{paths[id(module)]}.{name}"] if name in tensors), None)]
-            if stored is not None
+            if parameter.is_meta and (stored := stored_as(under[f"{paths[id(module)]}.{name}"], tensors)) is not None
         ]
 
     def filled(self) -> nn.Module:

@@ -17,7 +17,7 @@ from workbench.models.families import family_of
 from workbench.models.family import Family, words_of
 from workbench.models.matmul import LanguageModelHead
 from workbench.models.stack import BackboneStage, LayerStack
-from workbench.models.stored_tensors import MISSING_WEIGHTS, StoredTensor
+from workbench.models.stored_tensors import MISSING_WEIGHTS, StoredTensor, stored_as
 
 HEAD = "lm_head.weight"
 """Name of a language model head that is not tied."""
@@ -107,11 +107,11 @@ def read_stage(
     if with_embedding:
         stage.embedding = stack.embedding
 
-    def stored_as(module: nn.Module, parameter_name: str) -> StoredTensor | None:
-        return next((tensors[name] for name in under[names[id(module), parameter_name]] if name in tensors), None)
+    def tensor_of(module: nn.Module, parameter_name: str) -> StoredTensor | None:
+        return stored_as(under[names[id(module), parameter_name]], tensors)
 
     missing = {
-        (id(module), parameter_name): (parameter, stored_as(module, parameter_name))
+        (id(module), parameter_name): (parameter, tensor_of(module, parameter_name))
         for module in stage.modules()
         for parameter_name, parameter in module.named_parameters(recurse=False)
         if parameter.is_meta
@@ -139,7 +139,7 @@ def read_stage(
             for parameter_name, parameter in list(module.named_parameters(recurse=False)):
                 if not parameter.is_meta:
                     continue
-                stored = stored_as(module, parameter_name)
+                stored = tensor_of(module, parameter_name)
                 if stored is None or tuple(parameter.shape) != stored.shape:
                     return None
                 module.register_parameter(parameter_name, read(parameter, stored))
@@ -202,7 +202,7 @@ def read_head(config: Any, tensors: dict[str, StoredTensor], dtype: torch.dtype)
     names = [*head_names(family)]
     if family.decoder is not None or config.tie_word_embeddings:
         names += [name for end in tied for name in tensors if f".{name}".endswith(f".{end}")]
-    stored = next((tensors[name] for name in names if name in tensors), None)
+    stored = stored_as(names, tensors)
     if stored is None or stored.shape != (config.vocab_size, config.hidden_size):
         return None
     bias = tensors[family.head_bias].read(dtype).flatten() if family.head_bias in tensors else None

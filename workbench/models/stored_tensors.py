@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +176,11 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
     else:
         return None
     return {key: tensor for name in files for key, tensor in tensors_in(folder / name)[0].items()}
+
+
+def stored_as(names: Iterable[str], tensors: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    """Return a weight's tensor; None if it is not there.  names: under which files may store it, most likely first."""
+    return next((tensors[name] for name in names if name in tensors), None)
 
 
 def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:

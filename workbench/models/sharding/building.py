@@ -25,7 +25,7 @@ from workbench.models.sharding.block import Block
 from workbench.models.sharding.layer_blocks import layer_blocks, norm_layout
 from workbench.models.sharding.layout import ITEM_BYTES, LayoutFacts, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack
-from workbench.models.stored_tensors import Span, StoredTensor, require_finite
+from workbench.models.stored_tensors import Span, StoredTensor, require_finite, stored_as
 
 
 def model_layout(model: Any) -> ModelLayout:
@@ -195,10 +195,9 @@ def open_weights(name: str, *, layout: ModelLayout | None = None) -> WeightSourc
         bias = layout.family.head_bias
         names = {**layout.stored_names, HEAD: head_names(layout.family), bias: (bias,)}
         weights = {
-            parameter_name: tensors[stored_name]
+            parameter_name: stored
             for parameter_name, others in names.items()
-            for stored_name in others[::-1]
-            if stored_name in tensors
+            if (stored := stored_as(others, tensors)) is not None
         }
         if all(
             parameter_name in weights and weights[parameter_name].shape == layout.sizes[parameter_name]
