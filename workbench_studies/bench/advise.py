@@ -172,7 +172,7 @@ def _executed(choice: Choice, cluster: Cluster, number: int, is_first: bool, pro
         "setting": number,
         "what": choice.name,
         "is_first": is_first,
-        "predicted_s": sum(step.predicted_s or 0.0 for step in choice.report.steps),
+        "predicted_s": choice.report.predicted_s,
         "measured_s": None,
         "valid": False,
         "why_not": "",
@@ -183,7 +183,7 @@ def _executed(choice: Choice, cluster: Cluster, number: int, is_first: bool, pro
     except WorkbenchError as error:
         point["why_not"] = error.found
     else:
-        point["measured_s"] = sum(step.measured_s or 0.0 for step in report.steps)
+        point["measured_s"] = report.measured_s
         point["valid"] = report.valid
     progress(f"advise, setting {number}, {choice.name}: {point['predicted_s']:.3g} s, executed {point['measured_s']}")
     return point

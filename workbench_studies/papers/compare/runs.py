@@ -129,7 +129,7 @@ def _run(name: str, job: Job, mode: Mode) -> Run:
         name=name,
         seed=job.seed,
         devices=tuple(cluster.devices[rank].name for rank in report.plan.busy_ranks),
-        memory_bytes=max(timeline.peak_bytes(rank) for timeline in timelines for rank in range(timeline.world_size)),
+        memory_bytes=max(timeline.highest_peak_bytes for timeline in timelines),
         dilation=report.dilation,
         in_pace=report.valid,
         **parts,
@@ -158,7 +158,7 @@ def _serving(report: Report) -> dict[str, Any]:
     each_j = sum(device_j(timeline, rank, by_name[name]) for rank, name in enumerate(timeline.device_names))
     return {
         "predicted_s": tuple(step.predicted_s or 0.0 for step in report.steps),
-        "sent_bytes": sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size)) * len(report.steps),
+        "sent_bytes": timeline.all_sent_bytes * len(report.steps),
         "joules": each_j * len(report.steps),
     }
 
@@ -167,4 +167,4 @@ def _sent_bytes(report: Report, cached: bool) -> int:
     """Return the bytes that all devices send in a typical step."""
     kind = "cached epoch" if cached else "first epoch"
     timeline = report.timelines.get(f"{kind}, measured") or report.timelines.get(f"{kind}, predicted")
-    return 0 if timeline is None else sum(timeline.bytes_sent(rank) for rank in range(timeline.world_size))
+    return 0 if timeline is None else timeline.all_sent_bytes
