@@ -5,11 +5,12 @@ passes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from workbench.core.heat import Heat, Levels
 from workbench.runtime import commands as c
 from workbench.runtime.devices import News
 from workbench.runtime.jobs import Outcome
@@ -65,8 +66,13 @@ class VirtualDevices:
 
     silence_s, timeout_s, is_real = SILENCE_S, 0.0, False
 
-    def __init__(self, world_size: int, work: VirtualWork, world: VirtualWorld | None = None) -> None:
+    def __init__(
+        self, world_size: int, work: VirtualWork, world: VirtualWorld | None = None, *, curves: Sequence[Levels] = ()
+    ) -> None:
+        """curves: each device's speed as it gets hot (see core.heat); by default all keep their speed."""
         self._work, self._world = work, world or VirtualWorld()
+        self._curves = curves or [()] * world_size
+        self._heats = list(map(Heat, self._curves))
         self._agenda = Agenda()
         self._processes = [_Process() for _ in range(world_size)]
         self._groups: dict[int, _Group] = {}
@@ -121,6 +127,7 @@ class VirtualDevices:
         process = self._processes[rank]
         self._break_off(rank, self._world.notice_s)
         self._processes[rank] = _Process(life=process.life + 1, is_alive=False)
+        self._heats[rank] = Heat(self._curves[rank])
         self._work.ended(rank)
         return process.has_job
 
@@ -197,7 +204,8 @@ class VirtualDevices:
             case c.Slow():
                 self._slow_down(rank, message.factor)
             case c.Probe():
-                slowness = self._work.slowness(rank, process.factor)
+                self._heats[rank].advance(self.now_s())
+                slowness = self._work.slowness(rank, self._factor(rank))
                 self._after(rank, slowness * self._world.probe_s, partial(self._tell, rank, c.Probed(slowness)))
             case c.Prepare():
                 seconds, events = self._work.prepare(message.job, message.place)
@@ -242,6 +250,8 @@ class VirtualDevices:
             return
         group.is_busy, group.done, group.before_s = True, 0.0, 0.0
         group.begun_s = group.since_s = self.now_s()
+        for rank in group.train.members:
+            self._heats[rank].advance(self.now_s())
         self._report(group, 0.0)
         self._time_step(group)
         self._report_later(group, group.step)
@@ -253,7 +263,11 @@ class VirtualDevices:
         self._agenda.at(self.now_s() + (1 - group.done) * group.whole_s, partial(self._end_step, group, group.ticket))
 
     def _factors(self, group: _Group) -> dict[int, float]:
-        return {place: self._processes[rank].factor for place, rank in enumerate(group.train.members)}
+        return {place: self._factor(rank) for place, rank in enumerate(group.train.members)}
+
+    def _factor(self, rank: int) -> float:
+        """Return how many times slower than described a device is: by what was injected, and by its heat."""
+        return self._processes[rank].factor / self._heats[rank].speed
 
     def _slow_down(self, rank: int, factor: float) -> None:
         """Change a device's speed, also during a step, whose remaining part then takes another time."""
@@ -297,18 +311,24 @@ class VirtualDevices:
     def _end_step(self, group: _Group, ticket: int) -> None:
         if ticket != group.ticket or not self._is_whole(group):
             return
-        job, members = group.train.job, group.train.members
+        job = group.train.job
         group.since_s, group.is_busy = self.now_s(), False
         self.taken_s[group.step] = group.before_s + (1 - group.done) * group.whole_s
         self._report(group, 1.0)
-        for place, rank in enumerate(members):
-            self._tell(rank, self._work.done(job, place, group.step, self._processes[rank].factor))
+        for place, rank in enumerate(group.train.members):
+            self._end_of_step(rank, group, place, self._processes[rank].factor)
         group.step += 1
         end: c.End | None = "finished" if group.step >= job.last_step else "paused" if group.pauses else None
         if end is None:
             self._begin_step(group, ticket)
         else:
             self._end_group(group, end)
+
+    def _end_of_step(self, rank: int, group: _Group, place: int, factor: float) -> None:
+        """Tell a member's end of a step, whose computing has heated it.  factor: the injected slowdown."""
+        factor, job = factor / self._heats[rank].speed, group.train.job
+        self._tell(rank, self._work.done(job, place, group.step, factor))
+        self._heats[rank].advance(self.now_s(), self._work.heating_s(job, place, group.step, factor))
 
     def _end_group(self, group: _Group, end: c.End) -> None:
         group.waits = False
@@ -358,6 +378,6 @@ class VirtualDevices:
         if (
             has_begun and self._draws is not None and self._draws.random() < 0.2
         ):  # it already had all inputs of the step
-            self._tell(rank, self._work.done(train.job, train.members.index(rank), group.step, 1.0))
+            self._end_of_step(rank, group, train.members.index(rank), 1.0)
             stop = group.step + 1
         self._end_job(rank, train, "lost", group.step if stop is None else stop)

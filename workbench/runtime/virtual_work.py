@@ -40,7 +40,10 @@ class Agenda:
 
 
 class VirtualWork(Protocol):
-    """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s."""
+    """A method's work on virtual devices.  Jobs have first_step, last_step (exclusive) and timeout_s.
+
+    factors: how many times slower than described the members are at present, their heat included.
+    """
 
     def seconds(self, job: Any, step: int, factors: Factors) -> float:
         """Return the seconds of a whole step at these speeds.  If a speed changes during a step, the rest of the step
@@ -55,6 +58,10 @@ class VirtualWork(Protocol):
 
     def done(self, job: Any, place: int, step: int, factor: float) -> c.StepDone:
         """Return the event that a member publishes after a step."""
+
+    def heating_s(self, job: Any, place: int, step: int, factor: float) -> float:
+        """Return for how many seconds of a step a member computes, and gets hot."""
+        return 0.0
 
     def part(self, job: Any, place: int, end: c.End, stop: int) -> Any:
         """Return a member's part of a job that it ended before step `stop`, or during that step if another device was
@@ -84,7 +91,7 @@ class VirtualWork(Protocol):
         return ()
 
     def slowness(self, rank: int, factor: float) -> float:
-        """Return the slowdown that a probe measures on a device.  factor: the injected one."""
+        """Return the slowdown that a probe measures on a device.  factor: its present one."""
         return factor
 
     def ended(self, rank: int) -> None:

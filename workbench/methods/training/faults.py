@@ -11,7 +11,6 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import DeviceLostError
-from workbench.core.heat import Heat
 from workbench.core.plan import Homes, with_neighbours
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
@@ -58,14 +57,9 @@ class _Work(VirtualWork):
     def __init__(self, cluster: Cluster) -> None:
         self.names = cluster.names
         world = VirtualWorld() if cluster.is_real else EMULATED
-        self.devices = VirtualDevices(cluster.world_size, self, world)
-        self._curves = {device.name: device.sustained for device in cluster.devices if device.sustained}
-        self._heats: dict[str, Heat] = {}
-        self._step: tuple[VirtualJob, int] | None = None
+        curves = [device.sustained for device in cluster.devices]
+        self.devices = VirtualDevices(cluster.world_size, self, world, curves=curves)
         self._slowed = lru_cache(maxsize=None)(slowed)
-
-    def _heat(self, name: str) -> Heat:
-        return self._heats.setdefault(name, Heat(self._curves.get(name, ())))
 
     def _links(self) -> Links:
         return tuple((f"{self.names[rank]}>{to}", factor) for (rank, to), factor in self.devices.slow_links.items())
@@ -74,17 +68,11 @@ class _Work(VirtualWork):
         return job.begins_s, ()
 
     def seconds(self, job: VirtualJob, step: int, factors: Factors) -> float:
-        if self._step != (job, step):  # it begins now; otherwise a device has another speed for the rest of it
-            self._step = job, step
-            for device in job.job.cluster.devices:
-                self._heat(device.name).advance(self.devices.now_s())
         return self._at_present(job, factors).seconds(step)
 
     def _at_present(self, job: VirtualJob, factors: Factors) -> Timetable:
         """Return a job's steps at the devices' present speeds."""
-        heats = [self._heat(device.name) for device in job.job.cluster.devices]
-        slower = tuple(factors[place] / heat.speed for place, heat in enumerate(heats))
-        return self._slowed(job, slower, self._links())
+        return self._slowed(job, tuple(factors.values()), self._links())
 
     def until_free_s(self, job: VirtualJob, place: int, step: int, done: float, factors: Factors) -> float:
         return self._at_present(job, factors).until_free_s(step, place, done)
@@ -94,18 +82,11 @@ class _Work(VirtualWork):
         transfers = (
             transfers_of(job.job.cluster, self._slowed(job, unslowed, links).messages(step, place)) if links else ()
         )
-        timetable, heat = self._slowed(job, unslowed), self._heat(job.job.cluster.devices[place].name)
-        slower = factor / heat.speed
-        heat.advance(self.devices.now_s(), slower * timetable.heating_s(step, place))
-        return c.StepDone(step, slower * timetable.busy_s(step, place), transfers=transfers)
+        return c.StepDone(step, factor * self._slowed(job, unslowed).busy_s(step, place), transfers=transfers)
 
-    def slowness(self, rank: int, factor: float) -> float:
-        heat = self._heat(self.names[rank])
-        heat.advance(self.devices.now_s())
-        return factor / heat.speed
-
-    def ended(self, rank: int) -> None:
-        self._heats.pop(self.names[rank], None)
+    def heating_s(self, job: VirtualJob, place: int, step: int, factor: float) -> float:
+        unslowed = (1.0,) * job.job.cluster.world_size
+        return factor * self._slowed(job, unslowed).heating_s(step, place)
 
     def part(self, job: VirtualJob, place: int, end: c.End, stop: int) -> int:
         return stop

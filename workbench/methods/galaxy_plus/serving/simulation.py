@@ -16,7 +16,6 @@ import numpy as np
 
 from workbench.core.cluster import Cluster, Factors
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
-from workbench.core.heat import Heat
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
@@ -64,7 +63,10 @@ def simulate_serving(
     rescheduler = decided_by(settings, cluster.world_size, planner, times, log)
     work = _Work(profile, cluster, times, noise, random.Random(seed))
     devices = VirtualDevices(
-        cluster.world_size, work, replace(world or VirtualWorld(), report_s=settings.report_every_s)
+        cluster.world_size,
+        work,
+        replace(world or VirtualWorld(), report_s=settings.report_every_s),
+        curves=[device.sustained for device in cluster.devices],
     )
     work.now_s = devices.now_s
     schedule = FaultSchedule(faults)
@@ -136,18 +138,12 @@ class _Work(VirtualWork):
         self._held: dict[int, InferencePlan] = {}  # by rank
         self._ready_s: dict[int, dict[int, float]] = defaultdict(dict)  # by rank: when each plan is loaded in addition
         self._numbers: dict[int, list[int]] = {}  # the blocks of each plan
-        self._heats = [Heat(device.sustained) for device in cluster.devices]
-        self._begun: tuple[int, int] | None = None  # the current request, and its plan
 
     def _cost(self, job: ServiceJob, factors: Factors) -> BlockTimes:
-        slower = {rank: factors[place] / self._heats[rank].speed for place, rank in enumerate(_members(job))}
-        return self._times(job.plan, {rank: factor for rank, factor in slower.items() if factor != 1})
+        slower = {rank: factors[place] for place, rank in enumerate(_members(job)) if factors[place] != 1}
+        return self._times(job.plan, slower)
 
     def seconds(self, job: ServiceJob, step: int, factors: Factors) -> float:
-        if self._begun != (job.index, step):  # it begins now; otherwise a device has another speed for the rest of it
-            self._begun = job.index, step
-            for heat in self._heats:
-                heat.advance(self.now_s())
         return self._cost(job, factors).seconds
 
     def due_s(self, job: ServiceJob, step: int) -> float:
@@ -176,17 +172,18 @@ class _Work(VirtualWork):
     def done(self, job: ServiceJob, place: int, step: int, factor: float) -> StepDone:
         output = np.empty(0) if place == _members(job).index(job.plan.ranks[0]) else None
         now_s = self.now_s()
-        self._heats[_members(job)[place]].advance(now_s, self._busy_s[place])
         return StepDone(
             step, 0.0, Served(output, self._since_s, now_s, self._since_s, now_s, self._busy_s[place], 0.0, 0.0)
         )
+
+    def heating_s(self, job: ServiceJob, place: int, step: int, factor: float) -> float:
+        return self._busy_s[place]
 
     def part(self, job: ServiceJob, place: int, end: End, stop: int) -> None:
         return None
 
     def slowness(self, rank: int, factor: float) -> float:
-        self._heats[rank].advance(self.now_s())
-        return self._noisy(factor / self._heats[rank].speed)
+        return self._noisy(factor)
 
     def _noisy(self, value: float) -> float:
         return value * math.exp(self._draws.gauss(0.0, self._noise)) if self._noise else value
@@ -219,7 +216,6 @@ class _Work(VirtualWork):
         return Loaded(job.index, self._cluster.devices[rank].loaded_s(nbytes), nbytes)
 
     def ended(self, rank: int) -> None:
-        self._heats[rank] = Heat(self._cluster.devices[rank].sustained)
         self._held.pop(rank, None)
         self._ready_s.pop(rank, None)
 
