@@ -80,12 +80,16 @@ def partition_lab(batch_size: int) -> PartitionLab:
     return PartitionLab(PAPER_MODEL, load_cluster(PAPER_CLUSTER), batch_size=batch_size, tokens=PAPER_TOKENS)
 
 
-def cut_to_run(cluster_name: str, layer_ms: float, slowness: Sequence[float] = (1, 1, 2, 3)) -> tuple[Any, ...]:
+SLOWNESS = (1, 1, 2, 3)
+"""Of the emulated cluster's devices."""
+
+
+def cut_to_run(cluster_name: str, layer_ms: float) -> tuple[Any, ...]:
     """Return the arguments of a student's partition for an emulated cluster, whose first device has little memory."""
     cluster = load_cluster(cluster_name)
     size = cluster.world_size
     lengths = [2, 1, 3, 2, 1, 2, 3, 2]
-    layer_s = [[factor * length * layer_ms / 1e3 for length in lengths] for factor in slowness[:size]]
+    layer_s = [[factor * length * layer_ms / 1e3 for length in lengths] for factor in SLOWNESS[:size]]
     link_s = [cluster.link(0, 1).transfer_s(CROSSING.nbytes) + MESSAGE_S] * len(lengths)
     budgets = [8 + 4 * size, *[400] * (size - 1)]
     return layer_s, link_s, [4] * len(lengths), 1, budgets

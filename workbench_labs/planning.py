@@ -145,13 +145,13 @@ def on_this_computer(cluster: Cluster) -> Cluster:
     return cluster.emulated(round(1 / cluster.world_size, 2)) if cluster.is_real else cluster
 
 
-def paper_problem(model: str, cluster: Cluster, *, batch_size: int = 16, micro_batches: int = 4) -> TrainingProblem:
+def paper_problem(model: str, cluster: Cluster) -> TrainingProblem:
     """Return a problem at the paper's scale: a model of profiler.descriptions on catalogue devices, with computed, not
     measured, costs.
     """
     described = as_described(cluster)
     profile = analytic_profile(model, described, sequence_lengths=(TOKENS,))
-    return Problem(profile, described, batch_size=batch_size, micro_batches=micro_batches, sequence_length=TOKENS)
+    return Problem(profile, described, batch_size=16, micro_batches=4, sequence_length=TOKENS)
 
 
 def problem_of(job: Job, cluster: Cluster, profile: Profile) -> TrainingProblem:

@@ -32,11 +32,15 @@ def techniques_table(costs: Sequence[TechniqueCost]) -> Table:
     )
 
 
-def outlier_table(weights: Sequence[float], times: float = 20) -> Table:
-    """Return the usual error of a block's weights, and with a first weight `times` as large as the largest."""
+OUTLIER = 20
+"""An outlier is so many times as large as the largest other weight."""
+
+
+def outlier_table(weights: Sequence[float]) -> Table:
+    """Return the usual error of a block's weights, and with an outlier as the first weight."""
     block = torch.tensor(weights)
     spoilt = block.clone()
-    spoilt[0] = times * block.abs().max()
+    spoilt[0] = OUTLIER * block.abs().max()
     plain, with_outlier = (block_errors(weights, block_size=len(block)) for weights in (block, spoilt))
     rows = [
         (

@@ -22,6 +22,8 @@ from workbench.widgets.fields import lab_controls
 from workbench.widgets.tables import Table
 
 TOGETHER = 4
+BATCH_SIZE, TOKENS = 16, 128
+BLOCKS = (3, 3, 3, 3)
 """Number of mini-batches shown."""
 
 
@@ -82,11 +84,11 @@ def ring_memory_bytes(blocks: Sequence[int], depth: int, block_bytes: int, conte
     return [max(sample.nbytes for sample in samples) for samples in timeline.memory]
 
 
-def memory_by_depth(batch_size: int = 16, tokens: int = 128) -> go.Figure:
+def memory_by_depth() -> go.Figure:
     """Return the memory of the device that needs most, by trained adapters: mBERT's 12 blocks on four devices."""
     constants = load_constants()
-    _, block, *_ = layer_costs(constants.model, "adapters", batch=batch_size, sequence_length=tokens)
-    context = block.context_bytes(batch_size, tokens) // SAMPLES * SAMPLES
+    _, block, *_ = layer_costs(constants.model, "adapters", batch=BATCH_SIZE, sequence_length=TOKENS)
+    context = block.context_bytes(BATCH_SIZE, TOKENS) // SAMPLES * SAMPLES
     blocks = [constants.layers // constants.devices] * constants.devices
     depths, in_mb = range(1, constants.layers + 1), 1e-6
     ring = [max(ring_memory_bytes(blocks, depth, block.frozen_bytes, context)) * in_mb for depth in depths]
@@ -97,7 +99,7 @@ def memory_by_depth(batch_size: int = 16, tokens: int = 128) -> go.Figure:
         "PipeAdapter that never drains": [(float(depth), first) for depth in depths],
         "RingAda": [*zip(map(float, depths), ring, strict=True)],
     }
-    on = f"mBERT on {constants.devices} devices, {batch_size} samples of {tokens} tokens; without the embedding"
+    on = f"mBERT on {constants.devices} devices, {BATCH_SIZE} samples of {TOKENS} tokens; without the embedding"
     words = {"title": "Memory of the device that needs most", "label": "simulated", "subtitle": on}
     return lines(series, x_title="trained adapters", y_title="MB", **words)
 
@@ -107,10 +109,9 @@ class RingLab(Explorer):
     (simulated).
     """
 
-    def __init__(self, blocks: tuple[int, ...] = (3, 3, 3, 3), depth: int = 3) -> None:
-        self.blocks = blocks
-        self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=depth)
-        self.depth.max, self.initiator.max = sum(blocks), len(blocks)
+    def __init__(self) -> None:
+        self.depth, self.micro_batches, self.initiator = controls = lab_controls("ring", depth=3)
+        self.depth.max, self.initiator.max = sum(BLOCKS), len(BLOCKS)
         super().__init__(
             [widgets.HBox(controls)],
             controls,
@@ -119,13 +120,13 @@ class RingLab(Explorer):
         )
 
     def _answer_to(self, depth: int, micro_batches: int, initiator: int) -> None:
-        timeline = ring_timeline(self.blocks, depth, micro_batches=micro_batches, initiator=initiator)
+        timeline = ring_timeline(BLOCKS, depth, micro_batches=micro_batches, initiator=initiator)
         each, least = timeline.makespan_s / TOGETHER, 2 * depth
-        words = f"{each:.3g} layer times a mini-batch, {2 * sum(self.blocks) / each:.2f} times as fast as one device"
+        words = f"{each:.3g} layer times a mini-batch, {2 * sum(BLOCKS) / each:.2f} times as fast as one device"
         rule = (
             f"whole mini-batches with {depth} trained adapters take at least {least} layer times on any number of "
             "devices"
         )
         self.headline.say(words, f"{rule} (simulated, {TOGETHER} mini-batches from beginning to end)")
-        self.tabulate(ring_table(self.blocks, depth, initiator))
+        self.tabulate(ring_table(BLOCKS, depth, initiator))
         self.show(lambda: gantt(timeline))

@@ -124,8 +124,9 @@ def mean_angle(estimate: Estimate, dimension: int, queries: int, *, repeats: int
     return sum(angles) / len(angles)
 
 
-def angles_table(estimate: Estimate, dimensions: Sequence[int], queries: Sequence[int] = (1, 16)) -> Table:
-    """Return the mean angle for each number of dimensions and of queries."""
+def angles_table(estimate: Estimate, dimensions: Sequence[int]) -> Table:
+    """Return the mean angle for each number of dimensions, with one query and with 16."""
+    queries = (1, 16)
     rows = [
         (f"{dimension:,}", *(f"{mean_angle(estimate, dimension, count):.1f}°" for count in queries))
         for dimension in dimensions

@@ -35,6 +35,7 @@ SAVED = 0.05
 """The share of the time by which a policy must be faster than any fixed interval."""
 INTERVALS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 HIDDEN = 384
+EXECUTED_ROUNDS = 12
 """Numbers of a sample that cross a boundary in an executed ring."""
 
 Policy = Callable[[int, Sequence[float], int], Any]
@@ -134,14 +135,13 @@ def run_policy(
     *,
     cluster_name: str = "laptop-equal",
     layer_s: float = 0.004,
-    rounds: int = 12,
     fidelity: Fidelity = "auto",
 ) -> Both:
     """Return a ring of twelve blocks with the depths that a policy chooses on the first drawn training, a mini-batch
     for each round: simulated, and executed by emulated devices with made-up contents.
     """
     cluster = on_this_computer(load_cluster(cluster_name))
-    depths = policy_time(policy, *learning(Random(0))[0])[1][:rounds]
+    depths = policy_time(policy, *learning(Random(0))[0])[1][:EXECUTED_ROUNDS]
     size = cluster.world_size
     profile, _ = equal_blocks(BLOCKS, size)
     profile = replace(profile, layers=tuple(tuple(layer.scaled(layer_s) for layer in row) for row in profile.layers))

@@ -147,7 +147,7 @@ def arrow(colour: str, *points: Point, dashed: bool = False) -> str:
     return svg.arrow(points, colour, head=8, stroke_width=2, stroke_dasharray=dashes, stroke_linejoin="round")
 
 
-def drum(x: float, y: float, width: float, height: float, lines: str, fill: str = CACHE) -> str:
+def drum(x: float, y: float, width: float, height: float, lines: str) -> str:
     """Return a cylinder, which stands for storage."""
     tilt = min(7.0, height / 5)
     body = (
@@ -156,7 +156,7 @@ def drum(x: float, y: float, width: float, height: float, lines: str, fill: str 
     )
     middle = x + width / 2
     lid = svg.tag("ellipse", cx=middle, cy=y + tilt, rx=width / 2, ry=tilt, fill="#ffffff", fill_opacity=0.4)
-    return svg.tag("path", d=body, fill=fill) + lid + _lines(middle, y + tilt + height / 2, lines, _ink_on(fill))
+    return svg.tag("path", d=body, fill=CACHE) + lid + _lines(middle, y + tilt + height / 2, lines, _ink_on(CACHE))
 
 
 def matrix(x: float, y: float, width: float, height: float, count: int, own: range, fill: str, *, rows: bool) -> str:

@@ -26,14 +26,14 @@ def curve_of(training: Training, settings: Settings, item: str, scheme: str, see
     return curve
 
 
-def kept_curves(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> dict[str, list[Curve]]:
+def kept_curves(folder: Path) -> dict[str, list[Curve]]:
     """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
     training, curves_of = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
     for scheme in (SINGLE, PIPE, RING, FEDERATED):
-        curves = [read_stored(training.place(folder, "fig3", scheme, seed), Curve) for seed in seeds]
-        curves_of |= (
-            {scheme: scheme_curves} if len(scheme_curves := [curve for curve in curves if curve]) == len(seeds) else {}
-        )
+        places = [training.place(folder, "fig3", scheme, seed) for seed in Settings().seeds]
+        curves = [curve for place in places if (curve := read_stored(place, Curve))]
+        if len(curves) == len(places):
+            curves_of[scheme] = curves
     return curves_of
 
 
