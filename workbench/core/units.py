@@ -1,4 +1,4 @@
-"""Numbers in words for people: three figures, and bytes with their unit; columns of numbers."""
+"""Numbers in words for people: three figures, bytes and durations with their unit; columns of numbers."""
 
 from __future__ import annotations
 
@@ -31,3 +31,11 @@ def size_words(nbytes: float) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}" if nbytes < 100 * size else f"{nbytes / size:.0f} {unit}"
     return f"{nbytes:.0f} bytes"
+
+
+def duration_words(seconds: float) -> str:
+    """Return a duration in whole units, from two of a unit on in that unit: 90 s, 5 min, 3 h, 12 days."""
+    for unit, size, larger in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 24)):
+        if seconds < 2 * larger * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"

@@ -20,6 +20,7 @@ from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError, WriteError
 from workbench.core.files import try_lock
 from workbench.core.serial import from_builtins, text_digest, to_builtins, write_text
+from workbench.core.units import duration_words
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def _stored(
             raise ValueError("made by another version")
         profile = from_builtins(stored["profile"], kind, source=f"'{path}'")
         measured_at = stored["measured_at"]
-        age, day = _age(now() - measured_at), datetime.fromtimestamp(measured_at)
+        age, day = duration_words(max(0.0, now() - measured_at)), datetime.fromtimestamp(measured_at)
         return profile, f"Profile measured {age} ago on this machine ({day:%Y-%m-%d %H:%M})."
     except FileNotFoundError:
         return None, "none was stored"
@@ -145,13 +146,6 @@ def _place(key: Mapping[str, Any], folder: Path | None) -> tuple[dict[str, Any],
     conditions = {"host": host_fingerprint(), "key": dict(key)}
     digest = text_digest(json.dumps(conditions, sort_keys=True), 20)
     return conditions, (folder or cache_folder() / "profiles") / f"{digest}.json"
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 @cache

@@ -22,6 +22,7 @@ from workbench.core.run_files import IDENTITY, PLAN, REPORT, TAGS, remove_run_fi
 from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json, read_text, shown, to_json, write_text
 from workbench.core.summary import main_metric
+from workbench.core.units import duration_words
 from workbench.runs.comparison import results_in_words, results_of
 from workbench.runtime.work_folder import own_folder
 
@@ -247,12 +248,8 @@ def remove(run: PastRun) -> list[str]:
 
 
 def ago(changed_s: float) -> str:
-    """Return how long ago a moment was, in words: '5 min', '3 h', '12 days'."""
-    seconds = max(0.0, time.time() - changed_s)
-    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
-        if seconds < most * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} days"
+    """Return how long ago a moment was, in words."""
+    return duration_words(max(0.0, time.time() - changed_s))
 
 
 def _existing(folder: Path | str) -> Path:

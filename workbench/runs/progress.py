@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
 from workbench.core.methods import declaration_of
-from workbench.core.units import size_words, three_figures
+from workbench.core.units import duration_words, size_words, three_figures
 from workbench.methods.base import DeviceState, Event
 from workbench.runs.course import Course, CourseLog
 
@@ -165,10 +165,10 @@ class Snapshot:
     def headline(self) -> str:
         """Return one line: the phase or how it ended, the time, and the facts."""
         if self.outcome == "finished":
-            return f"Finished in {duration(self.elapsed_s)}"
+            return f"Finished in {duration_words(self.elapsed_s)}"
         if self.outcome:
-            return f"{self.outcome.capitalize()} after {duration(self.elapsed_s)}: {self.phase}"
-        return f"{self.phase} ({duration(self.elapsed_s)}){self.facts}"
+            return f"{self.outcome.capitalize()} after {duration_words(self.elapsed_s)}: {self.phase}"
+        return f"{self.phase} ({duration_words(self.elapsed_s)}){self.facts}"
 
     @property
     def bars(self) -> tuple[EpochRow | PhaseRow, ...]:
@@ -209,7 +209,7 @@ class Snapshot:
         if self.tokens_per_s:
             words += f", {three_figures(self.tokens_per_s)} tokens/s"
         if self.remaining_s is not None:
-            words += f", {duration(self.remaining_s)} left"
+            words += f", {duration_words(self.remaining_s)} left"
         return words
 
 
@@ -366,8 +366,3 @@ def _rate(epoch: EpochRow, of: int) -> float | None:
         return None
     seconds = epoch.ends[-1][0] - epoch.ends[0][0]
     return sum(end[of] for end in list(epoch.ends)[1:]) / seconds if seconds > 0 else None
-
-
-def duration(seconds: float) -> str:
-    """Format seconds for people."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
