@@ -50,7 +50,7 @@ def refused(*words: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "found", "todo"),
     [
-        (("--method", "pac-plus"), "Known methods: confidant, fine_tuning", "'pac_plus'?"),
+        (("--method", "pac-plus"), "Known are confidant, fine_tuning", "'pac_plus'?"),
         (("--model", "tiny-bort"), "tiny-gpt2", "'tiny-bert'?"),
         (("--model", "all-MiniLM-L6"), "all-MiniLM-L6-v2", "'all-MiniLM-L6-v2'?"),
         (("--model", "quite unknown"), "not a hub name", "a folder or a hub name"),

@@ -128,5 +128,5 @@ def test_two_packages_cannot_take_one_name(install: Install) -> None:
 
 
 def test_an_unknown_method_gets_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'pac_puls' was asked for. Known methods: confidant, .* mean 'pac_plus'"):
+    with pytest.raises(ConfigError, match=r"'pac_puls' was asked for. Known are confidant, .* mean 'pac_plus'"):
         load_method("pac_puls")

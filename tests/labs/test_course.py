@@ -267,10 +267,10 @@ def test_a_hint_is_offered_from_the_second_wrong_answer_until_one_was_asked_for(
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda folder: Lab("99", folder=folder), "Lab '99'.*02"),
+        (lambda folder: Lab("99", folder=folder), "lab with exercises '99'.*02"),
         (lambda folder: Lab("02", student="../../etc", folder=folder), "letters, digits"),
         (lambda folder: Lab("02", folder=folder).task("gpip"), "Did you mean 'gpipe'"),
-        (lambda folder: Lab("02", folder=folder).hint(), "This lab has event_loop, gpipe"),
+        (lambda folder: Lab("02", folder=folder).hint(), "Known are event_loop, gpipe"),
         (lambda folder: Lab("02", folder=folder).exercise("event_loop", print), "Write it with def"),
         (lambda folder: Lab("02", folder=folder).exercise("gpipe", 5), "This is 5. Write it with def gpipe"),
         (lambda folder: Lab("02", folder=folder).exercise("gpipe", partial(print)), "Write it with def gpipe"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, NamedTuple
 
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError, check_choice
 
 GROUP = "workbench.methods"
 
@@ -199,9 +199,7 @@ def declaration_of(method: str) -> Declaration:
     package.
     """
     points = registered()
-    if method not in points:
-        request, known = f"The method '{method}' was asked for.", f"Known methods: {', '.join(points)}."
-        raise ConfigError(request, known, did_you_mean(method, points))
+    check_choice("method", method, points)
     return _loaded(points[method])
 
 

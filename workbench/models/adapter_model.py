@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError, check_choice
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import attach_head, calibrate, set_statistics
 from workbench.models.families import family_of
@@ -249,10 +249,7 @@ def _stack(model: Any) -> tuple[str, LayerStack]:
 def _config(stack: LayerStack, options: Mapping[str, Any]) -> ParallelAdapterConfig:
     names = [name for name in ParallelAdapterConfig.__dataclass_fields__ if name not in SHAPE]
     for name in options:
-        if name not in names:
-            raise ConfigError(
-                f"The option '{name}' was given.", f"Known are {', '.join(names)}.", did_you_mean(name, names)
-            )
+        check_choice("option", name, names)
     settings = {"target_length": 0 if stack.num_encoder_layers is None else 1} | dict(options)
     return ParallelAdapterConfig(**{name: getattr(stack, name) for name in SHAPE}, **settings)
 

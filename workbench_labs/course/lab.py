@@ -19,7 +19,7 @@ from IPython.display import Markdown
 from markupsafe import Markup
 from msgspec import Meta
 
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import from_json, listed, read_text, to_json, write_text
 from workbench.widgets import output_folder
@@ -101,12 +101,7 @@ class HandIn:
 
 def exercises_of(lab: str) -> dict[str, Exercise]:
     """Return a lab's exercises by name.  Raises ConfigError for a lab that has none."""
-    if lab not in EXERCISES:
-        raise ConfigError(
-            f"Lab '{lab}' was asked for.",
-            f"The labs with exercises are {', '.join(EXERCISES)}.",
-            did_you_mean(lab, EXERCISES, "Choose one."),
-        )
+    check_choice("lab with exercises", lab, EXERCISES)
     return {exercise.name: exercise for exercise in import_module(EXERCISES[lab]).EXERCISES}
 
 
@@ -231,12 +226,7 @@ class Lab:
         return note(f"{self._standing()} Hand in this file: {self._path}")
 
     def _exercise(self, name: str) -> Exercise:
-        if name not in self.exercises:
-            raise ConfigError(
-                f"Exercise '{name}' was asked for.",
-                f"This lab has {', '.join(self.exercises)}.",
-                did_you_mean(name, self.exercises, "Choose one."),
-            )
+        check_choice("exercise", name, self.exercises)
         return self.exercises[name]
 
     def _keep(self, **changes: Any) -> None:

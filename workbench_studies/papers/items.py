@@ -11,7 +11,7 @@ from inspect import signature
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.serial import from_builtins, read_toml
 from workbench_studies.papers.charts import Chart, Rules, matches
 from workbench_studies.papers.result import (
@@ -297,11 +297,7 @@ def columns_in_order(
 def items_of(paper: str) -> tuple[Item, ...]:
     """Return a paper's items.  Raises ConfigError for an unknown paper."""
     known = (*PAPERS, COMPARE)
-    if paper not in known:
-        todo = did_you_mean(paper, known)
-        raise ConfigError(
-            f"A reproduction of the paper '{paper}' was asked for.", f"There are: {', '.join(known)}.", todo
-        )
+    check_choice("paper", paper, known)
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
     shared = {"paper": paper} | written.pop("paper")

@@ -40,7 +40,7 @@ def test_items_are_found_by_the_names_that_people_give_them(written, name):
 def test_an_unknown_item_or_paper_is_answered_with_the_list():
     with pytest.raises(ConfigError, match=r"fig3, table1, table5.*Did you mean 'fig3'"):
         find_item("pac_plus", "Fig. 31")
-    with pytest.raises(ConfigError, match="There are: pac_plus"):
+    with pytest.raises(ConfigError, match="Known are pac_plus"):
         items_of("pac")
 
 

@@ -59,7 +59,7 @@ def test_the_list_says_what_is_simulated_and_what_executes():
     ("words", "told"),
     [
         (("pac_plus", "table9"), "There are: fig3, table1, table5"),
-        (("pac",), "There are: pac_plus"),
+        (("pac",), "Known are pac_plus"),
         (("pac_plus", "fig3", "--all"), "--all is everything already"),
         (("pac_plus", "fig3", "--data", "/nowhere/at/all"), "no such folder"),
         (("pac_plus", "fig3", "--seeds", "0"), "--seeds"),
