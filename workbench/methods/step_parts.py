@@ -8,14 +8,15 @@ Memory decides where the planner makes a clearly faster plan if memory has no li
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import WorkbenchError
-from workbench.core.step_parts import StepParts
-from workbench.core.timeline import busy_of
+from workbench.core.step_parts import StepParts, Term
+from workbench.core.timeline import Timeline, busy_of
 from workbench.methods.base import Method, Planned
 
 ROOMY = 1000
@@ -36,27 +37,34 @@ def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = Tru
     step_s = seconds(planned.cluster)
     roomy_s, roomy_plan = _roomy(method, planned) if is_planners else (math.inf, "")
     is_faster = roomy_s < step_s * (1 - CLEARLY)
-    without_latency = planned.cluster.with_links(lambda link: replace(link, latency_s=0.0))
+    busy_s = list(map(busy_of, timeline.by_rank()))
+    parts = parts_s(timeline, step_s, planned.cluster, seconds)
+    return StepParts(
+        step_s=step_s,
+        shares={term: part_s / step_s for term, part_s in parts.items()},
+        busiest=timeline.device_names[busy_s.index(max(busy_s))],
+        roomy_s=roomy_s if is_faster else None,
+        roomy_plan=roomy_plan if is_faster else "",
+    )
+
+
+def parts_s(
+    timeline: Timeline, step_s: float, cluster: Cluster, seconds: Callable[[Cluster], float]
+) -> dict[Term, float]:
+    """Return the seconds of each part of a step.  seconds: returns those of the same step on other links."""
+    without_latency = cluster.with_links(lambda link: replace(link, latency_s=0.0))
     without_links = without_latency.with_links(lambda link: replace(link, bytes_per_s=FREE_BYTES_PER_S))
     # A schedule may take longer where something is faster (Graham's anomalies); no part is below 0.
     sends = any(span.op.is_communication for span in timeline.spans)
     prompt_s = min(step_s, seconds(without_latency)) if sends else step_s
     free_s = min(prompt_s, seconds(without_links)) if sends else step_s
-    busy_s = list(map(busy_of, timeline.by_rank()))
-    busiest = max(range(timeline.world_size), key=busy_s.__getitem__)
-    compute_s = min(free_s, step_s * busy_s[busiest] / timeline.makespan_s)
-    return StepParts(
-        step_s=step_s,
-        shares={
-            "compute": compute_s / step_s,
-            "bubble": (free_s - compute_s) / step_s,
-            "bandwidth": (prompt_s - free_s) / step_s,
-            "latency": (step_s - prompt_s) / step_s,
-        },
-        busiest=timeline.device_names[busiest],
-        roomy_s=roomy_s if is_faster else None,
-        roomy_plan=roomy_plan if is_faster else "",
-    )
+    compute_s = min(free_s, step_s * max(map(busy_of, timeline.by_rank())) / timeline.makespan_s)
+    return {
+        "compute": compute_s,
+        "bubble": free_s - compute_s,
+        "bandwidth": prompt_s - free_s,
+        "latency": step_s - prompt_s,
+    }
 
 
 def typical_step_s(method: Method, planned: Planned[Any]) -> float:

@@ -23,7 +23,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prices import Programs
-from workbench.methods.step_parts import FREE_BYTES_PER_S
+from workbench.methods.step_parts import parts_s
 from workbench.planners import Problem, TrainingProblem, candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import NumberFormat, Technique, TechniqueSizes, analytic_profile
@@ -238,19 +238,9 @@ def _used(ways: Iterator[Way], cluster: Cluster) -> Iterator[Way]:
 
 
 def _term(way: Way, cluster: Cluster) -> Term:
-    """Return what decides a way's seconds, as methods.step_parts does."""
+    """Return what decides a way's seconds (see methods.step_parts)."""
     step_s, timeline = way.replay(cluster)
-    prompt = cluster.with_links(lambda link: replace(link, latency_s=0.0))
-    prompt_s = min(step_s, way.replay(prompt)[0])
-    free_s = min(prompt_s, way.replay(prompt.with_links(lambda link: replace(link, bytes_per_s=FREE_BYTES_PER_S)))[0])
-    busy_s = max(timeline.busy_s(rank) for rank in range(timeline.world_size))
-    compute_s = min(free_s, step_s * busy_s / timeline.makespan_s)
-    parts: dict[Term, float] = {
-        "compute": compute_s,
-        "bubble": free_s - compute_s,
-        "bandwidth": prompt_s - free_s,
-        "latency": step_s - prompt_s,
-    }
+    parts = parts_s(timeline, step_s, cluster, lambda other: way.replay(other)[0])
     return max(parts, key=lambda term: parts[term])
 
 
