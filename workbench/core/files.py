@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from workbench.core.errors import WriteError
@@ -135,6 +136,15 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     except OSError:
         pass  # the file system has no locks
     return True
+
+
+def files_digest(paths: Iterable[Path]) -> str:
+    """Return a digest of files, in this order, each read once and in parts."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from workbench.core.errors import CacheError, ConfigError
+from workbench.core.files import files_digest
 from workbench.core.job import Job
 from workbench.core.run_files import IDENTITY, WORK_FILES, remove_run_files
 from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
@@ -28,19 +29,16 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def model_digest(name: str) -> str:
-    """Return a digest of a model's weights: of its safetensors files and their config.json, read once and in parts.
+    """Return a digest of a model's weights: of its safetensors files and their config.json.
 
     A model without such files is loaded.  Raises as load_stack does.
     """
     tensors = stored_weights(name)
     if tensors is None:
         return weights_digest(load_stack(name))
-    digest = hashlib.sha256()
     paths = sorted({tensor.path for tensor in tensors.values()})
-    for path in (*paths, *(beside for beside in [paths[0].with_name("config.json")] if beside.is_file())):
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    settings = paths[0].with_name("config.json")
+    return files_digest([*paths, settings] if settings.is_file() else paths)
 
 
 def begin_folder(folder: Path, identity: str, job: Job) -> None:

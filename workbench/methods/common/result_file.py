@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from workbench.core.files import files_digest
 from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
 from workbench.core.serial import from_json, read_text, to_json, user_path, write_text
@@ -78,11 +78,8 @@ def _fields_of(prompt: Prompt) -> tuple[str, ...]:
 def base_digest(name: str) -> str:
     """Return a digest of a base model's safetensors files; '' for a tiny model or one without such files here."""
     folder = local_folder(name)
-    digest, files = hashlib.sha256(), [] if folder is None else sorted(folder.glob("*.safetensors"))
-    for path in files:
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest() if files else ""
+    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    return files_digest(files) if files else ""
 
 
 def find_result(place: Path | str) -> Path | None:
