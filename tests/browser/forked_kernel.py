@@ -1,4 +1,5 @@
-"""Kernels without the seconds that importing libraries takes: they are forked from one process that has imported them.
+"""Kernels without the seconds that importing libraries takes, and those that unloading them takes: they are forked from
+one process that has imported them.
 
 Run as a program it is that process, with a listening socket, or what JupyterLab starts as a kernel, which asks for one
 and lives as long as it does.
@@ -6,6 +7,7 @@ and lives as long as it does.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -60,6 +62,9 @@ def ask_for_kernel(place: str, connection_file: str) -> None:
 
 def fork_kernels() -> None:
     """Fork a kernel for each connection, and return in it."""
+    kernels = list[int]()
+    # After all others, which are registered later; a kernel's own forks end as they like.
+    atexit.register(lambda: os._exit(0) if os.getpid() in kernels else None)
     listener = socket.socket(fileno=os.dup(0))
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # see tests/conftest.py
     for name in LIBRARIES:
@@ -73,6 +78,7 @@ def fork_kernels() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     listener.close()
     os.setsid()
+    kernels.append(os.getpid())
     request, files, *_ = socket.recv_fds(client, 1 << 20, 3)
     asked = json.loads(request)
     for number, file in enumerate(files):

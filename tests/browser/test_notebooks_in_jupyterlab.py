@@ -124,7 +124,7 @@ def try_player(notebook: Notebook) -> None:
     names = "return [...document.querySelectorAll('.widget-play button')].map(one => one.ariaLabel)"
     wait_until(lambda: {"Play", "Stop"} <= set(notebook.js(names)), "the player's buttons")
     before = notebook.text_of("[aria-live] table")
-    move_slider(notebook, "The moment that is shown", Keys.PAGE_UP, 25)
+    move_slider(notebook, "The moment that is shown", Keys.PAGE_UP * 25)  # as of a key that is held down
     wait_until(lambda: notebook.text_of("[aria-live] table") != before, "the player to move")
     notebook.shoot("player-moved")
 
