@@ -196,10 +196,11 @@ def browser(folder: Path) -> Iterator[webdriver.Chrome]:
 
 def wait_until(condition: Callable[[], Any], what: str) -> Any:
     """Return the condition's first true value; fail after LIMIT_S, saying what was waited for."""
-    deadline = time.monotonic() + LIMIT_S
+    deadline, pause_s = time.monotonic() + LIMIT_S, 0.05
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {LIMIT_S} s for {what}"
-        time.sleep(0.3)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 0.5)  # most changes take a moment; to look often costs the page its time
     return value
 
 
