@@ -23,6 +23,9 @@ def test_a_figure_arrives_with_all_that_it_has(monkeypatch: pytest.MonkeyPatch) 
     assert box.shown is None  # nothing that would have to be replaced
     box.show(go.Figure(go.Scatter(x=[1], y=[2]), layout={"title": {"text": "t"}, "height": 300}))
     [state] = [state for state in states if "_widget_data" in state]
+    FigureBox(go.Figure(layout={"title": {"text": "t"}, "height": 300}))
+    sent = [state for state in states if any(len(value) > 10**6 for value in state.values() if isinstance(value, str))]
+    assert len(sent) <= 1 and not any("_widget_data" in state for state in sent)  # plotly's code, once a process
     assert state["_widget_data"][0]["y"] == [2] and state["_widget_layout"]["width"] > 0
     shown = box.shown
     box.show(go.Figure(go.Scatter(x=[1], y=[5]), layout={"title": {"text": "t"}, "height": 300}))

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
+import anywidget
+import plotly
 import plotly.graph_objects as go
+import traitlets
 from markupsafe import Markup
 
 from workbench.plots.style import BREAK, CONFIG, only_our_tags
 from workbench.widgets.controls import Html, Panel
 
 TITLE_PIXELS, TOP_PIXELS, WIDTH_PIXELS, LEAST_PIXELS, BORDER_PIXELS = 100, 55, 1000, 500, 8  # sizes of a figure
+HERE = Path(__file__)
+
+
+class _PlotlyCode(anywidget.AnyWidget):
+    """The code of plotly's widget, which is never shown.  A FigureWidget sends these 5 MB with each figure, and the
+    browser reads them again each time.
+    """
+
+    code = traitlets.Unicode().tag(sync=True)
+    version = traitlets.Unicode(plotly.__version__).tag(sync=True)
+    _esm = HERE.with_name("plotly_code.js")
+
+
+@cache
+def _plotly_code() -> _PlotlyCode:
+    """Return the code for all figures of this process."""
+    return _PlotlyCode(code=str(go.FigureWidget._esm))
 
 
 class _WholeFigure(go.FigureWidget):
@@ -21,6 +43,7 @@ class _WholeFigure(go.FigureWidget):
     shows bare axes.
     """
 
+    _esm = HERE.with_suffix(".js").read_text(encoding="utf-8").replace("VERSION", plotly.__version__)
     _is_whole = False
 
     def open(self) -> None:
@@ -31,6 +54,7 @@ class _WholeFigure(go.FigureWidget):
     @classmethod
     def of(cls, figure: go.Figure) -> _WholeFigure:
         """Return the widget of a figure."""
+        _plotly_code().open()  # again if all widgets were closed
         widget = cls(figure)
         widget._config = widget._config | CONFIG
         widget._is_whole = True
