@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,8 +150,8 @@ def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
     """
 
     class Told(Pacer):
-        def wait(self, seconds: float, late_s: float) -> None:
-            waits[threading.get_native_id()].append((seconds, late_s))
+        def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
+            waits[threading.get_native_id()].append((seconds, late_s()))
 
     links: Any = None
     if message_late_s:  # the host wakes threads up too late

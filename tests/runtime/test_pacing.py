@@ -136,16 +136,29 @@ def test_the_device_that_is_held_up_most_counts_by_the_time_of_all() -> None:
     assert late_share_of([]) == late_share_of([(0.0, 0.0)]) == 0
 
 
+def test_how_late_a_message_was_may_become_known_after_the_wait_for_it() -> None:
+    late_s = [0.02]
+    device = pacer(1.0, FakeTime())
+    device.wait(0.06, lambda: late_s[0])
+    assert device.late_s == 0.02
+    late_s[0] = 0.01
+    assert device.late_s == 0.01
+    for _ in range(1000):
+        device.wait(0.001, lambda: 0.001)
+    late_s[0] = 0.0  # too late
+    assert (device.late_s, device.paced_s) == pytest.approx((1.01, 1.06))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_wait_is_late_by_no_more_than_itself(stream: bool) -> None:
     fake = FakeTime()
     whole = pacer(1.0, fake)
     device = whole.for_stream() if stream else whole
     device.run(lambda: fake.work(0.01), 0.1)
-    device.wait(0.02, 0.0)
+    device.wait(0.02, lambda: 0.0)
     assert (whole.late_s, whole.paced_s, whole.overrun_share) == (0.0, pytest.approx(0.12), 0.0)
-    device.wait(0.06, 0.015)
-    device.wait(0.02, 0.9)  # of several threads, one after the other
+    device.wait(0.06, lambda: 0.015)
+    device.wait(0.02, lambda: 0.9)  # of several threads, one after the other
     assert (whole.late_s, whole.paced_s) == pytest.approx((0.015 + 0.02, 0.2))
     assert whole.overrun_share == pytest.approx(0.035 / 0.2)
     whole.reset()

@@ -11,6 +11,7 @@ IEEE/ACM ToN 1993).
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from heapq import heappop, heappush
 
 _NOISE = 1e-12
@@ -58,3 +59,49 @@ class Capacity:
         if not self._ends:
             self._share_s = self._flows = 0.0
         return left
+
+
+class Ingress:
+    """What a device receives over its wire: the messages of several senders share it, each sender's own follow each
+    other.
+    """
+
+    def __init__(self) -> None:
+        self._capacity = Capacity()
+        self._channels: defaultdict[int, deque[tuple[int, float]]] = defaultdict(deque)  # (message, its seconds)
+        self._senders: dict[int, int] = {}  # by message
+
+    def start(self, message: int, sender: int, alone_s: float, now_s: float) -> None:
+        """Add a message.  alone_s: seconds that it would take alone."""
+        channel = self._channels[sender]
+        channel.append((message, alone_s))
+        self._senders[message] = sender
+        if len(channel) == 1:
+            self._capacity.start(message, alone_s, now_s)
+
+    @property
+    def now_s(self) -> float:
+        """Return the time of the latest start or end."""
+        return self._capacity.now_s
+
+    @property
+    def next_s(self) -> float:
+        """Return when the next message has come, if no other starts before; infinity without one."""
+        return self._capacity.next_s
+
+    def leave(self) -> list[int]:
+        """Return the messages that have come at `next_s`."""
+        now_s, messages = self.next_s, self._capacity.leave()
+        for message in messages:
+            channel = self._channels[self._senders.pop(message)]
+            channel.popleft()
+            if channel:
+                self._capacity.start(*channel[0], now_s)
+        return messages
+
+    def advance(self, until_s: float) -> dict[int, float]:
+        """Return the messages that come until then if no other starts, with their times."""
+        came_s: dict[int, float] = {}
+        while (end_s := self.next_s) <= until_s and end_s < math.inf:
+            came_s |= dict.fromkeys(self.leave(), end_s)
+        return came_s

@@ -19,7 +19,7 @@ from workbench.core.threads import in_background
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
 from workbench.runtime.pacing import Pacer
-from workbench.runtime.step_values import RankPart, StepValues
+from workbench.runtime.step_values import RankPart, StepValues, never_late
 from workbench.runtime.transport import Transport
 
 COMPUTE = "compute"
@@ -231,7 +231,7 @@ class Executor:
                     results, span = self._collective(step.program, op, handle()[0])
                     free_s = span.end_s
                     if pacer.factor:
-                        pacer.wait(span.end_s - span.start_s, 0.0)
+                        pacer.wait(span.end_s - span.start_s, never_late)
                 else:
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
                     results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
@@ -348,7 +348,7 @@ class Step:
             if not self._num_running:
                 self._streams_done.set()
 
-    def write(self, op: Op, results: Contents, time_s: float, late_s: float = 0.0) -> None:
+    def write(self, op: Op, results: Contents, time_s: float, late_s: Callable[[], float] = never_late) -> None:
         """Store the results of an operation.  time_s, late_s: see Arrival."""
         assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
         for value, content in zip(op.writes, results, strict=True):
@@ -383,7 +383,8 @@ class Step:
             raise
         end_s = time.monotonic()
         self.spans.append(Span(self._executor.rank, op, start_s, end_s))
-        self.write(op, results, end_s, max(arrival.late_s for arrival in arrivals))
+        lateness = [arrival.late_s for arrival in arrivals]
+        self.write(op, results, end_s, lambda: max(late_s() for late_s in lateness))
         for read in op.reads:
             self.values.release(read)
 

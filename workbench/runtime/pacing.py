@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -116,6 +116,9 @@ _LEAST_FALL = 0.8
 """A larger dilation helps if it lowers the late share to this part or less.  Where operations are late by seconds that
 do not depend on the dilation, 1.33 times the dilation lowers it to 0.75."""
 
+_OPEN_WAITS = 100
+"""Number of a stream's latest waits of which it is not yet certain how late their messages were."""
+
 
 class Paced(NamedTuple, Generic[T]):
     """The result of a paced call and its time span, in seconds of the pacer's clock.
@@ -165,6 +168,7 @@ class Pacer:
         self._device = self
         self._streams: list[Pacer] = []
         self._behind_s = self._late_s = self._paced_s = 0.0
+        self._waits: list[tuple[float, Callable[[], float]]] = []
 
     @property
     def factor(self) -> float:
@@ -193,6 +197,7 @@ class Pacer:
         if self._heat is not None:
             self._heat.cool()
         self._behind_s = self._late_s = self._paced_s = 0.0
+        self._waits.clear()
         for stream in self._streams:
             stream.reset()
 
@@ -220,14 +225,17 @@ class Pacer:
         self._paced_s += max(duration_s, end_s - start_s)
         return Paced(result, start_s, end_s, late_s)
 
-    def wait(self, seconds: float, late_s: float) -> None:
+    def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.
 
-        late_s: by how much the message came after it was due.  By so much, at most, a busy host made the wait longer.
-        A collective has no such time, so it is never late.
+        late_s(): by how much the message came after it was due.  By so much, at most, a busy host made the wait longer.
+        The answer is certain some messages later.  A collective has no such time, so it is never late.
         """
         self._paced_s += seconds
-        self._late_s += min(seconds, late_s)
+        self._waits.append((seconds, late_s))
+        if len(self._waits) == 2 * _OPEN_WAITS:
+            self._late_s += _late_s(self._waits[:_OPEN_WAITS])
+            del self._waits[:_OPEN_WAITS]
 
     def _heated_s(self, begin_s: float, duration_s: float) -> float:
         """Return the seconds of an operation at the device's present heat, to which it adds."""
@@ -244,7 +252,7 @@ class Pacer:
         """Return the seconds for which the host held the device up, summed over all streams: operations ended after
         their deadlines, and it waited for messages that were late.
         """
-        return self._late_s + sum(stream.late_s for stream in self._streams)
+        return self._late_s + _late_s(list(self._waits)) + sum(stream.late_s for stream in self._streams)
 
     @property
     def paced_s(self) -> float:
@@ -255,6 +263,10 @@ class Pacer:
     def overrun_share(self) -> float:
         """Return late_s as a share of paced_s.  It is near 0 on a host that keeps up with the emulation."""
         return self.late_s / self.paced_s if self.paced_s else 0.0
+
+
+def _late_s(waits: Iterable[tuple[float, Callable[[], float]]]) -> float:
+    return sum(min(seconds, late_s()) for seconds, late_s in waits)
 
 
 def wait_until(

@@ -20,16 +20,22 @@ from workbench.core.timeline import MemorySample
 _SEE_FIRST = "See the first device that failed."
 
 
+def never_late() -> float:
+    """Return by how much later than on emulated links a value came that is no message."""
+    return 0.0
+
+
 class Arrival(NamedTuple):
     """A value and the time at which it became present, in seconds of the monotonic clock.
 
-    late_s: by how much later than on emulated links a message came, because the host was busy.
+    late_s(): by how much later than on emulated links a message came, because the host was busy.  The answer may become
+    less: a message that comes soon afterwards may have slowed it down.
     """
 
     content: Any
     time_s: float
     nbytes: int = 0
-    late_s: float = 0.0
+    late_s: Callable[[], float] = never_late
 
 
 class StepValues:
@@ -64,7 +70,7 @@ class StepValues:
         """Call call(value, content) right after a value is present, on the thread that writes it."""
         self._on_present = call
 
-    def put(self, value: Value, content: Any, time_s: float, late_s: float = 0.0) -> None:
+    def put(self, value: Value, content: Any, time_s: float, late_s: Callable[[], float] = never_late) -> None:
         """Store a value, wake the streams that wait for it, and forward it.  time_s, late_s: see Arrival."""
         arrival = Arrival(content, time_s, nbytes(content), late_s)
         with self._lock:

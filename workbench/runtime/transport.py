@@ -14,17 +14,20 @@ arrives.
 
 from __future__ import annotations
 
+import bisect
+import copy
 import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from workbench.core.capacity import Capacity
+from workbench.core.capacity import Ingress
 from workbench.core.costs import MESSAGE_S, Spec, sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
@@ -33,13 +36,15 @@ from workbench.core.timeline import Span
 from workbench.runtime.collectives import run_collective
 from workbench.runtime.pacing import RankLinks, wait_until
 from workbench.runtime.stamps import empty_with_stamp, stamped, without_stamp
-from workbench.runtime.step_values import StepValues, empty, nbytes
+from workbench.runtime.step_values import StepValues, empty, nbytes, never_late
 
 WINDOW = 16
 """Number of receives posted ahead per source.  A message whose receive is posted late waits for one more round trip."""
 WINDOW_BYTES = 1 << 20
 """Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
+NUM_LATEST = 32
+"""Number of messages whose shares are computed again when a receiver learns of another one."""
 SMALL_BYTES = 1 << 16
 """Messages up to this size do not occupy the egress of a real link, because the network interleaves them."""
 
@@ -89,51 +94,69 @@ class _Source:
         self.num_posted = self.posted_bytes = self.number = 0
 
 
-class _Held:
-    """A message that the receiver holds back.  seconds: those that it takes alone.  end_s: as far as is known."""
+class _Due:
+    """When a message over an emulated link has come, as far as is known, in seconds of the monotonic clock."""
 
-    def __init__(self, begin_s: float, seconds: float) -> None:
-        self.begin_s, self.seconds, self.end_s = begin_s, seconds, begin_s + seconds
-        self.is_over = False
+    def __init__(self, end_s: float) -> None:
+        self.end_s = end_s
+
+    def late_s(self, came_s: float) -> float:
+        """Return by how much later it came."""
+        return max(0.0, came_s - self.end_s)
 
 
-class _Ingress:
-    """The messages over emulated links to one rank, which share its ingress equally."""
+class _Held(_Due):
+    """A message that shares the ingress.  seconds: those that it takes alone."""
+
+    def __init__(self, source: int, sent_s: float, seconds: float) -> None:
+        super().__init__(sent_s + seconds)
+        self.source, self.sent_s, self.seconds = source, sent_s, seconds
+
+
+class _SharedIngress:
+    """The messages over emulated links to one rank, which share its ingress as in the simulator."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._messages: list[_Held] = []  # those in flight, and those that were at the same time
+        self._num_messages = 0
+        self._latest: list[tuple[int, _Held]] = []  # (number, message), by when they were sent
+        self._earlier = Ingress()  # those that were sent before
 
-    def hold(self, begin_s: float, seconds: float) -> float:
+    def hold(self, source: int, sent_s: float, seconds: float) -> _Due:
         """Wait until a message has had its share, and return when that is.
 
         This machine takes MESSAGE_S to wake up and pass the message on, so the wait ends earlier by as much.  The
-        receiver learns of a message some time after it has begun, over the kernel's links not before it has come.  So
-        the shares of all are computed again from when each began.
+        receiver learns of a message some time after it was sent, over the kernel's links not before it has come.  So
+        the shares of the latest messages are computed again from when each was sent, also of those that have come
+        already: they were due later than it seemed.
         """
-        message = _Held(begin_s, seconds)
+        message = _Held(source, sent_s, seconds)
         with self._lock:
-            earliest_s = min([begin_s, *(other.begin_s for other in self._messages if not other.is_over)])
-            self._messages = [*(other for other in self._messages if other.end_s > earliest_s), message]
-            if len(self._messages) > 1:
+            is_alone = all(other.end_s <= sent_s for _, other in self._latest)
+            bisect.insort(self._latest, (self._num_messages, message), key=lambda each: each[1].sent_s)
+            self._num_messages += 1
+            if not is_alone:
                 self._share()
+            if len(self._latest) > NUM_LATEST:
+                _start(self._earlier, *self._latest.pop(0))
         while wait_until(message.end_s - MESSAGE_S) < message.end_s - MESSAGE_S:
             pass  # another message has come meanwhile
-        message.is_over = True
-        return message.end_s
+        return message
 
     def _share(self) -> None:
-        capacity, messages = Capacity(), sorted(self._messages, key=lambda message: message.begin_s)
+        ingress, came_s = copy.deepcopy(self._earlier), dict[int, float]()
+        for number, message in self._latest:
+            came_s |= _start(ingress, number, message)
+        came_s |= ingress.advance(math.inf)
+        for number, message in self._latest:
+            message.end_s = came_s[number]
 
-        def let_leave(until_s: float) -> None:
-            while (end_s := capacity.next_s) <= until_s and end_s < math.inf:
-                for number in capacity.leave():
-                    messages[number].end_s = end_s
 
-        for number, message in enumerate(messages):
-            let_leave(message.begin_s)
-            capacity.start(number, message.seconds, message.begin_s)
-        let_leave(math.inf)
+def _start(ingress: Ingress, number: int, message: _Held) -> dict[int, float]:
+    """Let a message share an ingress.  Returns those that have come before it was sent, with their times."""
+    came_s = ingress.advance(message.sent_s)
+    ingress.start(number, message.source, message.seconds, max(message.sent_s, ingress.now_s))
+    return came_s
 
 
 class Transport:
@@ -165,7 +188,7 @@ class Transport:
         self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
         self._num_large = 0  # large messages that were passed to gloo but not sent yet
         self._egress_free_s = 0.0  # when the messages to emulated links will have left
-        self._ingress = _Ingress()
+        self._ingress = _SharedIngress()
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._sources: dict[int, _Source] = {}
         self._is_closed = False
@@ -360,7 +383,6 @@ class Transport:
         if is_shared := is_emulated and self.links is not None and self.links.is_shared:
             in_background(self._hold_loop, delayed, name=f"hold-{source}")
         num_arrived = 0
-        end_s = 0.0  # of the message before: those of one source follow each other
         try:
             while (posted := expected.posted.get()) is not None and not self._is_closed:
                 message, buffer, work = posted
@@ -370,7 +392,7 @@ class Transport:
                     expected.num_posted -= 1
                     expected.posted_bytes -= nbytes(buffer)
                 if not is_emulated:
-                    self._deliver(message, buffer, start_s, 0.0)
+                    self._deliver(message, buffer, start_s, None)
                 else:
                     arrived_s = time.monotonic()
                     content, sent_s = without_stamp(buffer, message.spec)
@@ -378,12 +400,11 @@ class Transport:
                         assert self.links is not None
                         delay_s = self.links.delay_s(source, self._rank, message.spec.nbytes, num_arrived)
                         num_arrived += 1
-                        delayed.put((message, content, sent_s, arrived_s + delay_s))
+                        delayed.put((message, content, sent_s, _Due(arrived_s + delay_s + MESSAGE_S)))
                     else:
                         assert self.links is not None
                         seconds = self.links.occupied_s(source, self._rank, message.spec.nbytes)
-                        end_s = self._ingress.hold(max(sent_s, end_s), seconds)
-                        self._deliver(message, content, sent_s, end_s - MESSAGE_S)
+                        self._deliver(message, content, sent_s, self._ingress.hold(source, sent_s, seconds))
                 self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
             while not expected.posted.empty():
@@ -403,12 +424,12 @@ class Transport:
             except BaseException as error:  # passed to the streams, which raise it
                 self._fail(delivery[0].values, error)
 
-    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, end_s: float) -> None:
-        """Wait until a message is due, and put its value into the step.  end_s: 0 if it is not emulated."""
-        due_s, end_s = end_s, wait_until(end_s)
+    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, due: _Due | None) -> None:
+        """Wait until a message is due, and put its value into the step.  due: None if it is not emulated."""
+        # The last MESSAGE_S until it is due are this machine's (see _SharedIngress).
+        end_s = wait_until(0.0 if due is None else due.end_s - MESSAGE_S)
         message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
-        # The rest of the time until it is due is this machine's (see _Ingress).
-        late_s = max(0.0, end_s - due_s - MESSAGE_S) if due_s else 0.0
+        late_s = never_late if due is None else partial(due.late_s, end_s)
         message.values.put(message.op.writes[0], content, end_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
