@@ -163,6 +163,15 @@ def num_rounds(kind: str, size: int) -> int:
     return (size - 1).bit_length() if kind == BROADCAST else ring_steps(kind, size)
 
 
+def tensor_bytes(costs: Costs, rank: int, op: Op) -> int:
+    """Return the size of a collective's whole tensor.
+
+    It is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
+    """
+    transferred = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
+    return sum(costs.spec(value).nbytes for value in transferred)
+
+
 def sent_bytes(kind: str, size: int, nbytes: int, *, is_root: bool = False) -> int:
     """Return the bytes that one of `size` ranks sends.
 

@@ -9,32 +9,17 @@ way.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from workbench.core.activities import Activities, activities, require_progress
-from workbench.core.capacity import Capacity
-from workbench.core.costs import Costs, collective_air_s, num_senders, sent_bytes
+from workbench.core.costs import Costs, sent_bytes, tensor_bytes
 from workbench.core.errors import ScheduleError
-from workbench.core.medium import Air
 from workbench.core.program import Program
-from workbench.core.schedule import (
-    BROADCAST,
-    COLLECTIVES,
-    REDUCESCATTER,
-    SEND,
-    TRANSFERS,
-    Op,
-    paused_collector,
-)
+from workbench.core.schedule import COLLECTIVES, TRANSFERS, Op, paused_collector
 from workbench.core.timeline import Span, Timeline
 from workbench.simulator.memory import memory_over_time
-
-_NONE, _SEVERAL = -1, -2
-"""How many transfers are in flight to a receiver, where it is not one."""
-_LEAVING, _LEFT = 1, 2
-"""Whether a transfer that shares a capacity has left its sender."""
+from workbench.simulator.network import Progress, Wifi, Wires
 
 
 @paused_collector()
@@ -98,180 +83,41 @@ def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float
 
 
 def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]]:
-    """Return the start and the end of each activity, as (activity, start_s, end_s)."""
-    schedule, costs, air = program.schedule, program.costs, program.air
-    ops, ranks, targets, firsts, ways = graph.ops, graph.priced_on, graph.targets, graph.firsts, graph.ways
-    waits, durations_s = list(graph.num_waits), _durations_s(costs, graph)
-    waiting: list[list[tuple[float, int, int]]] = [[] for _ in schedule.ops]  # by sender: heap of (ready_s, place, it)
-    is_sending = [False] * schedule.world_size
-    free: list[int] = []  # senders that may have a transfer to start
-    received = [_NONE] * schedule.world_size  # by receiver: the only transfer in flight to it, _NONE, or _SEVERAL
-    capacities: dict[int, Capacity] = {}  # the air, as 0; on wires by receiver
-    channels: dict[tuple[int, ...], deque[int]] = {}  # those in flight to a receiver of several, in order
-    progress = bytearray(len(ops))  # of transfers that share a capacity: _LEAVING, then _LEFT
-    started_s = [0.0] * len(ops)  # of transfers, and of what is on air
-    rests_s: dict[int, float] = {}  # of what is on air: its seconds afterwards
-    num_sent: dict[tuple[int, ...], int] = {}  # by channel
-    arrived_s: dict[tuple[int, ...], float] = {}  # by channel: when its last message arrives
-    times: list[tuple[int, float, float]] = []
-    ending: list[tuple[float, int]] = []  # heap of (end_s, activity) and (next_s, ~rank) of a receiver's capacity
-    released: list[int] = [activity for activity, count in enumerate(waits) if count == 0]
+    """Return the start and the end of each activity, as (activity, start_s, end_s).
+
+    What is ready starts at once, but a transfer, which waits for its sender.  Then the clock goes to the next event.
+    """
+    world_size, ways, targets, firsts = program.schedule.world_size, graph.ways, graph.targets, graph.firsts
+    durations_s = _durations_s(program.costs, graph)
+    progress = Progress(graph, durations_s)
+    ready, times, events, release = progress.ready, progress.times, progress.events, progress.release
+    wifi = Wifi(progress, world_size, air=program.air, costs=program.costs) if program.air is not None else None
+    network = wifi or Wires(progress, world_size)
     now_s = 0.0
-    num_done = 0
-
-    def put_on_air(air: Air, activity: int) -> bool:
-        """Start a transfer or collective on air; return False for an activity that takes no time there."""
-        op, duration_s, senders = ops[activity], durations_s[activity], 1.0
-        if op.kind == SEND:
-            source, destination = op.ranks
-            number = num_sent[op.ranks] = num_sent.get(op.ranks, -1) + 1
-            air_s = min(duration_s, air.transfer_s(source, destination, costs.spec(op.reads[0]).nbytes))
-            rest_s = max(0.0, duration_s - air_s - air.jitter_s) + air.delay_s(source, destination, number)
-            progress[activity] = _LEAVING
-        elif op.kind in COLLECTIVES and len(op.ranks) > 1:
-            air_s = min(duration_s, collective_air_s(air, op.kind, op.ranks, _tensor_bytes(costs, ranks[activity], op)))
-            rest_s, senders = duration_s - air_s, num_senders(op.kind, len(op.ranks))
-        else:
-            return False
-        started_s[activity], rests_s[activity] = now_s, rest_s
-        share(0, activity, air_s, senders)
-        return True
-
-    def send_over_wire(activity: int, receiver: int) -> None:
-        """Start a transfer.  It leaves its sender after its own seconds, and has arrived then if no other is in flight
-        to its receiver.
-        """
-        started_s[activity] = now_s
-        heappush(ending, (now_s + durations_s[activity], activity))
-        other = received[receiver]
-        if other == _NONE:
-            received[receiver] = activity
-            return
-        if other != _SEVERAL:
-            join(receiver, other, started_s[other] + durations_s[other] - now_s)
-            received[receiver] = _SEVERAL
-        join(receiver, activity, durations_s[activity])
-
-    def join(receiver: int, activity: int, left_s: float) -> None:
-        """Let a transfer share its receiver's ingress, after those of its channel."""
-        progress[activity] = _LEAVING
-        channel = channels.setdefault(ops[activity].ranks, deque())
-        channel.append(activity)
-        if len(channel) == 1:
-            share(receiver, activity, left_s)
-
-    def share(receiver: int, activity: int, left_s: float, senders: float = 1.0) -> None:
-        capacity = capacities.get(receiver)
-        if capacity is None:
-            capacity = capacities[receiver] = Capacity()
-        capacity.start(activity, left_s, now_s, senders)
-        heappush(ending, (capacity.next_s, ~receiver))
-
-    def leave_sender(activity: int) -> None:
-        """Let its sender's next transfer start, which is ready then if it goes the same way: messages arrive in
-        order.
-        """
-        way = ways[activity]
-        if way is None or progress[activity] == _LEFT:
-            return
-        progress[activity] = _LEFT
-        is_sending[way.source] = False
-        free.append(way.source)
-        for successor in targets[firsts[activity] : firsts[activity + 1]]:
-            if is_next(successor, ops[activity]):
-                release(successor)
-
-    def is_next(activity: int, op: Op) -> bool:
-        """Return whether an activity is the transfer after `op` in its channel."""
-        return ops[activity].kind == SEND and ops[activity].ranks == op.ranks
-
-    def leave_capacity(receiver: int) -> None:
-        """Let the transfers end that have had their share."""
-        capacity = capacities[receiver]
-        for activity in capacity.leave():
-            leave_sender(activity)
-            if air is not None:
-                op, end_s = ops[activity], now_s + rests_s[activity]
-                if op.kind == SEND:
-                    end_s = arrived_s[op.ranks] = max(end_s, arrived_s.get(op.ranks, 0.0))
-                end(activity, started_s[activity], end_s)
-                continue
-            times.append((activity, started_s[activity], now_s))
-            release_all(activity)
-            channel = channels[ops[activity].ranks]
-            channel.popleft()
-            if channel:
-                capacity.start(channel[0], durations_s[channel[0]], now_s)
-        if capacity.next_s < math.inf:
-            heappush(ending, (capacity.next_s, ~receiver))
-        else:
-            received[receiver] = _NONE
-
-    def end(activity: int, start_s: float, end_s: float) -> None:
-        """Let an activity end at a time that is now certain."""
-        times.append((activity, start_s, end_s))
-        heappush(ending, (end_s, activity))
-
-    def release(activity: int) -> None:
-        waits[activity] -= 1
-        if waits[activity] == 0:
-            released.append(activity)
-
-    def release_all(activity: int) -> None:
-        """Release what waits for an activity that has ended, but what was released when it left its sender."""
-        nonlocal num_done
-        num_done += 1
-        for successor in targets[firsts[activity] : firsts[activity + 1]]:
-            if not (progress[activity] and is_next(successor, ops[activity])):
-                release(successor)
-
     while True:
-        for activity in released:
+        for activity in ready:
             way = ways[activity]
             if way is not None:
-                heappush(waiting[way.source], (now_s, way.place, activity))
-                free.append(way.source)
-            elif air is None or not put_on_air(air, activity):
-                end(activity, now_s, now_s + durations_s[activity])
-        released.clear()
+                network.enqueue(activity, way, now_s)
+            elif wifi is None or not wifi.start_collective(activity, now_s):
+                end_s = now_s + durations_s[activity]
+                times.append((activity, now_s, end_s))
+                heappush(events, (end_s, activity))
+        ready.clear()
         # Handle all events of one instant before choosing a sender's next transfer.
-        if free and not (ending and ending[0][0] == now_s):
-            for sender in free:
-                if waiting[sender] and not is_sending[sender]:
-                    is_sending[sender] = True
-                    activity = heappop(waiting[sender])[2]
-                    if air is None:
-                        send_over_wire(activity, ops[activity].ranks[1])
-                    else:
-                        put_on_air(air, activity)
-            free.clear()
-        if not ending:
+        if network.free and not (events and events[0][0] == now_s):
+            network.start_next(now_s)
+        if not events:
             break
-        now_s = ending[0][0]
-        while ending and ending[0][0] == now_s:
-            activity = heappop(ending)[1]
-            if activity < 0:
-                if capacities[~activity].next_s == now_s:  # else one that started later has changed it
-                    leave_capacity(~activity)
-                continue
-            way = ways[activity]
-            if way is not None and air is None:
-                if progress[activity]:
-                    leave_sender(activity)
-                    continue
-                times.append((activity, started_s[activity], now_s))
-                is_sending[way.source], received[way.destination] = False, _NONE
-                free.append(way.source)
-            elif progress[activity]:
-                release_all(activity)
-                continue
-            num_done += 1
-            for successor in targets[firsts[activity] : firsts[activity + 1]]:
-                waits[successor] -= 1
-                if waits[successor] == 0:
-                    released.append(successor)
-    if num_done < len(ops):
-        require_progress(schedule, graph)
+        now_s = events[0][0]
+        while events and events[0][0] == now_s:
+            event = heappop(events)[1]
+            if event < 0:
+                network.handle_capacity(~event, now_s)
+            elif (way := ways[event]) is None or network.handle_transfer(event, way, now_s):
+                release(targets[firsts[event] : firsts[event + 1]])
+    if len(times) < len(graph.ops):
+        require_progress(program.schedule, graph)
         raise AssertionError("the dry run ended although the simulation did not")
     return times
 
@@ -289,15 +135,6 @@ def _durations_s(costs: Costs, graph: Activities) -> list[float]:
     return durations_s
 
 
-def _tensor_bytes(costs: Costs, rank: int, op: Op) -> int:
-    """Return the size of a collective's whole tensor.
-
-    It is the operation's output (for a REDUCESCATTER and for a BROADCAST's root: its input).
-    """
-    transferred = op.reads if op.kind == REDUCESCATTER or (op.kind == BROADCAST and rank == op.ranks[0]) else op.writes
-    return sum(costs.spec(value).nbytes for value in transferred)
-
-
 def _collective_bytes(costs: Costs, rank: int, op: Op) -> int:
     """Return the bytes that a rank sends in a collective."""
-    return sent_bytes(op.kind, len(op.ranks), _tensor_bytes(costs, rank, op), is_root=rank == op.ranks[0])
+    return sent_bytes(op.kind, len(op.ranks), tensor_bytes(costs, rank, op), is_root=rank == op.ranks[0])
