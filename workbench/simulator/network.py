@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import cast
 
 from workbench.core.activities import Activities, Way
-from workbench.core.capacity import Capacity
+from workbench.core.capacity import Capacity, Ingress
 from workbench.core.costs import Costs, collective_air_s, num_senders, tensor_bytes
 from workbench.core.medium import Air
 from workbench.core.schedule import COLLECTIVES, SEND
@@ -110,8 +110,7 @@ class Wires(Network):
     def __init__(self, progress: Progress, world_size: int) -> None:
         super().__init__(progress, world_size)
         self._incoming = [_NONE] * world_size  # by receiver: the transfer in flight to it, _NONE, or _SEVERAL
-        self._capacities: defaultdict[int, Capacity] = defaultdict(Capacity)  # by receiver, once it had several
-        self._channels: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)  # of several: by sender, in order
+        self._ingresses: defaultdict[int, Ingress] = defaultdict(Ingress)  # by receiver, once it had several
 
     def _start(self, transfer: int, way: Way, now_s: float) -> None:
         self._started_s[transfer] = now_s
@@ -127,13 +126,10 @@ class Wires(Network):
         self._join(transfer, receiver, self._durations_s[transfer], now_s)
 
     def _join(self, transfer: int, receiver: int, left_s: float, now_s: float) -> None:
-        """Let a transfer share its receiver's ingress, after those of its channel."""
-        channel = self._channels[self._ways[transfer].source, receiver]
-        channel.append(transfer)
-        if len(channel) == 1:
-            capacity = self._capacities[receiver]
-            capacity.start(transfer, left_s, now_s)
-            heappush(self._events, (capacity.next_s, ~receiver))
+        """Let a transfer share its receiver's ingress."""
+        ingress = self._ingresses[receiver]
+        ingress.start(transfer, self._ways[transfer].source, left_s, now_s)
+        heappush(self._events, (ingress.next_s, ~receiver))
 
     def handle_transfer(self, transfer: int, way: Way, now_s: float) -> bool:
         """Let a transfer leave its sender, and arrive if it shares no ingress."""
@@ -147,20 +143,16 @@ class Wires(Network):
 
     def handle_capacity(self, number: int, now_s: float) -> None:
         """Let the transfers arrive that have had their share of a receiver's ingress."""
-        capacity = self._capacities[number]
-        if capacity.next_s != now_s:
+        ingress = self._ingresses[number]
+        if ingress.next_s != now_s:
             return  # a transfer that started later has changed it
-        for transfer in capacity.leave():
+        for transfer in ingress.leave():
             way = self._ways[transfer]
             self._leave(transfer, way)
             self._times.append((transfer, self._started_s[transfer], now_s))
             self._release_some(transfer, channel=False)
-            channel = self._channels[way.source, number]
-            channel.popleft()
-            if channel:
-                capacity.start(channel[0], self._durations_s[channel[0]], now_s)
-        if capacity.next_s < math.inf:
-            heappush(self._events, (capacity.next_s, ~number))
+        if ingress.next_s < math.inf:
+            heappush(self._events, (ingress.next_s, ~number))
         else:
             self._incoming[number] = _NONE
 
