@@ -3,7 +3,6 @@ resumed."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from in_process import call
+from in_process import answer, call
 from tiny_job import tiny_job, two_devices, write_data
 
 import workbench
@@ -138,7 +137,7 @@ def test_the_command_line_lists_it(job: Job) -> None:
     assert "bitfit" in call("run", "--help").output
     settings = {"method": "bitfit", "model": job.model, "task": job.task, "data": job.data, "option": "dropout=0"}
     words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-    assert json.loads(call("simulate", *words, "--json").stdout)["job"]["options"] == {"dropout": 0}
+    assert answer("simulate", *words)["job"]["options"] == {"dropout": 0}
 
 
 def test_forms_offer_it(job: Job) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from in_process import answer, call
 
 from workbench import experiment
-from workbench.cli.app import app
 from workbench.core import curves
 from workbench.core.acceptances import Acceptance, acceptance_of
 from workbench.core.catalogue import load_cluster
@@ -145,9 +143,9 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     words = ["advise", "--serve", "--computed", "--model", "tiny-llama-4", "--cluster", "pair"]
     on_pair = advise(job, load_cluster("pair"), computed=True, serves=True)
     monkeypatch.setattr("workbench.runs.advice.advise", lambda *_, **__: on_pair)
-    shown = CliRunner().invoke(app, words).output
+    shown = call(*words).output
     assert "Drafts, simulated; without one" in shown and "pays from" in shown
-    content = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    content = answer(*words)
     assert {draft["draft"] for draft in content["drafts"]} == {"layers:1", "layers:2", "int4"}
 
 
@@ -224,9 +222,9 @@ def test_only_shares_of_this_host_are_said_to_be_measured(model: str, cluster: s
 def test_the_command_line_says_what_to_do_next(tmp_path: Any) -> None:
     words = ["advise", "--model", "tiny-bert", "--epochs", "1", "--train-samples", "32", "--computed", "--keep-data"]
     words += ["--cluster", "pair"]
-    shown = CliRunner().invoke(app, [*words, "--figure", str(tmp_path / "all.html")])
+    shown = call(*words, "--figure", tmp_path / "all.html")
     assert shown.exit_code == 0 and "Best for time" in shown.output and (tmp_path / "all.html").is_file()
-    content = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    content = answer(*words)
     command = shlex.split(content["choices"][0]["command"])
     assert "drafts" not in content
     assert command[:2] == ["workbench", "run"] and command[-2:] == ["--cluster", "pair"]

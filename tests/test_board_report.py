@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from generate.boards import sent_reports
-from typer.testing import CliRunner
+from in_process import call
 
-from workbench.cli.app import app
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
@@ -113,7 +112,7 @@ def test_nothing_that_the_owner_has_named_is_shared(tmp_path: Path) -> None:
     written = real_run().write(tmp_path / "report.json")
     assert written.read_text().count(SECRET) > 20
     shared = tmp_path / "shared.json"
-    done = CliRunner().invoke(app, ["report", str(written), "--share", str(shared)])
+    done = call("report", written, "--share", shared)
     assert done.exit_code == 0, done.output
     text = shared.read_text()
     assert SECRET not in text and "10.0.0" not in text and "/home" not in text
@@ -173,7 +172,7 @@ def test_a_kit_is_shared_once_it_has_measured_itself(tmp_path: Path) -> None:
     assert (first.gflops, first.memory_gb_per_s, first.storage_mb_per_s) == (51.2, 8.5, None)
     assert (second.gflops, second.memory_gb_per_s) == (None, None), "what the catalogue says is not measured"
     assert (found.links[0].mbit_per_s, found.links[0].latency_ms, found.run) == (938.0, 0.31, None)
-    printed = CliRunner().invoke(app, ["report", str(file)])
+    printed = call("report", file)
     assert json.loads(printed.output)["boards"][0]["gflops"] == 51.2 and SECRET not in printed.output
 
 

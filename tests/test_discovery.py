@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from typer.testing import CliRunner
+from in_process import call
 
 from tests.waiting import wait_for
-from workbench.cli.app import app
 from workbench.core.errors import ConfigError
 from workbench.runtime import discovery
 from workbench.runtime.discovery import Candidate, about_this_machine, announced, discover
@@ -46,7 +45,7 @@ def test_a_device_that_announces_itself_is_found_with_what_it_says() -> None:
 def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = Candidate("[red]al\x1b[31mpha", "10.0.0.4", 22, {"cores": "4", "version": "\x07" * 100})
     monkeypatch.setattr(discovery, "discover", lambda: (hostile,))
-    answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices", "--discover"])
+    answer = call("devices", "--discover", columns=200)
     assert (
         answer.exit_code == 0
         and "[red]al" in answer.stdout
@@ -60,7 +59,7 @@ def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pyte
     )
     twins = [Candidate("pi", f"10.0.0.{at}", 22, {}) for at in (4, 5)]
     monkeypatch.setattr(discovery, "discover", lambda: (*twins, hostile._replace(address="10.0.0.6")))
-    told = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["devices", "--discover"]).stdout
+    told = call("devices", "--discover", columns=200).stdout
     assert "'pi' has the addresses 10.0.0.4, 10.0.0.5. Take one for each device" in told and "alpha' has" not in told
     monkeypatch.setattr(discovery, "discover", lambda: ())
-    assert "--announce" in CliRunner().invoke(app, ["devices", "--discover"]).stdout
+    assert "--announce" in call("devices", "--discover").stdout

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from in_process import answer, call
 
 from tests.methods.builders import write_sentences
 from workbench.cli import measure as printed
-from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import ConfigError
@@ -201,10 +199,6 @@ def test_what_cannot_be_meant_is_refused(job: Job, asked, found: str) -> None:
         survey_layers(job, two_devices(), **asked)
 
 
-def call(*words: str):
-    return CliRunner(env={"COLUMNS": "160"}).invoke(app, ["devices", *words])
-
-
 def test_devices_measured_on_the_command_line(monkeypatch) -> None:
     rates = DeviceRates(
         name="alpha",
@@ -216,7 +210,7 @@ def test_devices_measured_on_the_command_line(monkeypatch) -> None:
         memory_bytes=600_000_000,
     )
     monkeypatch.setattr(printed, "survey_devices", lambda cluster: (HOST, (rates,)))
-    shown = call("--measure").stdout
+    shown = call("devices", "--measure", columns=160).stdout
     assert "made up" in shown
     assert next(line for line in shown.splitlines() if "alpha" in line and "emulated" in line).split()[1:6] == [
         "50.0",
@@ -225,7 +219,7 @@ def test_devices_measured_on_the_command_line(monkeypatch) -> None:
         "200",
         "600",
     ]
-    kept = json.loads(call("--measure", "--json").stdout)
+    kept = answer("devices", "--measure")
     assert kept["host"]["gemm_flops_per_s"] == 1e11 and kept["devices"][0]["flops_per_s"] == 5e10
 
 
@@ -245,7 +239,7 @@ def test_links_on_the_command_line(monkeypatch) -> None:
         return LinkSurvey(fidelity="kernel", rows=(row, replace(row, source="beta")), at_once=1.9)
 
     monkeypatch.setattr(printed, "survey_links", links)
-    shown = call("--links", "--fidelity", "kernel").stdout
+    shown = call("devices", "--links", "--fidelity", "kernel", columns=160).stdout
     assert asked == ["kernel"]
     assert next(line for line in shown.splitlines() if "alpha > beta" in line).split()[3:] == [
         "1000",
@@ -254,7 +248,7 @@ def test_links_on_the_command_line(monkeypatch) -> None:
         "0.45",
     ]
     assert "takes 1.90 times as long as alone: they share a medium" in " ".join(shown.split())
-    kept = json.loads(call("--links", "--json").stdout)
+    kept = answer("devices", "--links")
     assert (kept["at_once"], kept["medium"]) == (1.9, "wifi")
     assert kept["label"] == "emulated, kernel links"
     assert kept["links"][0]["samples"][0]["bytes_per_s"] == pytest.approx(1e6)
@@ -289,7 +283,18 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
 
     monkeypatch.setattr(printed, "survey_layers", layers)
     result = call(
-        "--layers", "--model", "tiny-bert", "--batch", "1", "--batch", "2", "--length", "8", "--option", "reduction=4"
+        "devices",
+        "--layers",
+        "--model",
+        "tiny-bert",
+        "--batch",
+        "1",
+        "--batch",
+        "2",
+        "--length",
+        "8",
+        "--option",
+        "reduction=4",
     )
     assert asked[0][0].model == "tiny-bert" and asked[0][0].options == {"reduction": 4}
     assert asked[0][1]["batch_sizes"] == (1, 2) and asked[0][1]["sequence_length"] == 8
@@ -297,9 +302,9 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
     assert lines[0].split() == ["0-2", "1.00", "2.00", "2.00", "4.00", "0.009", "1.5"]
     assert lines[1].split() == ["0-2", *("2 | 3 " * 5).split()]
     assert "Measured 3 days ago." in result.stdout
-    assert json.loads(call("--layers", "--json").stdout)["rows"][0]["layer"] == 0
+    assert answer("devices", "--layers")["rows"][0]["layer"] == 0
 
 
 def test_one_measurement_at_a_time() -> None:
-    assert call("--measure", "--links").exit_code == 2
+    assert call("devices", "--measure", "--links").exit_code == 2
     assert load_cluster("laptop").world_size == 4  # the default that the command would have measured

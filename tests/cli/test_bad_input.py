@@ -10,10 +10,8 @@ from pathlib import Path
 
 import made_up_report
 import pytest
+from in_process import call
 from tiny_job import CLUSTER_FILE, write_data
-from typer.testing import CliRunner
-
-from workbench.cli.app import app
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +33,10 @@ def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def refused(*words: str) -> dict[str, str]:
     """Call a command that must be refused; return its error from --json, having checked that the plain one is the same
     line."""
-    as_json = CliRunner().invoke(app, [*words, "--json"])
+    as_json = call(*words, "--json")
     assert as_json.exit_code == 2, as_json.output
     error = json.loads(as_json.stdout)
-    plain = CliRunner().invoke(app, list(words))
+    plain = call(*words)
     assert (plain.exit_code, plain.stdout) == (2, "")
     told = plain.stderr.splitlines()[-1]
     assert told == " ".join(
@@ -136,7 +134,7 @@ def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: p
         monkeypatch.setattr(
             "workbench.experiment.run", lambda *_, mode=mode, **__: made_up_report.report(executed=mode == "execute")
         )
-        invoked = CliRunner().invoke(app, ["run", "--mode", mode, "--report", "/dev/full"])
+        invoked = call("run", "--mode", mode, "--report", "/dev/full")
         assert invoked.exit_code == 2 and "Devices     fast" in invoked.stderr
         said = invoked.stderr.splitlines()[-1]
         assert said.startswith(
@@ -179,7 +177,7 @@ def test_what_the_system_refuses_is_told_with_its_cause(
 
 
 def test_unknown_commands() -> None:
-    invoked = CliRunner().invoke(app, ["simulat"])
+    invoked = call("simulat")
     assert (invoked.exit_code, invoked.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'simulate'?" in invoked.stderr
 

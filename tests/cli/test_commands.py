@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import typer
-from in_process import call
+from in_process import answer, call
 from made_up_report import cluster, report
 from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S
 from workbench.__main__ import main
-from workbench.cli.app import ADDED, GROUPS, STUDIES, add_commands, app
+from workbench.cli.app import ADDED, GROUPS, STUDIES, add_commands
 from workbench.cli.job import parse_options
 from workbench.cli.output import Commands, summary
 from workbench.core.errors import ConfigError
@@ -67,7 +67,7 @@ def test_help_names_every_command() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_json_and_help(name: str) -> None:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [name, "--help"])
+    result = call(name, "--help", columns=200)
     assert result.exit_code == 0
     assert "--json" in result.output
 
@@ -78,7 +78,7 @@ def test_who_knows_nothing_is_told_what_to_do_first() -> None:
 
 def test_the_help_of_run_has_groups_and_explains_the_options_of_the_named_method() -> None:
     for method in registered():
-        lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["run", "--method", method, "--help"]).output
+        lines = call("run", "--method", method, "--help", columns=80).output
         told = " ".join(lines.split())
         declared = told.partition(f"Options of {method}, ")[2]
         defaults = declaration_of(method).defaults.items()
@@ -182,7 +182,7 @@ def test_plan_as_table_and_as_json(experiment) -> None:
     table = call("plan").stdout
     assert "layers [3, 3] on 1 device each" in table
     assert "fast 8" in table
-    assert json.loads(call("plan", "--json").stdout)["micro_batch_size"] == 8
+    assert answer("plan")["micro_batch_size"] == 8
 
 
 def test_interrupt_says_how_to_go_on(experiment) -> None:
@@ -209,9 +209,9 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, tmp_path) -> None:
 
 
 def test_devices_lists_and_shows_clusters() -> None:
-    names = json.loads(call("devices", "--list", "--json").stdout)
+    names = answer("devices", "--list")
     assert "laptop" in names
-    shown = json.loads(call("devices", "--json").stdout)
+    shown = answer("devices")
     assert [device["host_share"] for device in shown["devices"]] == [0.5, 0.5, 0.27, 0.13]
     assert shown["devices"][0]["name"] in call("devices").stdout
 
@@ -219,9 +219,7 @@ def test_devices_lists_and_shows_clusters() -> None:
 def test_draw_writes_figures_of_a_report(tmp_path) -> None:
     path = report().write(tmp_path / "report.json")
     trace = str(tmp_path / "trace.json")
-    result = call("draw", str(path), "--out", str(tmp_path / "figures"), "--png", "no", "--trace", trace, "--json")
-    assert result.exit_code == 0, result.output
-    files = json.loads(result.stdout)
+    files = answer("draw", path, "--out", tmp_path / "figures", "--png", "no", "--trace", trace)
     assert files[0].endswith("index.html") and files[-1] == trace
     assert "traceEvents" in json.loads(Path(trace).read_text())
     assert (tmp_path / "figures" / "epoch_times.html").is_file()
@@ -232,7 +230,7 @@ def test_bench_dispatches_by_its_table(monkeypatch) -> None:
     fake.bench = lambda say: {"ratio": 0.9}
     monkeypatch.setitem(sys.modules, "fake_bench", fake)
     monkeypatch.setitem(BENCHES, "fake", "fake_bench")
-    assert json.loads(call("bench", "fake", "--json").stdout) == {"fake": {"ratio": 0.9}}
+    assert answer("bench", "fake") == {"fake": {"ratio": 0.9}}
     assert "0.9" in call("bench", "fake").stdout
     fake.bench = lambda say: {"points": [{"mbit_per_s": 125, "ratio": 0.87654321}, {"mbit_per_s": 250, "ratio": 0.9}]}
     shown = call("bench", "fake").stdout

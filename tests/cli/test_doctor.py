@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from in_process import call
+from in_process import answer, call
 
 from workbench.cli import doctor
 from workbench.runtime import ssh_agent
@@ -26,7 +24,7 @@ def test_doctor_reports_every_probe(monkeypatch) -> None:
 
     ok = doctor.Check("python", "ok", "fine")
     monkeypatch.setattr(doctor, "PROBES", (lambda: [ok], fails))
-    checks = json.loads(call("doctor", "--json").stdout)
+    checks = answer("doctor")
     assert checks[0] == {"name": "python", "state": "ok", "found": "fine", "todo": ""}
     assert checks[1]["state"] == "degraded"
     assert "no such thing" in checks[1]["found"]

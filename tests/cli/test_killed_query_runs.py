@@ -9,12 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from in_process import call
 from run_command import Command
 from tiny_job import write_data
-from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S, wait_for
-from workbench.cli.app import app
 from workbench.core.report import Report
 from workbench.methods.p_rge.zeroth_order import read_log
 from workbench.runtime.engines import default_pool
@@ -48,9 +47,9 @@ def wait_for_steps(command: Command, count: int) -> None:
     wait_for(are_made, f"{count} steps")
 
 
-def call(command: Command, *more: str) -> str:
+def said_by(command: Command, *more: str) -> str:
     """Give the command in this process; return what it said."""
-    done = CliRunner().invoke(app, [*command.words[3:], *more])
+    done = call(*command.words[3:], *more)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -62,7 +61,7 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
     whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
     try:
-        said = call(whole)
+        said = said_by(whole)
         assert "accuracy" in said
         # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left
         # a device out.
@@ -78,7 +77,7 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
         _, kept = read_log(steps_of(killed))
         assert 5 <= len(kept) < STEPS
         monkeypatch.setattr(tempfile, "tempdir", str(killed.temporary))
-        call(killed, "--resume")
+        said_by(killed, "--resume")
         assert f"of {STEPS} steps" in " ".join(Report.read(killed.report).notes)
         assert read_log(steps_of(killed)) == read_log(steps_of(whole))
         losses = [[step.loss for step in Report.read(one.report).steps] for one in (killed, whole)]

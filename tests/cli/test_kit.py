@@ -16,13 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from in_process import kit
+from in_process import answer, kit
 from ssh_hosts import WHY_NOT, Hosts, over_pipes
-from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S
 from workbench.cli import measure
-from workbench.cli.app import app
 from workbench.cli.doctor import TORCH_FOR_ARMV8_0
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Link
@@ -66,7 +64,7 @@ def test_from_addresses_to_devices_that_are_ready_and_clean_again(
     Path("kit.toml").write_text(
         Path("kit.toml").read_text().replace("[defaults]\n", f'[defaults]\npython = "{sys.executable}"\n')
     )
-    content = json.loads(kit("check", "--json"))
+    content = answer("kit", "check")
     assert [one["problem"] for one in content] == ["", ""]
     assert content[0]["facts"]["cores"] >= 1 and abs(content[0]["facts"]["clock_off_s"]) < 60
 
@@ -256,8 +254,7 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     assert "Only measure takes it" in kit("check", "--sustained", "1", code=2)
     rows = (replace(rows[0], measured=fast), replace(rows[1], measured=slow))
     for words in (["--measure"], ["--links"]):  # the same measurement, kept in the same way
-        done = CliRunner().invoke(app, ["devices", *words, "--cluster", "kit.toml", "--json"])
-        assert done.exit_code == 0, done.output
+        answer("devices", *words, "--cluster", "kit.toml")
     measured = load_cluster("kit.toml")
     assert measured.link(1, 0) == slow
     slow, fast = fast, slow

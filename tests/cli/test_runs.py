@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import made_up_report
 import pytest
-from typer.testing import CliRunner
+from in_process import answer, call
 
-from workbench.cli.app import app
 from workbench.core.job import Job
 from workbench.core.serial import to_json
 from workbench.methods.common.folder import begin_folder
@@ -23,12 +22,7 @@ from workbench.runs.history import PastRun, find_runs
 REPORT = made_up_report.report()
 
 
-def call(*words: str) -> Any:
-    return CliRunner().invoke(app, ["runs", *words])
-
-
-def listed(*words: str) -> list[dict[str, Any]]:
-    return json.loads(call(*words, "--json").stdout)
+listed, on_runs = partial(answer, "runs"), partial(call, "runs")
 
 
 @pytest.fixture
@@ -53,28 +47,27 @@ def names(found: list[dict[str, Any]]) -> list[str]:
 def test_runs_are_listed_newest_first_with_their_numbers_and_filtered(runs: Path) -> None:
     assert names(listed()) == ["new", "old", "cut"] == [run.name for run in find_runs([runs])]
     assert [run["state"] for run in listed()] == ["finished", "finished", "can be resumed"]
-    shown = call().stdout
+    shown = on_runs().stdout
     assert "fine_tuning, all-MiniLM-L6-v2" in shown and f"({REPORT.label})" in shown and "accuracy" in shown
     assert "workbench compare old new" in shown
     assert names(listed("--method", "pac_plus")) == ["old", "cut"] and listed("--task", "mrpc") == []
-    assert names(listed("list", str(runs / "old"))) == ["old"] and "No such run" in call("--model", "x").stdout
+    assert names(listed("list", str(runs / "old"))) == ["old"] and "No such run" in on_runs("--model", "x").stdout
 
 
 def test_tags_name_runs_in_every_command(runs: Path) -> None:
-    assert call("tag", "old", "base", "r8", "base").stdout == "old: base, r8\n"
-    assert call("tag", str(runs / "new"), "r8").exit_code == 0
+    assert on_runs("tag", "old", "base", "r8", "base").stdout == "old: base, r8\n"
+    assert on_runs("tag", str(runs / "new"), "r8").exit_code == 0
     assert names(listed("--tag", "base")) == ["old"] and names(listed("--tag", "r8")) == ["new", "old"]
-    compared = CliRunner().invoke(app, ["compare", "r8", "--json"])
-    assert {row["method"] for row in json.loads(compared.stdout)} == {"pac_plus", "fine_tuning"}
-    drawn = CliRunner().invoke(app, ["draw", "base", "--png", "no", "--out", str(runs.parent / "figures")])
+    assert {row["method"] for row in answer("compare", "r8")} == {"pac_plus", "fine_tuning"}
+    drawn = call("draw", "base", "--png", "no", "--out", runs.parent / "figures")
     assert drawn.exit_code == 0 and (runs.parent / "figures" / "index.html").exists()
-    assert "2 runs have that tag" in CliRunner().invoke(app, ["draw", "r8"]).stderr
-    assert call("tag", "base").stdout == "old: no tags\n" and names(listed("--tag", "base")) == []
+    assert "2 runs have that tag" in call("draw", "r8").stderr
+    assert on_runs("tag", "base").stdout == "old: no tags\n" and names(listed("--tag", "base")) == []
 
 
 def test_a_name_comes_before_a_tag_of_the_same_word(runs: Path) -> None:
-    assert call("tag", "old", "new").exit_code == 0
-    assert call("remove", "new", "--yes").exit_code == 0
+    assert on_runs("tag", "old", "new").exit_code == 0
+    assert on_runs("remove", "new", "--yes").exit_code == 0
     assert names(listed()) == ["old", "cut"]
 
 
@@ -83,12 +76,12 @@ def test_a_copied_report_makes_no_folder_a_runs(runs: Path, tmp_path: Path) -> N
     (thesis / "devices").mkdir(parents=True)
     (thesis / "report.json").write_text((runs / "new" / "report.json").read_text())
     assert names(listed("list", str(thesis))) == ["thesis"]
-    assert call("remove", str(thesis), "--yes").exit_code == 2 and (thesis / "devices").is_dir()
+    assert on_runs("remove", str(thesis), "--yes").exit_code == 2 and (thesis / "devices").is_dir()
 
 
 def test_a_run_is_removed_and_other_files_stay(runs: Path) -> None:
     (runs / "old" / "notes.txt").write_text("mine")
-    done = call("remove", "old", "new", "--yes")
+    done = on_runs("remove", "old", "new", "--yes")
     assert done.exit_code == 0 and "kept: notes.txt" in done.stderr
     assert [path.name for path in (runs / "old").iterdir()] == ["notes.txt"] and not (runs / "new").exists()
     assert names(listed()) == ["cut"]
@@ -117,9 +110,9 @@ def test_a_damaged_folder_is_one_line_of_the_list(damage: Callable[[Path], objec
     damage(runs / "old")
     by_name = {run["name"]: run for run in listed()}
     assert by_name["old"]["state"] == "damaged" and by_name["new"]["state"] == "finished"
-    assert by_name["old"]["why"] and by_name["old"]["why"][:60] in call().stdout
-    assert CliRunner().invoke(app, ["compare", "old", "new"]).exit_code == 2
-    assert call("remove", "old", "--yes").exit_code == 0 and names(listed()) == ["new", "cut"]
+    assert by_name["old"]["why"] and by_name["old"]["why"][:60] in on_runs().stdout
+    assert call("compare", "old", "new").exit_code == 2
+    assert on_runs("remove", "old", "--yes").exit_code == 0 and names(listed()) == ["new", "cut"]
 
 
 REFUSED = {
@@ -148,7 +141,7 @@ def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], runs: Path, tmp
     (tmp_path / "keys" / "devices").mkdir()
     begin_folder(runs / "linked", "digest", Job())
     (runs / "linked" / "tags.json").symlink_to(tmp_path / "elsewhere" / "report.json")
-    done = call(*(word.format(**places) for word in words))
+    done = on_runs(*(word.format(**places) for word in words))
     assert done.exit_code == 2 and REFUSED[words] in done.stderr, done.output
     assert (tmp_path / "elsewhere" / "report.json").read_text() == "mine" and len(listed()) == 4
     assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["devices", "fingerprint.txt"]
@@ -164,5 +157,5 @@ def running(runs: Path) -> Iterator[PastRun]:
 
 def test_a_run_in_progress_is_listed_and_not_removed(running: PastRun) -> None:
     assert running.state == "running" and running.job == Job().identity
-    done = call("remove", "cut", "--yes")
+    done = on_runs("remove", "cut", "--yes")
     assert done.exit_code == 2 and "in progress" in done.stderr and Path(running.folder).exists()

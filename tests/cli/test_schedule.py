@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
-
-from workbench.cli.app import app
+from in_process import answer, call
 
 CSV = "0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 
 
-def call(*words: str):
-    return CliRunner().invoke(app, ["schedule", *words])
-
-
-def found(*words: str) -> dict:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
+found = partial(answer, "schedule")
 
 
 def test_without_a_name_all_are_listed() -> None:
-    result = call()
+    result = call("schedule")
     for name in ("1f1b", "asynchronous_1f1b", "ring", "split_heads", "hetpipe"):
         assert name in result.output
     assert found()["ring"]["sizes"]["unfrozen_layers"] == 2
@@ -36,7 +27,7 @@ def test_a_published_schedule_is_simulated() -> None:
     assert [rank["contexts"] for rank in summed["ranks"]] == [3, 2, 1] and [
         rank["peak_bytes"] for rank in summed["ranks"]
     ] == [30, 20, 10]
-    shown = call(*words, "--grid").output
+    shown = call("schedule", *words, "--grid").output
     assert "35 s in all, 28.6% of it idle (simulated)" in shown and "rank 2   2F0 2B0" in shown
 
 
@@ -109,6 +100,6 @@ def test_bad_input_is_one_error(tmp_path, words: tuple[str, ...], said: str) -> 
     (tmp_path / "folder").mkdir()
     if "{program}" in words:
         found(names["csv"], "--save", names["program"])
-    result = call(*(word.format(**names) for word in words))
+    result = call("schedule", *(word.format(**names) for word in words))
     assert result.exit_code == 2
     assert said in result.stderr

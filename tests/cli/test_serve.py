@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from in_process import answer, call
 
-from workbench.cli.app import app
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.methods.common.services import ServiceInterrupted
@@ -39,18 +37,14 @@ def test_a_stream_in_virtual_time_is_written_and_summed_up(tmp_path: Path) -> No
     ]
     faults = ["--fault", "slow:rpi-l-1:5@2-8s", "--fault", "kill:2@12-14"]
     path = tmp_path / "serving.json"
-    result = CliRunner().invoke(
-        app, [*words, *faults, "--rate", "4", "--report", str(path), "--out", str(tmp_path), "--json"]
-    )
-    assert result.exit_code == 0, result.output
-    content = json.loads(result.stdout)
+    content = answer(*words, *faults, "--rate", "4", "--report", path, "--out", tmp_path)
     report = ServingReport.read(path)
     assert content["requests answered"] == len(report.requests) == 60
     assert content["requests lost"] == 0 and content["devices excluded"] >= 1 and content["devices lost"] == 1
     assert [fault.kind for fault in report.faults] == ["slow", "kill"]
     assert content["latency p95 (s)"] == report.percentile_s(0.95)
     assert (tmp_path / "serving.html").is_file() and str(path) in content["files"]
-    plain = CliRunner().invoke(app, [*words, "--requests", "2"])
+    plain = call(*words, "--requests", "2")
     assert "simulated" in plain.stdout and "answers per second" in plain.stdout
 
 
@@ -69,7 +63,7 @@ def test_an_interrupted_service_leaves_its_report(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("workbench.methods.galaxy_plus.serving.stream.serve_emulated", interrupted)
     path = tmp_path / "serving.json"
-    result = CliRunner().invoke(app, ["serve", "--model", "tiny-bert", "--cluster", "laptop", "--report", str(path)])
+    result = call("serve", "--model", "tiny-bert", "--cluster", "laptop", "--report", path)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "Interrupted."
     assert "The service was interrupted." in result.stdout and f"Written     {path}" in result.stdout

@@ -3,7 +3,6 @@ where they can."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from in_process import answer, call
 from tiny_job import two_devices
-from typer.testing import CliRunner
 
 from tests.experiment.running import run
 from workbench import experiment
-from workbench.cli.app import app
 from workbench.core import Job
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import LoadedResult, load_result
@@ -127,12 +125,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("results"))
 
 
-def call(*words: str) -> Any:
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_leaves_what_the_docs_say(form: str, trained: Trained) -> None:
     """Every file in its folder, while it runs and afterwards, has a row, and every row a file."""
@@ -154,7 +146,7 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
         CLASSES,
         trained.job(form).method,
     )
-    answers = call("predict", folder, *SENTENCES)
+    answers = answer("predict", folder, *SENTENCES)
     assert [answer["answer"] for answer in answers] == [answer.answer for answer in model.predict(SENTENCES)]
     for one in answers:
         assert tuple(one["probabilities"]) == CLASSES and sum(one["probabilities"].values()) == pytest.approx(1)
@@ -162,10 +154,10 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
     (tmp_path / "some.txt").write_text("\n".join(SENTENCES) + "\n")
     (tmp_path / "some.csv").write_text("\n".join(["id,review", *(f"7,{text}" for text in SENTENCES)]) + "\n")
     for name in ("some.txt", "some.csv"):
-        assert [one["answer"] for one in call("predict", folder, "--file", str(tmp_path / name))] == [
+        assert [one["answer"] for one in answer("predict", folder, "--file", str(tmp_path / name))] == [
             answer["answer"] for answer in answers
         ]
-    again = call("evaluate", folder)
+    again = answer("evaluate", folder)
     assert again["metrics"] == pytest.approx(model.about.metrics) and again["samples"] == 20
     other = write_csv(tmp_path / "other.csv", 40, 1)
     rows = [line.rsplit(",", 1) for line in other.read_text().splitlines()[1:]]
@@ -173,7 +165,7 @@ def test_from_a_csv_to_a_predicted_sentence(form: str, trained: Trained, tmp_pat
         answer.answer == label
         for answer, (_, label) in zip(model.predict([text for text, _ in rows]), rows, strict=True)
     ]
-    scored = call("evaluate", folder, "--data", str(other))
+    scored = answer("evaluate", folder, "--data", str(other))
     assert (scored["samples"], scored["metrics"]["accuracy"]) == (40, pytest.approx(sum(right) / 40))
 
 
@@ -201,7 +193,7 @@ def test_the_cards_code_loads_the_result_by_the_library_that_it_names(
 
 def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> None:
     def refused(*words: str) -> str:
-        done = CliRunner().invoke(app, list(words))
+        done = call(*words)
         assert done.exit_code == 2, done.output
         return " ".join(done.stderr.split())
 

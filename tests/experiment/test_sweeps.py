@@ -17,21 +17,16 @@ import made_up_report
 import nbformat
 import psutil
 import pytest
+from in_process import call
 from tiny_job import write_data
-from typer.testing import CliRunner
 
 from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
-from workbench.cli.app import app
 from workbench.core import Report
 from workbench.runs.comparison import reports_frame, sides
 from workbench.runs.comparison_page import better, figures
 
 METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
-
-
-def call(*words: object):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture

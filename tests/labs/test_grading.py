@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from in_process import call
 
 from tests.labs.solutions import ALL, SOLUTIONS, written
-from workbench.cli.app import app
 from workbench.core.errors import ConfigError
 from workbench.core.serial import to_json
 from workbench_labs.course import grading, isolation
@@ -76,14 +75,13 @@ def test_a_class_is_collected_and_graded(tmp_path: Path, monkeypatch: pytest.Mon
     (box / "future.json").write_text(to_json(replace(works[0], written_at="2999-01-01T00:00:00+00:00")))
     (box / "lab.json").write_text(to_json(replace(works[0], lab="99")))
     (box / "junk.json").write_text('{"lab": "02", "student": "../x", "answers": []}')
-    run = CliRunner()
     monkeypatch.chdir(tmp_path)
-    collected = run.invoke(app, ["labs", "collect", str(box)])
+    collected = call("labs", "collect", box)
     assert "4 hand-ins in hand-ins" in collected.output
-    assert "labs grade 'hand ins'" in run.invoke(app, ["labs", "collect", str(box), "--to", "hand ins"]).output
+    assert "labs grade 'hand ins'" in call("labs", "collect", box, "--to", "hand ins").output
     for name in ("junk.json", "older.json: a second file of anna", "never.json", "future.json", "lab.json"):
         assert name in collected.output
-    graded = run.invoke(app, ["labs", "grade", "hand-ins", "--secret", "s"])
+    graded = call("labs", "grade", "hand-ins", "--secret", "s")
     assert graded.exit_code == 0, graded.output
     rows = list(csv.DictReader((tmp_path / "grades" / "grades.csv").read_text().splitlines()))
     points = {row["student"]: row["points"] for row in rows if row["exercise"] == "event_loop"}
@@ -111,8 +109,8 @@ def test_what_is_right_in_the_notebook_is_right_for_the_teacher(lab: str, tmp_pa
     work.submit()
     place = tmp_path / "drop" / f"{lab}-anna.json"
     for code in (0, 2):  # nothing is written over
-        words = ["labs", "submit", str(tmp_path / f"{lab}-anna.json"), "--to", str(place.parent)]
-        assert CliRunner().invoke(app, words).exit_code == code
+        done = call("labs", "submit", tmp_path / f"{lab}-anna.json", "--to", place.parent)
+        assert done.exit_code == code
     grades = grading.grade([grading.read_hand_in(place)], secret="s")
     assert {grade.exercise: grade.verdict.passed for grade in grades} == dict.fromkeys(work.exercises, True)
 

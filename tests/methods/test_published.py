@@ -6,9 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from in_process import call
 
-from workbench.cli.app import app
 from workbench.core import Job
 from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of
@@ -83,5 +82,5 @@ def test_confidant_s_defaults_are_published_and_fine_tuning_is_no_paper_s_method
 
 def test_the_commands_take_it_and_their_help_names_the_values() -> None:
     for command in ("run", "simulate", "plan"):
-        told = " ".join(CliRunner().invoke(app, [command, "--help"], terminal_width=200).output.split())
+        told = " ".join(call(command, "--help", columns=200).output.split())
         assert "--as-published" in told and "order=all (paper: given)" in told

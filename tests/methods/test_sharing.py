@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from in_process import call
 
 from methods.fake_hub import FakeHub, fake_hub
 from methods.test_result import saved
-from workbench.cli.app import app
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.job import Job
 from workbench.methods.common.sharing import from_pretrained, push_to_hub
@@ -39,7 +38,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 @pytest.mark.parametrize("kind", JOBS)
 def test_what_is_pushed_answers_as_before(hub: FakeHub, tmp_path: Path, kind: str) -> None:
     before = saved(tmp_path / "run", JOBS[kind]).predict(SAMPLES)
-    done = CliRunner().invoke(app, ["push", str(tmp_path / "run"), "me/mine"])
+    done = call("push", tmp_path / "run", "me/mine")
     assert done.exit_code == 0 and done.stdout.strip() == f"{hub.address}/me/mine", done.output
     assert hub.private == {"me/mine": True} and {"README.md", "result.json"} <= hub.files["me/mine"].keys()
     assert str(tmp_path).encode() not in b"".join(hub.files["me/mine"].values())

@@ -3,17 +3,15 @@ them."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from in_process import answer, call
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
 from tests.tasks.prompts.official_files import write_official
-from workbench.cli.app import app
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.zeroth_order import load_trained
@@ -52,11 +50,8 @@ def test_a_task_of_every_kind_trains_on_devices_and_what_is_left_of_it_answers_t
         str(tmp_path / "data"),
         "--samples",
         "4",
-        "--json",
     ]
-    scored = CliRunner().invoke(app, [*words, "--max-length", str(prepared.job.max_length)])
-    assert scored.exit_code == 0, scored.output
-    assert json.loads(scored.stdout) == {
+    assert answer(*words, "--max-length", prepared.job.max_length) == {
         "model": str(tmp_path / "run"),
         "metrics": {metric: score.value},
         "samples": 4,
@@ -96,7 +91,7 @@ def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_trai
 
 def test_scores_without_training_and_what_cannot_be_scored(tmp_path: Path) -> None:
     def invoke(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["evaluate", *words])
+        done = call("evaluate", *words)
         return done.exit_code, done.stdout if done.exit_code == 0 else done.stderr
 
     plain, calibrated = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -13,10 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from in_process import answer, call
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from workbench.cli.app import app
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.methods.p_rge.inference_engine import (
     EngineConfig,
@@ -270,21 +268,19 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
     given = batch(0, count=20)
     fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
     EnginePrompts(**fields).write(tmp_path / "prompts.npz")
-    words = ["train", result.path, str(tmp_path / "prompts.npz"), "--learning-rate", "0.01", "--json"]
+    words = ["train", result.path, str(tmp_path / "prompts.npz"), "--learning-rate", "0.01"]
     runs = []
     for more in (["--steps", "4"], ["--steps", "6"], ["--steps", "6", "--log", "another"]):
         log = ["--log", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "b.safetensors")]
         if "another" in more:
             log, more = ["--log", str(tmp_path / "whole.jsonl")], more[:2]
-        done = CliRunner().invoke(app, [*words, *more, *log])
-        assert done.exit_code == 0, done.output
-        runs.append(json.loads(done.stdout)["losses"])
+        runs.append(answer(*words, *more, *log)["losses"])
     np.testing.assert_allclose(runs[0] + runs[1], runs[2], rtol=1e-5)
     held = load_file(tmp_path / "b.safetensors")
     assert {name: tuple(values.shape) for name, values in held.items()} == {
         slot.name: slot.shape for slot in model.trainables.slots
     }
-    refused = CliRunner().invoke(app, [*words[:3], "--seed", "1", "--log", str(tmp_path / "log.jsonl")])
+    refused = call(*words[:3], "--seed", "1", "--log", tmp_path / "log.jsonl")
     assert refused.exit_code == 2
     assert "another run's" in refused.stderr
 
@@ -294,11 +290,6 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
 def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> None:
     """What the engine has trained comes back with its own rank, alpha and A, and predicts what its log makes PyTorch
     predict."""
-
-    def invoke(*words: str) -> dict:
-        done = CliRunner().invoke(app, [*words, "--json"])
-        assert done.exit_code == 0, done.output
-        return json.loads(done.stdout)
 
     program, rows, out, log = (
         str(tmp_path / name) for name in ("opt.pte", "sentiment.npz", "trained.safetensors", "log.jsonl")
@@ -312,10 +303,10 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
         "--seed=7",
         "--loss=label_words",
     )
-    exported = invoke("export", program, "--model", "tiny-opt-1", *shape, "--prompts", rows, "--train-samples", "30")
+    exported = answer("export", program, "--model", "tiny-opt-1", *shape, "--prompts", rows, "--train-samples", "30")
     assert exported["description"]["trainable"]["alpha"] == 6
     assert len(exported["description"]["config"]["choices"]) == 2
-    trained = invoke("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
+    trained = answer("train", program, rows, "--steps", "5", "--learning-rate", "0.05", "--log", log, "--out", out)
     assert trained["steps"] == len(trained["losses"]) == 5
     assert max(trained["losses"]) < 2  # of two words; over all tokens it is above 5
     loaded, description = load_trained(out)
@@ -329,9 +320,9 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     assert (
         loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.config).logits_at(given)
     ).abs().max() > 2e-3
-    score = invoke("evaluate", out, "--samples", "12", "--max-length", "64")
+    score = answer("evaluate", out, "--samples", "12", "--max-length", "64")
     assert (score["model"], score["samples"]) == (str(out), 12)
-    refused = CliRunner().invoke(app, ["export", program, "--model", "tiny-opt-1", "--max-length", "200"])
+    refused = call("export", program, "--model", "tiny-opt-1", "--max-length", "200")
     assert refused.exit_code == 2
     assert "'tiny-opt-1' reads 128. Lower --max-length." in refused.stderr
 
