@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 from IPython.display import Markdown
 
 from workbench.core.errors import ConfigError
-from workbench.core.run_folder import child_environment
+from workbench.core.run_folder import child_environment, scratch_folder
 from workbench.widgets.tables import Table
 
 WAIT_S = 600
@@ -96,7 +95,7 @@ def reproduced(paper: str, item: str) -> Reproduction:
 
     Without the studies the result is empty and says so.  Raises ConfigError for an unknown paper or item.
     """
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+    with scratch_folder() as folder:
         command = [
             sys.executable,
             "-m",
@@ -108,7 +107,7 @@ def reproduced(paper: str, item: str) -> Reproduction:
             "--png",
             "no",
             "--out",
-            folder,
+            str(folder),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=child_environment())
     words = " ".join((done.stderr or done.stdout).split())[:400]

@@ -4,11 +4,9 @@ III).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Fidelity, Job
+from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import RECV, Op, Value
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.session import RankSession
@@ -207,8 +206,8 @@ def watch(
     prepared = method.prepare(job, lambda event: None)
     profile = method.catalogue(prepared, cluster)
     plan = method.plan(prepared, profile, cluster)
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-        job_of_all = replace(method.rank_job(prepared, profile, cluster, plan), folder=Path(folder))
+    with scratch_folder() as folder:
+        job_of_all = replace(method.rank_job(prepared, profile, cluster, plan), folder=folder)
         engines = default_pool().acquire(cluster, fidelity)
         messages_of = engines.run(_watch_rank, [job_of_all.on_rank(rank) for rank in range(size)])
     return Watched(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from workbench import experiment
 from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.curves import DIVIDING, Curve, curves_in
 from workbench.core.job import Job
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import to_builtins, write_text
 from workbench.runs.advice import combinations
 from workbench.tasks import load_task
@@ -36,8 +36,8 @@ def curve(job: Job, seeds: tuple[int, ...], command: str) -> Curve:
     cluster = replace(load_cluster("laptop"), name="one", devices=(device,))
     reports = []
     for seed in seeds:
-        with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
-            reports.append(experiment.run(replace(job, seed=seed), cluster, workdir=Path(folder) / "run"))
+        with scratch_folder() as folder:
+            reports.append(experiment.run(replace(job, seed=seed), cluster, workdir=folder / "run"))
     metric = next(iter(reports[0].epochs[0].metrics))
     scores = [[epoch.metrics[metric] for epoch in report.epochs] for report in reports]
     return Curve(

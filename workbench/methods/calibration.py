@@ -7,7 +7,6 @@ times stay the same.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from workbench.core.job import Job
@@ -90,6 +89,6 @@ class Calibration:
         self._engines.dilate(dilation)
         with scratch_folder() as folder:
             point = self._method.sweep_point(
-                self._planned, "", self._engines, num_steps=num_steps, folder=Path(folder) / "run", notify=notify
+                self._planned, "", self._engines, num_steps=num_steps, folder=folder / "run", notify=notify
             )
         return point.overrun_share

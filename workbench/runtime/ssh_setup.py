@@ -26,6 +26,7 @@ import workbench
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.methods import registered
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import text_digest
 from workbench.core.units import size_words
 from workbench.runtime.frames import Greeting
@@ -156,7 +157,8 @@ def install(connection: Connection, say: Callable[[str], None]) -> bool:
         lambda pin: run("compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-", stdin=pin),
         say,
     )
-    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as scratch:
+    with scratch_folder() as scratch:
+        root = scratch / "libraries"
         say(f"{connection.name}: collecting {len(pins)} libraries for Python {version} on {machine}")
         run(
             "install",
@@ -165,12 +167,12 @@ def install(connection: Connection, say: Callable[[str], None]) -> bool:
             "--python",
             sys.executable,
             "--target",
-            scratch,
+            str(root),
             "-r",
             "-",
             stdin="\n".join(lines),
         )
-        if list(Path(scratch).glob("torch/lib/libtorch_cuda.*")):
+        if list(root.glob("torch/lib/libtorch_cuda.*")):
             problem = (
                 "The index serves torch for GPUs: 430 MB or more, and several GB of libraries with it, which a "
                 "device cannot use."
@@ -178,7 +180,6 @@ def install(connection: Connection, say: Callable[[str], None]) -> bool:
             raise RuntimeSetupError(
                 request, problem, "Name the index of its CPU build: pip config set global.extra-index-url ADDRESS."
             )
-        root = Path(scratch)
         files = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
         say(f"{connection.name}: sending {size_words(sum(path.stat().st_size for path in files))}, compressed")
         trial = TRIAL if any(pin.startswith("torch==") for pin in pins) else ""

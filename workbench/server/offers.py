@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity
 from workbench.core.methods import attribute, declaration_of, method_with
+from workbench.core.run_folder import scratch_folder
 from workbench.methods.common.merged import export_merged
 from workbench.methods.common.result_file import find_result, read_result
 from workbench.methods.common.services import Panel, ServeTexts
@@ -80,7 +80,7 @@ def offered(
             if result is not None:
                 if draft:
                     DraftChoice.read(draft, read_result(result).job.model)  # it is refused before anything is merged
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix="workbench-"))) / "merged"
+                folder = stack.enter_context(scratch_folder()) / "merged"
                 say(f"Merging {place}: devices read weights, not adapters")
                 name = export_merged(place, folder, "float16").path
             end_id = load_tokenizer(name).end_id  # type: ignore[union-attr]  # a model of words

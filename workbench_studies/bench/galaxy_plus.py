@@ -94,7 +94,7 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> Figures:
             **planning,
         }
     with scratch_folder() as folder, torch_threads(1):
-        models = list(_models(selection, Path(folder), progress))
+        models = list(_models(selection, folder, progress))
         host_flops_per_s = max(
             gemm_rate(seconds=0.4) for _ in range(5)
         )  # other load on a shared host only lowers the rate

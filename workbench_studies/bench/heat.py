@@ -6,16 +6,15 @@ is best over the run and another one if that pays, or it leaves as soon as it is
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.heat import Level
 from workbench.core.job import Mode
 from workbench.core.report import Report
+from workbench.core.run_folder import scratch_folder
 from workbench.experiment import run
 from workbench.runtime.engines import default_pool
 from workbench_studies.bench.frame import Figures, Progress, jobs_of, line_of, require_words
@@ -62,8 +61,8 @@ def bench(progress: Progress = print, *, only: Sequence[str] = ()) -> Figures:
 
 def run_of(name: str, cluster: Cluster, mode: Mode) -> Report:
     """Return the report of a job of the benchmark."""
-    with tempfile.TemporaryDirectory(prefix="workbench-heat-") as folder:
-        return run(jobs_of("heat")[name], cluster, mode, workdir=Path(folder), fidelity="paced")
+    with scratch_folder() as folder:
+        return run(jobs_of("heat")[name], cluster, mode, workdir=folder / "run", fidelity="paced")
 
 
 def with_hot(cluster: Cluster, speed: float, after_s: float, *, leaves: bool) -> Cluster:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from workbench.core.catalogue import KIT, load_cluster
 from workbench.core.cluster import Cluster, DataPlane, Device
 from workbench.core.job import Job
 from workbench.core.profile import Profile
+from workbench.core.run_folder import scratch_folder
 from workbench.experiment import run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
@@ -59,9 +59,9 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     require_words(only, WORDS)
     cluster = load_cluster(KIT)
     figures: Figures = {"devices": cluster.world_size, "model": JOB.model}
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for part in only or WORDS:
-            figures |= globals()[f"_{part}"](cluster, Path(folder), rounds, progress)
+            figures |= globals()[f"_{part}"](cluster, folder, rounds, progress)
     return figures
 
 

@@ -43,7 +43,7 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
     Both sides make the same steps with the same noise, in turns.  Raises ConfigError if ExecuTorch is not installed.
     """
     with torch_threads(THREADS), scratch_folder() as folder:
-        rows = [_point(point, Path(folder), progress) for point in points]
+        rows = [_point(point, folder, progress) for point in points]
     return {
         "name": "p_rge_engine",
         "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their "

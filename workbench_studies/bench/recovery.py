@@ -108,7 +108,7 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
 
 def _run(job: Job, cluster: str, progress: Callable[[Event], None] | None = None) -> Report:
     with scratch_folder() as folder:
-        return run(job, load_cluster(cluster), workdir=Path(folder) / "run", progress=progress)
+        return run(job, load_cluster(cluster), workdir=folder / "run", progress=progress)
 
 
 FOLLOWING = ("ringada", "confidant")

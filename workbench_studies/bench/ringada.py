@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -241,7 +240,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         with ExitStack() as stack:
             jobs = SIDES
             if name.startswith(BERT_BASE):
-                folder = Path(stack.enter_context(scratch_folder()))
+                folder = stack.enter_context(scratch_folder())
                 save_model(SIZES["BERT-base"], folder)
                 jobs = small_jobs(str(folder))
             sides = measure(f"{name} Mbit/s", jobs, cluster_of(name), rounds, progress)
@@ -287,7 +286,7 @@ def measure(
         watch = Watch()
         with scratch_folder() as folder:
             report = run(
-                jobs[side], cluster, workdir=Path(folder) / "run", chosen_plan=(plans or {}).get(side), progress=watch
+                jobs[side], cluster, workdir=folder / "run", chosen_plan=(plans or {}).get(side), progress=watch
             )
         reports[side].append(report)
         watched[side].append(watch.peak_bytes)

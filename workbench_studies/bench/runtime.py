@@ -169,8 +169,8 @@ def bench(progress: Progress = print) -> Figures:
         cluster = _cluster(mbit)
         with scratch_folder() as folder, EngineCluster.start(cluster) as engines:
             require_kernel_links(engines, "runtime")
-            save_initial(ParallelAdapter(adapter), Path(folder), "bench")
-            job = _job(cluster, adapter, host_layers, Path(folder))
+            save_initial(ParallelAdapter(adapter), folder, "bench")
+            job = _job(cluster, adapter, host_layers, folder)
             # The simulated step contains no overhead of either side.
             bound_s = makespan_s(Programs(job).hybrid(planned_of(job).shape))
             points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))

@@ -5,7 +5,6 @@ process, against transformers' generate and, where it is installed, llama.cpp (`
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from urllib.request import Request, urlopen
 import torch
 
 from workbench.core.catalogue import load_cluster
+from workbench.core.run_folder import scratch_folder
 from workbench.methods.common.merged import export_merged
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.serving.text_service import text_service
@@ -78,9 +78,9 @@ def _in_one_process(ids: list[int], rounds: int) -> Figures:
         texts["together"] = _together(writer, ids)[0]
 
     sides = {"ours": ours, "theirs": theirs, "together": together}
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         if find_spec("xllamacpp") is not None:
-            ask = _llama_cpp(Path(folder, "whole.gguf"))
+            ask = _llama_cpp(folder / "whole.gguf")
 
             def llama_cpp(step: int) -> None:
                 texts["llama.cpp"] = ask(ids)

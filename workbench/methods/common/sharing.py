@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import shown, to_json, write_text
 from workbench.methods.common.model_card import CARD, HUB_NAMES, Result, model_card
 from workbench.methods.common.result import LoadedResult, load_result
@@ -48,9 +48,9 @@ def push_to_hub(place: Path | str, repository: str, *, public: bool = False, tok
     if token is None and get_token() is None:
         raise ConfigError(request, "Nobody is logged in to the hub.", "Run `hf auth login`, or set HF_TOKEN.")
     api = HfApi(endpoint=hub_endpoint(), token=token)
-    with tempfile.TemporaryDirectory() as place_to_share, _refusals(request):
-        shared = Path(place_to_share)
-        shutil.copytree(folder, shared, dirs_exist_ok=True)
+    with scratch_folder() as scratch, _refusals(request):
+        shared = scratch / "model"
+        shutil.copytree(folder, shared)
         _take_paths_out(shared, about)
         api.create_repo(repository, private=not public, exist_ok=True)
         message = f"{about.technique} of {Path(about.job.model).name} for {about.job.task}"

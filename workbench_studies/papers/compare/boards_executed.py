@@ -148,7 +148,7 @@ def run(place: Place) -> Run:
     """Execute the fastest way at a place that uses more than one board where there are several."""
     cluster = emulated_boards(place.num_boards, place.mbit_per_s)
     with scratch_folder() as folder:
-        texts = Path(folder) / "texts.jsonl"
+        texts = folder / "texts.jsonl"
         write_texts(texts, TEXTS)
         planned = []
         for name, job in ways(place, texts):
@@ -170,7 +170,7 @@ def run(place: Place) -> Run:
 
 
 def _report(job: Job, cluster: Cluster, mode: Mode, folder: Path) -> Report:
-    return experiment.run(job, cluster, mode, workdir=Path(folder) / mode)
+    return experiment.run(job, cluster, mode, workdir=folder / mode)
 
 
 def _seconds(report: Report) -> tuple[float, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 from workbench import experiment
@@ -105,7 +104,7 @@ def run(way: str, stay_s: int | None, mode: Mode, seed: int = 0, undisturbed_s: 
     epochs = max(1, round(undisturbed_s / epoch.predicted_s))
     job = replace(job, epochs=epochs, faults=_faults(stay_s, seed))
     with scratch_folder() as folder:
-        return _run(experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run"))
+        return _run(experiment.run(job, cluster, mode, costs=costs, workdir=folder / "run"))
 
 
 def _faults(stay_s: int | None, seed: int) -> str:

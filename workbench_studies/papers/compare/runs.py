@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from workbench import experiment
@@ -15,6 +13,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job, Mode
 from workbench.core.report import Report
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import text_digest, to_json
 from workbench.core.summary import device_j, energy_j
 from workbench.runs.advice import COMPUTED
@@ -115,9 +114,9 @@ def computed_costs(job: Job, cluster: Cluster) -> Any:
 
 def report_of(job: Job, cluster: Cluster, mode: Mode, **settings: Any) -> Report:
     """Run a job with computed costs, in a folder that does not stay."""
-    with tempfile.TemporaryDirectory(prefix="workbench-") as folder:
+    with scratch_folder() as folder:
         costs = computed_costs(job, cluster)
-        return experiment.run(job, cluster, mode, costs=costs, workdir=Path(folder) / "run", **settings)
+        return experiment.run(job, cluster, mode, costs=costs, workdir=folder / "run", **settings)
 
 
 def _run(name: str, job: Job, mode: Mode) -> Run:

@@ -4,15 +4,14 @@ section 4.1, Table 9).
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal
 
+from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import read_toml
 from workbench.trainings.queries import Method, Trial
 from workbench_studies.papers.items import Item
@@ -89,10 +88,7 @@ def run_searched(
     search.
     """
     with ExitStack() as stack:
-        if settings.workdir is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="workbench-trials-")))
-        else:
-            folder = settings.workdir / "trials"
+        folder = stack.enter_context(scratch_folder()) if settings.workdir is None else settings.workdir / "trials"
         runner = Runner(folder, settings.progress)
         outcomes: dict[str, list[TrialOutcome]] = {}
         for name, trial in trials_by_row.items():
