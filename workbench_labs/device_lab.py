@@ -14,7 +14,7 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Link
 from workbench.core.job import Fidelity, Job
-from workbench.core.report import Report
+from workbench.core.report import Report, median_s
 from workbench.profiler.host import HostProfile, measure_host
 from workbench.runtime.engines import EngineCluster, default_pool
 from workbench.widgets import ClusterForm, lines
@@ -165,5 +165,4 @@ def training_job(model: str, train_samples: int) -> Job:
 
 
 def _typical_ms(report: Report, *, cached: bool) -> float:
-    taken = [step.predicted_s for step in report.steps if step.cached == cached and step.predicted_s is not None]
-    return 1e3 * median(taken)
+    return 1e3 * (median_s((step for step in report.steps if step.cached == cached), "predicted_s") or 0.0)

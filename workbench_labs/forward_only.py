@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
 
 from workbench import plots
 from workbench.core.job import Fidelity, Job
-from workbench.core.report import Report, busy_note
+from workbench.core.report import Report, busy_note, median_s
 from workbench.core.timeline import INVALID_MARK
 from workbench.methods.p_rge.zeroth_order import StepLog, read_log
 from workbench.planners import TrainingProblem
@@ -164,7 +163,7 @@ def step_ratio(report: Report, other: Report) -> float | str:
     """Return the median measured time of a step of one run over that of another; as a marked text if the host was too
     busy in one of them.
     """
-    first_s, second_s = (median(step.measured_s for step in each.steps if step.measured_s) for each in (report, other))
+    first_s, second_s = (median_s(each.steps, "measured_s") or 0.0 for each in (report, other))
     note = busy_note(report) or busy_note(other)
     ratio = first_s / second_s
     return f"{ratio:.2f} {INVALID_MARK} (the host was too busy, so this says little)" if note else ratio

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -49,6 +50,17 @@ class StepRecord:
     measured_s: Time | None = None
     loss: float | None = None
     lowest_trained: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the measured seconds, or else the simulated ones."""
+        return self.predicted_s if self.measured_s is None else self.measured_s
+
+
+def median_s(steps: Iterable[StepRecord], which: Literal["predicted_s", "measured_s", "seconds"]) -> float | None:
+    """Return the median of some steps' seconds, without steps that have none; None without any."""
+    known = [seconds for step in steps if (seconds := getattr(step, which)) is not None]
+    return median(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

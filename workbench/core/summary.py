@@ -8,7 +8,7 @@ from statistics import mean, median
 from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, metrics_text
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, median_s, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
 from workbench.core.units import tenths, three_figures
@@ -276,8 +276,8 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
 
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:
     """Return the medians of a step's predicted and measured seconds in words; '' without any."""
-    predicted = [step.predicted_s for step in steps if step.predicted_s is not None]
-    measured = [step.measured_s for step in steps if step.measured_s is not None]
-    words = [f"{median(predicted) * 1e3:.{digits}f} ms predicted (simulated)"] if predicted else []
-    words += [f"{median(measured) * 1e3:.{digits}f} ms{report.mark} measured ({report.label})"] if measured else []
+    predicted_s, measured_s = median_s(steps, "predicted_s"), median_s(steps, "measured_s")
+    words = [] if predicted_s is None else [f"{predicted_s * 1e3:.{digits}f} ms predicted (simulated)"]
+    if measured_s is not None:
+        words.append(f"{measured_s * 1e3:.{digits}f} ms{report.mark} measured ({report.label})")
     return ", ".join(words)

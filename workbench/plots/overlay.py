@@ -102,7 +102,7 @@ class _Course(NamedTuple):
         count = Counter(step.epoch for step in first.steps)
         positions, elapsed_s, ends = [], 0.0, {}
         for number, step in enumerate(first.steps, 1):
-            elapsed_s += (step.predicted_s if step.measured_s is None else step.measured_s) or 0.0
+            elapsed_s += step.seconds or 0.0
             done = step.epoch + (step.step + 1) / count[step.epoch]
             ends[step.epoch] = at_end = {"steps": number, "epochs": done, "seconds": elapsed_s}[axis]
             positions.append(at_end)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -26,7 +25,7 @@ from workbench.core.heat import MOST_LEVELS, Level, require_curve
 from workbench.core.medium import Medium
 from workbench.core.methods import registered
 from workbench.core.ranges import Seconds, Share
-from workbench.core.report import Report
+from workbench.core.report import Report, median_s
 from workbench.core.serial import from_json, read_text, shown
 from workbench.runs.history import one_report
 from workbench.tasks import TASKS
@@ -226,8 +225,6 @@ def _measured(device: Device, rate: str, unit: float = 1.0) -> float | None:
 
 def _run_of(report: Report) -> SharedRun:
     job = report.job
-    predicted = [step.predicted_s for step in report.steps if step.predicted_s is not None]
-    measured = [step.measured_s for step in report.steps if step.measured_s is not None]
     return SharedRun(
         method=job.method if job.method in _our_methods() else OWN,
         model=job.model if job.model in ASSETS else OWN,
@@ -236,8 +233,8 @@ def _run_of(report: Report) -> SharedRun:
         micro_batches=job.micro_batches,
         max_length=job.max_length,
         num_steps=len(report.steps),
-        predicted_s=median(predicted) if predicted else None,
-        measured_s=median(measured) if measured else None,
+        predicted_s=median_s(report.steps, "predicted_s"),
+        measured_s=median_s(report.steps, "measured_s"),
         num_faults=len([fault for fault in job.faults.split(";") if fault.strip()]),
         recoveries=len(report.recoveries),
     )

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.core.errors import ConfigError
-from workbench.core.report import Report
+from workbench.core.report import Report, median_s
 from workbench.core.run_files import PLAN, TAGS
 from workbench.core.serial import shown, to_builtins
 from workbench.core.timeline import INVALID_MARK
@@ -127,17 +126,13 @@ def settings_of(report: Report) -> dict[str, Any]:
 def results_of(report: Report) -> dict[str, float]:
     """Return a run's results, keyed by the names of QUANTITIES, and its metrics."""
     results: dict[str, float] = {}
-    taken = [(step.samples, step.predicted_s if step.measured_s is None else step.measured_s) for step in report.steps]
+    taken = [(step.samples, step.seconds) for step in report.steps]
     if taken and all(taken_s for _, taken_s in taken):
         results["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
     for cached, name in ((False, "step_s"), (True, "cached_step_s")):
-        times = [
-            step.predicted_s if step.measured_s is None else step.measured_s
-            for step in report.steps
-            if step.cached == cached
-        ]
-        if known := [seconds for seconds in times if seconds is not None]:
-            results[name] = median(known)
+        seconds = median_s((step for step in report.steps if step.cached == cached), "seconds")
+        if seconds is not None:
+            results[name] = seconds
     timelines = [timeline for timeline in report.timelines.values() if timeline.source == report.source] or list(
         report.timelines.values()
     )

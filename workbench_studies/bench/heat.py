@@ -75,5 +75,5 @@ def with_hot(cluster: Cluster, speed: float, after_s: float, *, leaves: bool) ->
 
 def _seconds(report: Report) -> float:
     """Return the seconds of all steps, and those in which the devices stood still between two plans."""
-    steps_s = sum((step.predicted_s if step.measured_s is None else step.measured_s) or 0.0 for step in report.steps)
+    steps_s = sum(step.seconds or 0.0 for step in report.steps)
     return steps_s + sum(max(0.0, recovery.stood_still_s) for recovery in report.recoveries)

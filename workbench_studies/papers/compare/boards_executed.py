@@ -22,7 +22,7 @@ from workbench import experiment
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.job import Job, Mode
-from workbench.core.report import Report
+from workbench.core.report import Report, median_s
 from workbench.core.run_folder import scratch_folder
 from workbench_studies.papers.compare.boards import BATCH, TOKENS, Task, boards
 from workbench_studies.papers.items import Item
@@ -176,7 +176,7 @@ def _report(job: Job, cluster: Cluster, mode: Mode, folder: Path) -> Report:
 def _seconds(report: Report) -> tuple[float, float]:
     """Return the median seconds of the steps after the first, executed (0 if they were not) and simulated."""
     steps = report.steps[1:]
-    return median(step.measured_s or 0.0 for step in steps), median(step.predicted_s or 0.0 for step in steps)
+    return median_s(steps, "measured_s") or 0.0, median_s(steps, "predicted_s") or 0.0
 
 
 def boards_executed(item: Item, settings: Settings) -> Result:
