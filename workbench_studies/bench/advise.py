@@ -131,7 +131,7 @@ def _is_done(names: Sequence[str] | None, number: int, points: Points) -> bool:
 
 def _result(chosen_names: dict[str, list[str]], points: Points) -> dict[str, Any]:
     figures = summed_up(points)
-    return {"name": "advise", "fidelity": "emulated"} | figures | {"chosen": chosen_names, "where": environment()}
+    return {"label": "emulated"} | figures | {"chosen": chosen_names, "where": environment()}
 
 
 def summed_up(points: Points) -> dict[str, Any]:

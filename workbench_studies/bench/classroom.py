@@ -53,7 +53,7 @@ def bench(progress: Progress = print, *, only: Iterable[str] = ()) -> Figures:
             }
             points.append(point)
             progress(line_of(point))
-    return {"name": "classroom", "cores": os.cpu_count() or 1, "points": points}
+    return {"cores": os.cpu_count() or 1, "points": points}
 
 
 def together(students: int, folder: Path) -> list[Report]:

@@ -124,7 +124,7 @@ def show_bench(name: str, result: Mapping[str, Any]) -> None:
         key: value for key, value in result.items() if isinstance(value, list) and value and isinstance(value[0], dict)
     }
     for key, value in result.items():
-        if key != "name" and key not in tables:
+        if key not in tables:
             print_text(f"  {key.replace('_', ' ')}: {_figure(value)}")
     for title, points in tables.items():
         keys = [

@@ -105,7 +105,6 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     for name, point in chosen.items():
         rows += table(name, measure(name, point.sides, point.cluster, rounds, progress, kept_plans(point)), point.bound)
     return {
-        "name": "confidant",
         "label": "emulated; bounds simulated",
         "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size}, training alone; speedups over the first side of "
         "each "

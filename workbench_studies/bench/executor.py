@@ -191,7 +191,6 @@ def bench(
             progress(line_of(points[-1]))
         executor_s += own_s
     return {
-        "name": "executor",
         "label": "emulated, kernel links",
         "what": f"time of a program measured / simulated, {rounds} rounds (a third of slow wires and unequal "
         "stations), programs taking turns; late: share of the time for which the host held up a device",

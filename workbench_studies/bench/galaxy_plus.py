@@ -88,7 +88,6 @@ def bench(progress: Progress = print, only: Sequence[str] = ()) -> Figures:
     planning = planning_point(progress) if "planner" in selection.parts else {}
     if selection.parts == ("planner",):
         return {
-            "name": "galaxy_plus",
             "label": "real: seconds of this machine",
             "what": "our planner by Eq. 9",
             **planning,
@@ -190,7 +189,6 @@ def _result(points: list[Figures], others: Figures, fidelity: str) -> Figures:
         return min((point[name] for point in chosen for name in names if name in point), default=None)
 
     summary = {
-        "name": "galaxy_plus",
         "label": f"emulated, {fidelity} links; devices and links at 1/{DILATION:g} of their speed, times divided by "
         f"{DILATION:g}",
         "what": "latency of each baseline over Galaxy+'s, one sequence of 284 tokens, random weights; Raspberry Pis of "

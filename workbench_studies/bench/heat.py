@@ -52,7 +52,6 @@ def bench(progress: Progress = print, *, only: Sequence[str] = ()) -> Figures:
                 progress(line_of(point))
     default_pool().stop()
     return {
-        "name": "heat",
         "label": "simulated and emulated",
         "what": f"seconds of a run over those of cold devices; one device is slower after {BEGINS:.0%} of the cold run",
         "points": points,

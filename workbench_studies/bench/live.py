@@ -88,7 +88,6 @@ def bench(progress: Progress) -> Figures:
             f"live, blocks {number + 1} and {number + 2}: a step takes {slowdowns[-1]:.3f} times as long with the view"
         )
     return {
-        "name": "live",
         "steps_per_s": 1 / median(blocks[::2]),
         "with_view_over_without": median(slowdowns),
         "ratio_min": min(slowdowns),

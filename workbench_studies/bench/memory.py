@@ -89,7 +89,6 @@ def bench(
         progress(line_of(point))
     ours = next(point for point in points if point["side"] == OURS)
     return {
-        "name": "memory",
         "label": "measured on this machine, one process; memory in a child process for each side",
         "what": f"a step of {samples} samples of {length} tokens, float32: LoRA (rank 8, q and v) and Parallel "
         f"Adapters classify, P-RGE (q = {QUERIES}) predicts words; median of {rounds} interleaved rounds",

@@ -208,7 +208,6 @@ def bench(
             progress(line_of(point))
         memory = memory_points(model, length, progress) if "memory" in sections else []
     return {
-        "name": "p_rge",
         "label": "measured on this machine, one process; memory in a child process for each side",
         "what": f"MeZO's step over P-RGE's at {length} tokens; both with LoRA-FA (rank 16, q and v) and the same "
         "noise, "

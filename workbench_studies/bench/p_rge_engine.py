@@ -45,7 +45,6 @@ def bench(progress: Progress = print, *, points: tuple[Point, ...] = POINTS) -> 
     with torch_threads(THREADS), scratch_folder() as folder:
         rows = [_point(point, folder, progress) for point in points]
     return {
-        "name": "p_rge_engine",
         "label": "measured on this machine, steps of both sides in turns; memory in child processes, above their "
         "runtimes' own",
         "what": "P-RGE with LoRA-FA in ExecuTorch (XNNPACK) beside the same steps in PyTorch, float32",

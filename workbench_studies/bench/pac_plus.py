@@ -183,7 +183,6 @@ def _bench(folder: Path, progress: Progress) -> Figures:
             )
     num_batches = -(-len(split) // BATCH_SIZE)
     return {
-        "name": "pac_plus",
         "label": "measured on this machine, one process",
         "what": f"an epoch over {len(split)} sentences ({TASK}), mini-batches of {BATCH_SIZE} of similar length on "
         "every "

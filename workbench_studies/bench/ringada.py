@@ -248,7 +248,6 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
         depths += depth_table(name, sides)
         losses += loss_table(name, sides, curves) if name in POINTS[:3] else []
     return {
-        "name": "ringada",
         "label": "emulated; MB of the largest device, simulated and measured",
         "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size} ({BERT_BASE}: {SMALL_BATCH}), training alone",
         "rounds": rounds,

@@ -176,7 +176,6 @@ def bench(progress: Progress = print) -> Figures:
             points.append(_point(mbit, bound_s, engines.run(run_rank, [job] * cluster.world_size)))
         progress(line_of(points[-1]))
     return {
-        "name": "runtime",
         "label": "emulated, kernel links",
         "what": "a step of PAC+'s first epoch: our executor / torch.distributed.pipelining Schedule1F1B; "
         "same model, split, links, pacing and optimizer, interleaved; bound: the simulated step",

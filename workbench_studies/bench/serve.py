@@ -55,7 +55,7 @@ def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
             _point(service, requests, end - begin, every, progress)
             for every, (begin, end) in zip(RATES, pairwise(ends), strict=True)
         ]
-    return {"numbers_are": "emulated", "model": MODEL, "rates of faults": points}
+    return {"label": "emulated", "model": MODEL, "rates of faults": points}
 
 
 def _asked() -> Iterator[Asked]:

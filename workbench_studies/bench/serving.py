@@ -57,7 +57,7 @@ def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
             f"{report.num_lost} answers lost, {report.num_wrong} wrong, left behind: {result.left_behind}"
         )
     return {
-        "numbers_are": report.label,
+        "label": report.label,
         "requests": len(report.requests),
         "repeated": report.num_repeated,
         "faults": len(report.faults),

@@ -58,7 +58,7 @@ def bench(progress: Progress = print, only: Sequence[str] = (), *, rounds: int =
         progress(line_of(results))
     if "devices" in (only or WORDS):
         results["on devices"] = _on_devices(ids, rounds, progress)
-    return {"numbers_are": "emulated; of one process: measured", "model": MODEL, "new tokens": NEW_TOKENS} | results
+    return {"label": "emulated; of one process: measured", "model": MODEL, "new tokens": NEW_TOKENS} | results
 
 
 def _in_one_process(ids: list[int], rounds: int) -> Figures:
