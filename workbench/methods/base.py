@@ -285,6 +285,12 @@ MAX_SIMULATIONS = 200
 """Maximum number of steps that the refinement of a plan may simulate: a second or two."""
 
 
+def of_batch(plan: Plan, job: Job) -> tuple[bool, str, str]:
+    """Return the check of require_plan that a plan is for the job's mini-batches."""
+    problem = f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}."
+    return plan.mini_batch_size != job.batch_size, problem, "Plan for the job's batch_size."
+
+
 def require_plan(
     plan: Plan, cluster: Cluster, *, model: str, num_layers: int, others: Iterable[tuple[bool, str, str]] = ()
 ) -> None:

@@ -9,7 +9,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import KEEP, Plan
-from workbench.methods.base import require_plan
+from workbench.methods.base import of_batch, require_plan
 from workbench.methods.fine_tuning.options import FineTuningOptions
 from workbench.methods.option_values import read_options, require_width
 from workbench.methods.training.options import ASYNCHRONOUS
@@ -148,10 +148,4 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
             "Parallel Adapters do not backpropagate through the layers, and devices with JAX do not recompute them.",
             "Plan again with activations=memory.",
         )
-    is_other = plan.mini_batch_size != job.batch_size
-    other = (
-        is_other,
-        f"Its mini-batches are {plan.mini_batch_size}, the job's {job.batch_size}.",
-        "Plan for the job's batch_size.",
-    )
-    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[other])
+    require_plan(plan, cluster, model=job.model, num_layers=prepared.facts.num_layers, others=[of_batch(plan, job)])

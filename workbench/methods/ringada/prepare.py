@@ -11,7 +11,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.methods.base import require_plan
+from workbench.methods.base import of_batch, require_plan
 from workbench.methods.option_values import read_options, require_width
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
 from workbench.methods.training.policy import plateaus
@@ -149,17 +149,12 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or batch, or with several devices at one
     stage.
     """
-    is_other = plan.mini_batch_size != prepared.job.batch_size
     federated = prepared.options.federated
     for first, _ in plan.later:
         check_plan(prepared, cluster, plan.at(first))
     shared = [stage for stage in plan.stages if len(stage.shares) > 1 and not federated]
     others = [
-        (
-            is_other,
-            f"Its mini-batches are {plan.mini_batch_size}, the job's {prepared.job.batch_size}.",
-            "Plan for the job's batch_size.",
-        ),
+        of_batch(plan, prepared.job),
         (bool(shared), "A ring has one device at each stage.", "Give each device layers of its own."),
         (
             federated and len(plan.stages) > 1,
