@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workbench.core.catalogue import load_cluster
+from workbench.core.catalogue import MB, load_cluster
 from workbench.core.job import Job
 from workbench.core.plan import Plan, Share, Stage
 from workbench.methods.p_rge.options import METHOD
@@ -18,7 +18,7 @@ from workbench_labs.planning import query_problem, query_seconds, query_step_s, 
 
 def problem_of(job: Job, cluster_name: str, device_mb: int) -> TrainingProblem:
     """Return a job's problem on a cluster whose devices have so much memory for the model; costs are measured."""
-    return query_problem(job, with_memory(load_cluster(cluster_name), device_mb * 1_000_000))
+    return query_problem(job, with_memory(load_cluster(cluster_name), device_mb * MB))
 
 
 def linear_costs(problem: TrainingProblem) -> tuple[list[float], list[float]]:

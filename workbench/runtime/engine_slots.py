@@ -18,11 +18,11 @@ from workbench import __version__
 from workbench.core.cluster import Device
 from workbench.core.serial import shown
 from workbench.runtime.commands import Pong
-from workbench.runtime.frames import FROM_ENGINE, MB, Asked, FilePart, Message, Messages, decode_packed, foreign
+from workbench.runtime.frames import FROM_ENGINE, MIB, Asked, FilePart, Message, Messages, decode_packed, foreign
 from workbench.runtime.memory import MemoryReading
 from workbench.runtime.messages import AnswerMessage, Call, decode, decode_message
 
-LEAST_LIMIT_BYTES = 256 * MB
+LEAST_LIMIT_BYTES = 256 * MIB
 
 
 class KeyStore:

@@ -18,7 +18,7 @@ from workbench.core.errors import MessageError
 from workbench.core.serial import shown
 from workbench.runtime.ssh_agent import CHUNK, ENGINE, HEADER, JSON
 
-MB = 1 << 20
+MIB = 1 << 20
 MOST_FRAME_BYTES = CHUNK
 LENGTH = struct.Struct(">I")
 WORK = "work"
@@ -210,14 +210,14 @@ class Message(NamedTuple):
 
 FROM_ENGINE: Mapping[str, int | None] = {
     "ready": 100,
-    "store": 8 * MB,
+    "store": 8 * MIB,
     "file": FILE_CHUNK + 1000,
     "event": None,
     "answer": None,
 }
 """The kinds of messages that an engine sends, each with the most bytes of its data; None: as many as a message may
 have."""
-TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "stop": 0, "reply": 8 * MB}
+TO_ENGINE: Mapping[str, int | None] = {"hello": 4096, "call": None, "command": None, "stop": 0, "reply": 8 * MIB}
 
 
 class Messages:
@@ -270,7 +270,7 @@ class Asked(NamedTuple):
 
     operation: Literal["set", "wait", "get", "check", "fetch"]
     keys: Annotated[tuple[Annotated[str, Meta(max_length=500)], ...], Meta(min_length=1, max_length=20_000)]
-    value: Annotated[bytes, Meta(max_length=MB)] = b""
+    value: Annotated[bytes, Meta(max_length=MIB)] = b""
 
 
 class FilePart(NamedTuple):

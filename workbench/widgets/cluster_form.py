@@ -14,7 +14,7 @@ import ipywidgets as widgets
 from markupsafe import Markup
 from msgspec import Meta
 
-from workbench.core.catalogue import cluster_names, load_cluster
+from workbench.core.catalogue import MB, cluster_names, load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.heat import Levels, as_text, read_curve
@@ -81,7 +81,7 @@ class _Row(NamedTuple):
                 ),
             )
         if self.memory.value != first["memory"]:
-            device = replace(device, memory_bytes=self.memory.value * 1_000_000)
+            device = replace(device, memory_bytes=self.memory.value * MB)
         if self.bandwidth.value != first["bandwidth"]:
             link = replace(link, bytes_per_s=self.bandwidth.value * MEGABIT_BYTES)
         if self.latency.value != first["latency"]:

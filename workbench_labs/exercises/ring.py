@@ -10,6 +10,7 @@ from itertools import accumulate, combinations, pairwise
 from random import Random
 from typing import Any
 
+from workbench.core.catalogue import MB
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.methods.ringada.rank_job import initiator_order
 from workbench_labs.course.verdict import (
@@ -27,7 +28,6 @@ from workbench_labs.exercises.unfreezing import Policy, every, judge_unfreeze
 from workbench_labs.ring import ring_memory_bytes, ring_plan, ring_timeline
 
 CASES, MEMORY_CASES = 50, 12
-MB = 1_000_000
 
 
 def _blocks(draws: Random) -> list[int]:
