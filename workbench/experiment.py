@@ -20,6 +20,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Fidelity, Job, Mode
 from workbench.core.methods import declaration_of
+from workbench.core.names import FP32_BYTES
 from workbench.core.once import shared_results
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -39,7 +40,6 @@ from workbench.methods.step_parts import step_parts, typical_step_s
 from workbench.methods.sustained import plan_over_run, predicted
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import own_folder, reporting_full_disk

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import proportional_parts
+from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes, trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
@@ -42,7 +43,7 @@ from workbench.planners.equation3 import Equation3, Partition, pace_of
 from workbench.plots import gantt, lines, needs
 from workbench.plots.style import CYCLE, Unit, finish, time_unit
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.descriptions import FP32_BYTES, describe
+from workbench.profiler.descriptions import describe
 from workbench.simulator.steps import SAMPLES, equal_blocks, mini_batches
 from workbench.widgets.controls import button, described, slider
 from workbench.widgets.explorer import Explorer

@@ -16,11 +16,12 @@ from msgspec import Meta
 
 from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster, Device
+from workbench.core.names import FP32_BYTES
 from workbench.core.serial import from_builtins, read_toml
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.planners.terms import LayerTimes, ends_s
 from workbench.profiler.analytic import analytic_profile
-from workbench.profiler.descriptions import FP32_BYTES, describe
+from workbench.profiler.descriptions import describe
 
 Quantity = Literal[
     "gflops",

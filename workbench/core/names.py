@@ -11,6 +11,8 @@ StorageType = Literal["float32", "float16", "bfloat16", "int8", "int4", "nf4"]
 EmbeddingStorage = Literal["float32", "float16", "bfloat16", "int8"]
 
 FLOAT_TYPES: tuple[str, ...] = get_args(FloatType)
+FP32_BYTES = 4
+"""Bytes of a value in float32."""
 
 ActivationsChoice = Literal["auto", "memory", "recompute", "disk"]
 """What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage, and

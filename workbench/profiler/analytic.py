@@ -15,9 +15,10 @@ from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import check_choice
+from workbench.core.names import FP32_BYTES
 from workbench.core.once import once
 from workbench.core.profile import Bytes, Grid, LayerBytes, LayerProfile, Profile
-from workbench.profiler.descriptions import FP32_BYTES, LayerShape, ModelDescription, describe
+from workbench.profiler.descriptions import LayerShape, ModelDescription, describe
 
 ADAMW_FLOPS_PER_PARAM = 12
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)

@@ -16,10 +16,10 @@ from typing import Literal
 
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes
 from workbench.core.serial import from_builtins, read_toml
 
-FP32_BYTES = 4
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
 
 

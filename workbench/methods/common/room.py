@@ -9,13 +9,13 @@ import psutil
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import Job
+from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.units import size_words
 from workbench.models.layers_on_disk import KEPT_BYTES
 from workbench.profiler.analytic import LayerCost
 from workbench.profiler.layers import Stacks
 
-FLOAT32_BYTES = 4
 COPIES = 2
 """A profile measures copies of the layers, because a technique changes them."""
 TRAINED_COPIES = 4
@@ -48,7 +48,7 @@ def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_l
     state = (TRAINED_COPIES - 1) * sum(cost.trainable_bytes for cost in measured)
     _require_free(
         f"The layers of '{model}' were to be measured on this machine.",
-        COPIES * FLOAT32_BYTES * values + state,
+        COPIES * FP32_BYTES * values + state,
         f"The {len(measured)} that stand for all take",
         "Close other programs, train fewer weights, or choose a smaller model.",
     )
@@ -61,9 +61,9 @@ def require_running_room(
     of the model to score it: all that is trained; of frozen layers KEPT_BYTES, one more and those at both ends, or all
     if `is_whole`.
     """
-    layers = [FLOAT32_BYTES * cost.frozen_params for cost in costs]
+    layers = [FP32_BYTES * cost.frozen_params for cost in costs]
     frozen = sum(layers) if is_whole else min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
-    scoring_bytes = frozen + sum(FLOAT32_BYTES * cost.trainable_params for cost in costs)
+    scoring_bytes = frozen + sum(FP32_BYTES * cost.trainable_params for cost in costs)
     places = sum(
         len(stage.ranks) * sum(cost.frozen_bytes + cost.trainable_bytes for cost in costs[stage.start : stage.stop])
         for stage in plan.stages

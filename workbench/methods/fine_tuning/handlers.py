@@ -14,6 +14,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TableCosts
 from workbench.core.division import Division
+from workbench.core.names import FP32_BYTES
 from workbench.core.once import once_for
 from workbench.core.plan import KEEP, Plan
 from workbench.core.profile import Profile
@@ -32,8 +33,6 @@ from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.pipeline import ORDERS, SHARE, OrderName, backpropagation
 from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
 from workbench.schedules.tensor import divide_layers
-
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

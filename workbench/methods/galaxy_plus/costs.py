@@ -18,7 +18,8 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.profiler.descriptions import FP32_BYTES, ModelDescription, describe
+from workbench.core.names import FP32_BYTES
+from workbench.profiler.descriptions import ModelDescription, describe
 
 CONNECTION_FLOPS = 10
 """FLOPs for each number of a hidden state: bias, residual, mean, variance, scale and shift."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.core.cluster import Cluster
-from workbench.core.names import FloatType
+from workbench.core.names import FP32_BYTES, FloatType
 from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.schedule import STEP
 from workbench.methods.common.scaling import describe_facts, number_format
@@ -67,7 +67,7 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
 
     def nbytes(layer: int) -> dict[str, Any]:
         model = models[stacks.span_of(layer)]
-        trained = 4 * sum(slot.size for slot in model.trainables.slots)
+        trained = FP32_BYTES * sum(slot.size for slot in model.trainables.slots)
         # The first with the embedding, the last with the head, even if these share one matrix.
         frozen = _held_bytes(model, model if layer in ends else model.backbone.layers[str(layer)])
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | scratch_bytes(
@@ -202,6 +202,6 @@ def _forward_only(
             "F": layer.times["F"],
             STEP: Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
         },
-        trainable_bytes=4 * values,
+        trainable_bytes=FP32_BYTES * values,
         **nbytes,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes, Layers
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
@@ -60,7 +61,7 @@ def measure_layers(
             frozen += held_bytes(stack.language_model_head)  # the last device's own copy
         trained = sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].adapter.parameters())
         crossing = layer_bytes(config, layer, tap_dtype.itemsize, hidden_itemsize)
-        return {"frozen_bytes": frozen, "trainable_bytes": 4 * trained} | crossing
+        return {"frozen_bytes": frozen, "trainable_bytes": FP32_BYTES * trained} | crossing
 
     with scratch_folder() as folder:
         return profile_layers(
@@ -81,7 +82,7 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
 
     itemsize, hidden_itemsize: bytes of a tap's value, and of a value of the backbone's hidden state.
     """
-    hidden, width = config.hidden_size * hidden_itemsize, config.width * 4
+    hidden, width = config.hidden_size * hidden_itemsize, config.width * FP32_BYTES
     taps = stage_taps(index, index + 1, config.num_encoder_layers)
     beside = config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
     value_bytes = config.hidden_size * itemsize

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster, Device
+from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.run_folder import scratch_folder
 from workbench.core.schedule import STEP
@@ -51,7 +52,7 @@ def measure_layers(
 
     def nbytes(layer: int) -> dict[str, int]:
         frozen = sum(parameter.nbytes for parameter in stack.layers[layer].parameters())
-        trained = 4 * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
+        trained = FP32_BYTES * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 
     profiles = profile_layers(

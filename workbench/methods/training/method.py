@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import TRAINED_WEIGHTS, EpochRecord, SweepPoint
@@ -50,7 +51,6 @@ from workbench.profiler.analytic import (
     analytic_profile,
     layer_costs,
 )
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import serve_device
 from workbench.runtime.engine_service import Engines

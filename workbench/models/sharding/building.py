@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
+from workbench.core.names import FP32_BYTES
 from workbench.core.once import once
 from workbench.models.configuration import is_tiny, model_config, model_from_config, stored_weights
 from workbench.models.facts_cache import cached_facts
@@ -23,7 +24,7 @@ from workbench.models.matmul import head_bias_of
 from workbench.models.partial_loading import HEAD, head_names, parameters_on_meta, stored_under
 from workbench.models.sharding.block import Block
 from workbench.models.sharding.layer_blocks import layer_blocks, norm_layout
-from workbench.models.sharding.layout import ITEM_BYTES, LayoutFacts, ModelLayout, StackLayout
+from workbench.models.sharding.layout import LayoutFacts, ModelLayout, StackLayout
 from workbench.models.stack import LayerStack
 from workbench.models.stored_tensors import Span, StoredTensor, require_finite, stored_as
 
@@ -97,7 +98,7 @@ def _add_stack(
         )
     one_layer = {block.kind: block for block in blocks if block.layer == blocks[-1].layer}
     facts, feed_forward = one_layer["attention"].facts, one_layer["feed_forward"]
-    unit_bytes = {kind: ITEM_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
+    unit_bytes = {kind: FP32_BYTES * block.unit_size(hidden_size) for kind, block in one_layer.items()}
     undivided = set().union(*(block.undivided for block in one_layer.values()))
     shape = StackShape(
         num_layers=len(layers),
@@ -107,9 +108,9 @@ def _add_stack(
         unit_bytes=unit_bytes["attention"],
         cross_unit_bytes=unit_bytes.get("cross_attention", 0),
         column_bytes=unit_bytes["feed_forward"],
-        layer_bytes=ITEM_BYTES * sum(math.prod(sizes[name]) for name in undivided),
-        hidden_bytes=ITEM_BYTES * hidden_size,
-        kv_unit_bytes=2 * ITEM_BYTES * facts.keys_per_unit * facts.head_size,
+        layer_bytes=FP32_BYTES * sum(math.prod(sizes[name]) for name in undivided),
+        hidden_bytes=FP32_BYTES * hidden_size,
+        kv_unit_bytes=2 * FP32_BYTES * facts.keys_per_unit * facts.head_size,
         head_size=facts.head_size,
         heads_per_unit=facts.heads_per_unit,
         keys_per_unit=facts.keys_per_unit,

@@ -14,11 +14,9 @@ from torch import nn
 
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.names import FP32_BYTES
 from workbench.models.family import Family
 from workbench.models.sharding.block import Block, NormLayout
-
-ITEM_BYTES = 4
-"""Bytes of one weight in memory (float32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ class ModelLayout:
         """
         tables = {part.position_bias for part in self.parts} - {""}
         norms: set[str] = set().union(*(part.final.names for part in self.parts if part.final))
-        return ITEM_BYTES * self.count(self.embedding_names | tables), ITEM_BYTES * (
+        return FP32_BYTES * self.count(self.embedding_names | tables), FP32_BYTES * (
             self.count(norms) + self.head_count
         )
 

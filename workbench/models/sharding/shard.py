@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import FP32_BYTES
 from workbench.models.sharding.block import Block, Connection, Norm
 from workbench.models.sharding.building import WeightSource
 from workbench.models.sharding.held import Ends, HeldBlock, Int4Block, What, hold_block, hold_connection, hold_norm
-from workbench.models.sharding.layout import ITEM_BYTES, ModelLayout, Ranges, ShardSpec, size
+from workbench.models.sharding.layout import ModelLayout, Ranges, ShardSpec, size
 from workbench.models.sharding.run import KeyValueCache, Positions, Run
 
 
@@ -294,7 +295,7 @@ def _joined(tiles: Sequence[Tensor]) -> Tensor:
 def added_bytes(layout: ModelLayout, spec: ShardSpec, old: ShardSpec | None) -> int:
     """Return the extra bytes for `spec` while a device also keeps `old` (None: nothing)."""
     old_parts = {} if old is None else _parts(layout, old)
-    return ITEM_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in old_parts)
+    return FP32_BYTES * sum(count for part, count in _parts(layout, spec).items() if part not in old_parts)
 
 
 def _parts(layout: ModelLayout, spec: ShardSpec) -> dict[object, int]:

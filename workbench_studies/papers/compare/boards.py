@@ -16,6 +16,7 @@ from workbench.core.catalogue import load_device
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.step_parts import Term
@@ -27,7 +28,7 @@ from workbench.methods.step_parts import parts_s
 from workbench.planners import Problem, TrainingProblem, candidates, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import NumberFormat, Technique, TechniqueSizes, analytic_profile
-from workbench.profiler.descriptions import FP32_BYTES, describe
+from workbench.profiler.descriptions import describe
 from workbench.simulator import simulate
 from workbench.simulator.steps import mini_batches, simulated_step
 from workbench_studies.papers.result import Progress

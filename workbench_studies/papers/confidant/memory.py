@@ -10,12 +10,12 @@ from statistics import fmean
 from workbench.core.catalogue import load_cluster, load_device
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
+from workbench.core.names import FP32_BYTES
 from workbench.methods.confidant.equations import printed_need
 from workbench.planners import Problem
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
 from workbench.planners.memory import Need, rank_need
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench.tasks import TASKS
 from workbench_studies.papers.confidant.testbed import (
     PAPER,

@@ -8,11 +8,11 @@ from itertools import product
 
 from workbench.core.cluster import MEGABIT_BYTES
 from workbench.core.inference import InferencePlan
+from workbench.core.names import FP32_BYTES
 from workbench.core.schedule import SEND
 from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench_studies.papers.galaxy_plus.testbed import (
     GIB,
     MODELS,

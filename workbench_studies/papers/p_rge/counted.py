@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workbench.core.names import FP32_BYTES
 from workbench.methods.p_rge.analytic import (
     FP16_BYTES,
     Machine,
@@ -21,7 +22,7 @@ from workbench.methods.p_rge.analytic import (
     pass_flops,
     pass_s,
 )
-from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
+from workbench.profiler.descriptions import ModelDescription
 
 FirstOrder = Literal["full", "lora_fa"]
 PROBABILITY_BYTES = FP32_BYTES + FP16_BYTES

@@ -13,11 +13,12 @@ from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
+from workbench.core.names import FP32_BYTES
 from workbench.core.timeline import Timeline
 from workbench.planners import TrainingProblem, fixed_plan
 from workbench.planners.memory import cached_needs, rank_need
 from workbench.profiler.analytic import LayerCost, Technique, layer_costs
-from workbench.profiler.descriptions import FP32_BYTES, ModelDescription
+from workbench.profiler.descriptions import ModelDescription
 from workbench.simulator.steps import simulated_cached_step, simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed

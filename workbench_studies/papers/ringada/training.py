@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from workbench.core.names import FP32_BYTES
 from workbench.methods.ringada.published import (
     PARALLEL,
     PIPE,
@@ -15,7 +16,6 @@ from workbench.methods.ringada.published import (
     layer_times,
     load_constants,
 )
-from workbench.profiler.descriptions import FP32_BYTES
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.result import Cells, Number, Result, Row, Settings
 from workbench_studies.papers.ringada.testbed import seconds_after
