@@ -7,7 +7,7 @@ from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Bytes
-from workbench.core.units import size_words
+from workbench.core.units import duration_words, size_words
 from workbench.planners import Problem, fixed_plan, memory
 from workbench.planners.recomputation import plan_within_memory, recomputing
 from workbench.simulator.steps import step_s
@@ -162,3 +162,11 @@ def test_check_names_device_stage_and_bytes():
 )
 def test_bytes_are_readable(nbytes, text):
     assert size_words(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7199.0, "120 min"), (7200.0, "2 h"), (172_800.0, "2 days")],
+)
+def test_durations_have_the_unit_of_which_they_are_two_or_more(seconds: float, text: str) -> None:
+    assert duration_words(seconds) == text
