@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.core.timeline import Span, Timeline
+from workbench.core.units import three_figures
 from workbench.plots import style
 
 PART_COLOURS = (style.BLUE, style.ORANGE, style.SKY_BLUE, style.GREEN, style.PURPLE, style.GREY)
@@ -39,10 +40,7 @@ def stacked_bars(
             orientation="h",
             x=list(values),
             y=list(names),
-            text=[
-                (f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}") if value else ""
-                for value in values
-            ],
+            text=[three_figures(value) if value else "" for value in values],
             **style.INSIDE,
             textfont={"color": style.text_on(colour)},
             marker={"color": colour},

@@ -22,6 +22,7 @@ from msgspec import Meta
 from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import from_json, listed, read_text, to_json, write_text
+from workbench.core.units import three_figures
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
 from workbench_labs.notes import note
@@ -312,9 +313,9 @@ def _text(text: str) -> str:
 
 
 def _short(value: Plain) -> str:
-    """Return a value as it is read: floats of 1000 and more as whole numbers, never with an exponent of ten."""
+    """Return a value as it is read."""
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return three_figures(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{value}"
 
 

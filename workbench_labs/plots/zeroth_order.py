@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from workbench.core.units import size_words
+from workbench.core.units import size_words, three_figures
 from workbench.plots import style
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.predicted import lines
@@ -327,8 +327,8 @@ def roofline(
     )
     figure.add_vline(x=ridge, line={"color": style.GREEN, "width": 1.5, "dash": "dash"})
     sides = (
-        (f"bound by reading weights: {_short(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
-        (f"bound by arithmetic: {_short(flops_per_s * rate)} {unit}", 1.0, "right"),
+        (f"bound by reading weights: {three_figures(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
+        (f"bound by arithmetic: {three_figures(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
     for said, position, anchor in sides:
         place = {"x": position, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
@@ -336,8 +336,3 @@ def roofline(
     figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
     figure.update_yaxes(type="log", exponentformat="none", dtick="D2")
     return figure.update_layout(margin_t=105)
-
-
-def _short(value: float) -> str:
-    """Return a number as text: whole, or to three significant digits."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

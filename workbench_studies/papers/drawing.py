@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core.units import three_figures
 from workbench.plots.breakdown import stacked_bars
 from workbench.plots.export import Captioned
 from workbench.plots.style import BLACK, BLUE, CYCLE, DARK_GREY, GREY, VERMILLION, finish
@@ -272,7 +273,7 @@ def words(name: str) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, int | float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return three_figures(value)
     return "" if value is None else str(value)
 
 
