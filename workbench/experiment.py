@@ -30,6 +30,7 @@ from workbench.core.schedule import paused_collector
 from workbench.core.serial import text_digest, to_json
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
+from workbench.core.units import counted
 from workbench.methods import load_method
 from workbench.methods.base import Event, Method, Notify, Outcome, Planned, Prediction, counting, ignore
 from workbench.methods.checked import prepared_job
@@ -325,7 +326,7 @@ def sweep(
                 break
         return tuple(points)
 
-    all_plans = f"{len(plans)} plan{'s' * (len(plans) != 1)}"
+    all_plans = counted(len(plans), "plan")
     simulated = measured(None, f"Simulating {all_plans}")  # reject an impossible plan before executing any
     if mode == "simulate":
         return simulated

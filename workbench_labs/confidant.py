@@ -22,7 +22,7 @@ from workbench.core.profile import Bytes, trainable_bytes
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline
-from workbench.core.units import size_words
+from workbench.core.units import counted, size_words
 from workbench.methods.confidant.equations import printed_need
 from workbench.methods.confidant.heads import (
     EPSILONS,
@@ -348,7 +348,7 @@ class HeadsLab(Explorer):
         said = (f"{name} {'-'.join(map(str, counts))}: {times[name]}" for name, counts in allocations.items())
         words = f"{profile.time_s(mine) / profile.time_s(best) - 1:+.0%} against the optimum"
         if over:
-            words = f"{abs(over)} head{'s' * (abs(over) > 1)} too {'many' if over > 0 else 'few'}"
+            words = f"{counted(abs(over), 'head')} too {'many' if over > 0 else 'few'}"
         self.headline.say(words, "; ".join(said) + " (computed from the profile)")
         self.show(
             lambda: _heads_figure(profile, {name: counts for name, counts in allocations.items() if counts}, unit)

@@ -9,6 +9,7 @@ import typer
 
 from workbench.cli.output import Json, print_entry, print_json, print_text, say
 from workbench.core.errors import ConfigError
+from workbench.core.units import counted
 
 if TYPE_CHECKING:
     from workbench.runs.history import PastRun
@@ -82,7 +83,7 @@ def _show(past_runs: list[PastRun], places: list[str], *, is_filtered: bool) -> 
         print_text(f"No such run in {where}." if is_filtered else f"No runs yet in {where}.")
         print_text("Next        workbench run, which keeps a run there")
         return
-    print_text(f"{len(past_runs)} run{'s' * (len(past_runs) > 1)} in {where}\n")
+    print_text(f"{counted(len(past_runs), 'run')} in {where}\n")
     for run in past_runs:
         head = f"{run.state:<15}{ago(run.changed_s):>8}  "
         tags = f" [{', '.join(run.tags)}]" if run.tags else ""
@@ -104,7 +105,7 @@ def _remove(chosen: list[PastRun], *, asks: bool) -> list[str]:
             )
         for run in chosen:
             say(f"{run.name}: {run.words}")
-        if not typer.confirm(f"Remove {len(chosen)} run{'s' * (len(chosen) > 1)} for good?", err=True):
+        if not typer.confirm(f"Remove {counted(len(chosen), 'run')} for good?", err=True):
             say("Nothing was removed.")
             return []
     for run in chosen:

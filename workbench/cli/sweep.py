@@ -17,6 +17,7 @@ from workbench.cli.output import INTERRUPTED, Json, RunProgress, print_json, pri
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.job import Fidelity
+from workbench.core.units import counted
 
 if TYPE_CHECKING:
     from workbench.methods.base import Notify
@@ -111,7 +112,7 @@ def sweep(
         points = make_notebook_points(notebook, values, repeats=times)
     running = run_points(points, out, at_once=at_once, cluster_profile=cluster_profile, progress=_progress)
     require_writable(make_folder(out) / "points.csv")
-    say(f"{len(points)} point{'s' * (len(points) > 1)}, {'simulated' if simulate else 'executed'}, in {out}")
+    say(f"{counted(len(points), 'point')}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
     ended: list[Done] = []
     try:

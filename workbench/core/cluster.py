@@ -28,6 +28,7 @@ from workbench.core.ranges import (
     require_ranges,
 )
 from workbench.core.serial import shown
+from workbench.core.units import counted
 
 _ADDRESS = re.compile(
     r"(?:ssh://)?(?P<user>\w[\w.+\\-]*@)?"
@@ -257,7 +258,7 @@ class Cluster:
     @property
     def in_words(self) -> str:
         """Return '1 device', '4 devices'."""
-        return f"{self.world_size} device{'s' * (self.world_size != 1)}"
+        return counted(self.world_size, "device")
 
     @property
     def air(self) -> Air | None:

@@ -18,6 +18,7 @@ from msgspec import Meta
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.core.ranges import Count, require_ranges
+from workbench.core.units import counted
 
 T = TypeVar("T")
 Part = Annotated[int, Meta(ge=0, le=10**9)]
@@ -244,7 +245,7 @@ class Plan:
             counts = [
                 f"{share.queries} {'query' if share.queries == 1 else 'queries'}"
                 if share.queries
-                else f"{share.samples} sample{'s' * (share.samples != 1)}"
+                else counted(share.samples, "sample")
                 for share in stage.shares
             ]
             return " and ".join(

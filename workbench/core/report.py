@@ -17,6 +17,7 @@ from workbench.core.plan import Plan
 from workbench.core.serial import LARGEST_TEXT, from_json, read_text, shown
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, SourcedReport, Timeline
+from workbench.core.units import counted
 
 Time = Annotated[float, Meta(ge=0)]
 """Seconds."""
@@ -136,7 +137,7 @@ class Recovery:
     def described(self) -> str:
         """Describe the recovery in words."""
         simulated = "" if self.predicted_s is None else f" ({self.predicted_s:.2f} s simulated)"
-        again = f", {self.repeated} step{'s' * (self.repeated > 1)} done again" if self.repeated else ""
+        again = f", {counted(self.repeated, 'step')} done again" if self.repeated else ""
         return (
             f"{self.seconds:.2f} s{simulated} from '{self.what}' to the end of the next step: noticed after "
             f"{self.noticed_s:.2f} s, "

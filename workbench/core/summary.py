@@ -11,7 +11,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, median_s, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
-from workbench.core.units import tenths, three_figures
+from workbench.core.units import counted, tenths, three_figures
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",
@@ -78,7 +78,7 @@ def headline(report: Report) -> str:
     """
     parts = []
     if name := main_metric(report):
-        epochs = f" after {report.chosen_epoch} epoch{'s' * (report.chosen_epoch > 1)}" if report.chosen_epoch else ""
+        epochs = f" after {counted(report.chosen_epoch, 'epoch')}" if report.chosen_epoch else ""
         parts.append(f"{name} {report.metrics[name]:.3g} on the test split{epochs}")
     elif seconds := [step_s for step in report.steps if (step_s := step.measured_s or step.predicted_s)]:
         unit = "step" if report.plan.inference is None else "request"

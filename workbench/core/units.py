@@ -15,6 +15,11 @@ def are_numbers(cells: Iterable[str]) -> bool:
     return any(column) and all(map(_NUMBER.fullmatch, column))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: '1 run', '0 runs'."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def three_figures(number: float) -> str:
     """Return a number with three figures and without a power of ten: '1,320', '12.3', '0.0123'."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

@@ -15,7 +15,7 @@ from workbench.core.cluster import Device
 from workbench.core.plan import Plan
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, COLLECTIVES, REDUCESCATTER, SEND, Op
 from workbench.core.timeline import Timeline
-from workbench.core.units import size_words, three_figures
+from workbench.core.units import counted, size_words, three_figures
 from workbench.plots import style, svg
 
 WIDTH, HEIGHT, FLAT = 480, 300, 150
@@ -177,7 +177,7 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
         for flow in traffic
     )
     node_texts = ". ".join(node.words for node in nodes)
-    label = f"Map of {len(nodes)} device{'s' * (len(nodes) != 1)}. {node_texts}. In a {unit}: {sent or 'nothing'}."
+    label = f"Map of {counted(len(nodes), 'device')}. {node_texts}. In a {unit}: {sent or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=_height(len(nodes)), width=WIDTH)
 

@@ -14,7 +14,7 @@ from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
-from workbench.core.units import are_numbers
+from workbench.core.units import are_numbers, counted
 from workbench.runs.comparison import Side, plain_number, quantity, quantity_words, table, words_of
 
 
@@ -54,7 +54,7 @@ def write_page(compared: Sequence[Side], path: Path | str) -> Path:
         Markup("").join(panels),
     )
     num_runs = sum(len(side.files) for side in compared)
-    write_text(path, page(f"{num_runs} run{'s' * (num_runs > 1)} compared", body))
+    write_text(path, page(f"{counted(num_runs, 'run')} compared", body))
     return path
 
 

@@ -22,7 +22,7 @@ from workbench.core.run_files import IDENTITY, PLAN, REPORT, TAGS, remove_run_fi
 from workbench.core.sealed import read_lines
 from workbench.core.serial import from_json, read_text, shown, to_json, write_text
 from workbench.core.summary import main_metric
-from workbench.core.units import duration_words
+from workbench.core.units import counted, duration_words
 from workbench.runs.comparison import results_in_words, results_of
 from workbench.runtime.work_folder import own_folder
 
@@ -91,7 +91,7 @@ class PastRun:
         """Return method, model, data and devices as text, or why they are not known."""
         if self.job is None:
             return self.why or "It has not begun to train."
-        devices = f"{len(self.devices)} device{'s' * (len(self.devices) > 1)}" if self.devices else ""
+        devices = counted(len(self.devices), "device") if self.devices else ""
         where = " of ".join(filter(None, (devices, self.cluster)))
         return ", ".join(filter(None, (self.job.method, self.job.model, self.data, where)))
 

@@ -11,7 +11,7 @@ from workbench.core.plan import Plan
 from workbench.core.report import Report, SweepPoint, all_notes
 from workbench.core.summary import headline, plan_rows, summary_rows
 from workbench.core.timeline import INVALID_MARK
-from workbench.core.units import are_numbers
+from workbench.core.units import are_numbers, counted
 
 joined = Markup().join
 
@@ -61,7 +61,7 @@ class Table:
         note = Markup("<div>{}</div>").format(self.note) if self.note else ""
         if self.more:
             items = joined(Markup("<li>{}</li>").format(line) for line in self.more)
-            many = f"{len(self.more)} note{'s' * (len(self.more) > 1)}"
+            many = counted(len(self.more), "note")
             note += Markup("<details><summary>{}</summary><ul>{}</ul></details>").format(many, items)
         table = Markup("{}<table style='line-height:1.4'><thead>{}</thead><tbody>{}</tbody></table>{}")
         return table.format(title, head, body, note)

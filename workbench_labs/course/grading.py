@@ -22,6 +22,7 @@ from markupsafe import Markup
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import to_json, write_text
+from workbench.core.units import counted
 from workbench_labs.course.isolation import foreign_function, require_isolation
 from workbench_labs.course.lab import Answer, Guess, HandIn, exercises_of
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
@@ -220,14 +221,10 @@ def _points(grades: Sequence[Grade]) -> Markup:
 
 def _graded(one: Grade) -> Markup:
     sign = {None: "–", True: "✓", False: "✗"}[one.verdict.passed]
-    tries = ", ".join(_counted(*each) for each in ((one.answer.attempts, "attempt"), (one.answer.hints, "hint")))
+    tries = ", ".join(counted(*each) for each in ((one.answer.attempts, "attempt"), (one.answer.hints, "hint")))
     alike = Markup("<br><span class='warning'>like {}</span>").format(", ".join(one.alike)) if one.alike else ""
     why = Markup("<details><summary>{}</summary>{}</details>").format(tries, one.verdict.message)
     return Markup("<td>{} {:g}{}{}</td>").format(sign, one.verdict.points, alike, why)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _guesses(works: Sequence[HandIn]) -> Markup:

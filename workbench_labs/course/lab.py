@@ -22,7 +22,7 @@ from msgspec import Meta
 from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.files import make_folder
 from workbench.core.serial import from_json, listed, read_text, to_json, write_text
-from workbench.core.units import three_figures
+from workbench.core.units import counted, three_figures
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short
 from workbench_labs.notes import note
@@ -208,7 +208,7 @@ class Lab:
             return note("Nothing is written yet. Explain it in your own words.")
         self._keep(explanations=self.work.explanations | {name: _text(text)})
         count = len(text.split())
-        return note(f"Kept, {count} word{'s' * (count != 1)}.")
+        return note(f"Kept, {counted(count, 'word')}.")
 
     def progress(self) -> Markup:
         """Return which exercises are solved, and the points."""

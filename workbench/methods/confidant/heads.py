@@ -21,6 +21,7 @@ from workbench.core.cluster import Device
 from workbench.core.division import PARTS, Direction, Division, measured_at, part_s
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import LayerProfile, Profile
+from workbench.core.units import counted
 from workbench.methods.confidant.options import AllocationName
 from workbench.planners.shares import smallest_maximum
 
@@ -139,7 +140,7 @@ def divide(
     if len(processors) > heads:
         raise ConfigError(
             f"The heads of a layer over the {len(processors)} processors of '{device.name}' were asked for.",
-            f"The model has {heads} head{'s' * (heads > 1)} (or groups that share keys and values) to divide.",
+            f"The model has {counted(heads, 'head')} (or groups that share keys and values) to divide.",
             "Describe fewer processors, or choose --option split=none.",
         )
     slower = tuple(

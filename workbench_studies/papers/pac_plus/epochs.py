@@ -12,6 +12,7 @@ from itertools import product
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.program import Program
+from workbench.core.units import counted
 from workbench.planners.fixed import asteroid, homogeneous
 from workbench.schedules.hetpipe import hetpipe as schedule_hetpipe
 from workbench.schedules.lowering import insert_transfers
@@ -160,7 +161,7 @@ def fig12(item: Item) -> Result:
             "cache": all(ours["3", system, "most"] > ours["1", system, "most"] for system in (ASTEROID, HETPIPE)),
         },
         ranges="; ".join(
-            f"{LABELS[system]}, {epochs} epoch{'s' if epochs > 1 else ''}:"
+            f"{LABELS[system]}, {counted(epochs, 'epoch')}:"
             f" {ours[str(epochs), system, 'least']:.1f}-{ours[str(epochs), system, 'most']:.1f}"
             for system, epochs in product((ASTEROID, HETPIPE), EPOCHS)
         ),
