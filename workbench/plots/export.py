@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import Template
 from typing import Literal, NamedTuple
@@ -20,6 +20,7 @@ from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
 from workbench.core.summary import headline, summary_rows
 from workbench.core.timeline import INVALID_MARK
+from workbench.core.units import are_numbers
 from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
@@ -211,6 +212,23 @@ def contents(drawn: Iterable[Captioned]) -> Markup:
     """Return a page's list of contents: a link to each figure, by its title."""
     links = (Markup("<li><a href='#{}'>{}</a></li>").format(figure.name, figure.title) for figure in drawn)
     return Markup("<nav aria-label='Contents'><ul>{}</ul></nav>").format(Markup("").join(links))
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
+    """Return a page's table.  Columns of words have the class 'words'.  A cell that is Markup stays as it is."""
+    cells = [list(row) for row in rows]
+    looks = [Markup("" if are_numbers(map(str, column)) else " class='words'") for column in zip(*cells, strict=True)]
+
+    def line(opening: str, tag: str, row: Sequence[object]) -> Markup:
+        parts = (
+            Markup("<{}{}>{}</{}>").format(Markup(opening), look, cell, tag)
+            for cell, look in zip(row, looks or [Markup("")] * len(row), strict=True)
+        )
+        return Markup("<tr>{}</tr>").format(Markup("").join(parts))
+
+    body = Markup("\n").join(line("td", "td", row) for row in cells)
+    head = line("th scope='col'", "th", columns)
+    return Markup("<table><thead>{}</thead><tbody>{}</tbody></table>").format(head, body)
 
 
 def frames(drawn: Iterable[Captioned]) -> Markup:

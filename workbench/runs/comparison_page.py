@@ -14,7 +14,7 @@ from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
-from workbench.core.units import are_numbers, counted
+from workbench.core.units import counted
 from workbench.runs.comparison import Side, plain_number, quantity, quantity_words, table, words_of
 
 
@@ -78,17 +78,10 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
     """
     from markupsafe import Markup
 
-    from workbench.plots.export import Captioned, contents
+    from workbench.plots.export import Captioned, contents, html_table
     from workbench.plots.style import CONFIG
 
     heads, rows = table(compared)
-    looks = ["" if are_numbers(column) else " class='words'" for column in zip(*rows, strict=True)]
-
-    def line(tag: str, cells: Sequence[str]) -> Any:
-        opening = "th scope='col'" if tag == "th" else tag
-        parts = [Markup(f"<{opening}{look}>{{}}</{tag}>").format(cell) for cell, look in zip(cells, looks, strict=True)]
-        return Markup("<tr>{}</tr>").format(Markup("").join(parts))
-
     text = io.StringIO()
     csv.writer(text).writerows([heads, *rows])
     link = Markup(
@@ -101,12 +94,8 @@ def _panel(compared: Sequence[Side], prefix: str) -> Any:
         )
         for name, _, figure in drawn
     )
-    return Markup("{}<table><thead>{}</thead><tbody>{}</tbody></table>{}<div class='sides'>{}</div>").format(
-        contents(drawn),
-        line("th", heads),
-        Markup("").join(line("td", row) for row in rows),
-        link.format(quote(text.getvalue())),
-        shown,
+    return Markup("{}{}{}<div class='sides'>{}</div>").format(
+        contents(drawn), html_table(heads, rows), link.format(quote(text.getvalue())), shown
     )
 
 

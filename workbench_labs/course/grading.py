@@ -198,24 +198,18 @@ def write_grades(grades: Sequence[Grade], works: Sequence[HandIn], folder: Path)
 
 def _points(grades: Sequence[Grade]) -> Markup:
     """Return a table of each lab: a row for each student, a column for each exercise."""
+    from workbench.plots.export import html_table
+
     parts = []
     for lab in sorted({grade.lab for grade in grades}):
         exercises = exercises_of(lab)
         rows = []
         for student in sorted({grade.student for grade in grades if grade.lab == lab}):
             graded = {grade.exercise: grade for grade in grades if (grade.lab, grade.student) == (lab, student)}
-            cells = Markup("").join(map(_graded, (graded[name] for name in exercises)))
             points = sum(grade.verdict.points for grade in graded.values())
-            rows.append(Markup("<tr><th scope='row'>{}</th>{}<td>{:g}</td></tr>").format(student, cells, points))
-        heads = Markup("").join(
-            Markup("<th scope='col'>{} ({})</th>").format(name, exercise.points) for name, exercise in exercises.items()
-        )
-        parts.append(
-            Markup(
-                "<h2>Lab {}: points</h2><table><tr><th scope='col'>student</th>{}<th scope='col'>in all</th></tr>{}"
-                "</table>"
-            ).format(lab, heads, Markup("").join(rows))
-        )
+            rows.append([student, *(_graded(graded[name]) for name in exercises), f"{points:g}"])
+        heads = ["student", *(f"{name} ({exercise.points})" for name, exercise in exercises.items()), "in all"]
+        parts.append(Markup("<h2>Lab {}: points</h2>{}").format(lab, html_table(heads, rows)))
     return Markup("").join(parts)
 
 
@@ -224,19 +218,19 @@ def _graded(one: Grade) -> Markup:
     tries = ", ".join(counted(*each) for each in ((one.answer.attempts, "attempt"), (one.answer.hints, "hint")))
     alike = Markup("<br><span class='warning'>like {}</span>").format(", ".join(one.alike)) if one.alike else ""
     why = Markup("<details><summary>{}</summary>{}</details>").format(tries, one.verdict.message)
-    return Markup("<td>{} {:g}{}{}</td>").format(sign, one.verdict.points, alike, why)
+    return Markup("{} {:g}{}{}").format(sign, one.verdict.points, alike, why)
 
 
 def _guesses(works: Sequence[HandIn]) -> Markup:
     """Return what was guessed, next to what came out."""
+    from workbench.plots.export import html_table
+
     rows = [
-        Markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>").format(
-            name, work.student, guess.value, "not looked at" if guess.outcome is None else guess.outcome
-        )
+        [name, work.student, guess.value, "not looked at" if guess.outcome is None else guess.outcome]
         for name, work, guess in sorted(_all_guesses(works), key=lambda row: (row[0], row[1].student))
     ]
-    head = "<h2>Guesses</h2><table><tr><th>guess</th><th>student</th><th>expected</th><th>came out</th></tr>{}</table>"
-    return Markup(head).format(Markup("").join(rows)) if rows else Markup("")
+    columns = ("guess", "student", "expected", "came out")
+    return Markup("<h2>Guesses</h2>{}").format(html_table(columns, rows)) if rows else Markup("")
 
 
 def _all_guesses(works: Sequence[HandIn]) -> list[tuple[str, HandIn, Guess]]:

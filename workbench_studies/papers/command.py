@@ -107,7 +107,10 @@ def comparison_table(result: Result, *, join_labels: bool = False) -> Table:
 
 
 def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
-    from workbench.plots.export import frames
+    from workbench.plots.export import frames, html_table
+
+    def shown(table: Table) -> Markup:
+        return html_table(table.columns, ([number_text(cell) for cell in row] for row in table.rows))
 
     explained = _joined(Markup("<p>{}</p>").format(line) for line in result.explanation)
     checks = _joined(
@@ -121,7 +124,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     )
     findings = _joined(Markup("<li>{}</li>").format(finding) for finding in result.findings)
     tables = _joined(
-        Markup("<details><summary>{}</summary>{}<p>{}</p></details>").format(table.title, _table(table), table.note)
+        Markup("<details><summary>{}</summary>{}<p>{}</p></details>").format(table.title, shown(table), table.note)
         for table in (*([comparison_table(result)] if result.comparisons else []), *result.tables)
     )
     section = Markup(
@@ -133,14 +136,6 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     )
     return section.format(
         result, checks=checks, findings=findings, frames=frames(drawn), explained=explained, tables=tables
-    )
-
-
-def _table(table: Table) -> Markup:
-    head = Markup().join(Markup("<th>{}</th>").format(column) for column in table.columns)
-    cells = (Markup().join(Markup("<td>{}</td>").format(number_text(cell)) for cell in row) for row in table.rows)
-    return Markup("<table><tr>{}</tr>\n{}</table>").format(
-        head, _joined(Markup("<tr>{}</tr>").format(row) for row in cells)
     )
 
 
