@@ -319,7 +319,11 @@ class Cluster:
 
     def with_devices(self, **values: Any) -> Cluster:
         """Return the cluster with these values on every device."""
-        return replace(self, devices=tuple(replace(device, **values) for device in self.devices))
+        return self.with_each(lambda device: replace(device, **values))
+
+    def with_each(self, change: Callable[[Device], Device]) -> Cluster:
+        """Return the cluster with every device as `change` returns it."""
+        return replace(self, devices=tuple(map(change, self.devices)))
 
     def with_slower_links(self, factor: float) -> Cluster:
         """Return the cluster with all links `factor` times slower, latency and jitter included."""
@@ -343,11 +347,8 @@ class Cluster:
 
     def with_links(self, change: Callable[[Link], Link]) -> Cluster:
         """Return the cluster with every link, those of pairs too, as `change` returns it."""
-        return replace(
-            self,
-            devices=tuple(replace(device, link=change(device.link)) for device in self.devices),
-            pairs={pair: change(link) for pair, link in self.pairs.items()},
-        )
+        pairs = {pair: change(link) for pair, link in self.pairs.items()}
+        return replace(self, pairs=pairs).with_each(lambda device: replace(device, link=change(device.link)))
 
     def host_shares(self) -> tuple[float, ...]:
         """Return each device's share of a core of this machine.  Raises ConfigError if a device has no share and so

@@ -79,8 +79,7 @@ def _roomy(method: Method, planned: Planned[Any]) -> tuple[float, str]:
     """
     if _holds_all(planned):
         return math.inf, ""
-    devices = tuple(replace(device, memory_bytes=ROOMY * device.memory_bytes) for device in planned.cluster.devices)
-    cluster = replace(planned.cluster, devices=devices)
+    cluster = planned.cluster.with_each(lambda device: replace(device, memory_bytes=ROOMY * device.memory_bytes))
     try:
         plan = method.plan(planned.prepared, planned.profile, cluster)
         words = f"{plan.partition()} on {plan.grouping()}"

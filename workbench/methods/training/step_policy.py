@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from workbench.core.cluster import Cluster, Factors
+from workbench.core.cluster import Cluster, Device, Factors
 from workbench.core.errors import CacheError, PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -314,12 +314,12 @@ class StepPolicy(RecordingPolicy):
     def _as_measured(self, factors: Factors) -> tuple[Profile, Cluster]:
         """Return the profile at the devices' measured pace, and the cluster with their present memory and charge."""
         slower = {rank: factors[rank] for rank in self.everyone if rank in factors}
-        cluster = self.cluster.part(self.everyone, factors)
-        devices = (
-            replace(device, battery=max(EMPTY, self._charges.get(device.name, device.battery)))
-            for device in cluster.devices
-        )
-        return self.profile.part(self.everyone, slower), replace(cluster, devices=tuple(devices))
+
+        def charged(device: Device) -> Device:
+            return replace(device, battery=max(EMPTY, self._charges.get(device.name, device.battery)))
+
+        cluster = self.cluster.part(self.everyone, factors).with_each(charged)
+        return self.profile.part(self.everyone, slower), cluster
 
 
 def timetable_at(members: Sequence[int], job: PhasedJob, factors: Factors) -> Timetable:

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 
 from workbench import experiment
-from workbench.core.cluster import Cluster
+from workbench.core.cluster import Cluster, Device
 from workbench.core.device_faults import RETURN
 from workbench.core.job import Mode
 from workbench.core.report import Report
@@ -80,18 +80,17 @@ class Point:
 
 def slow_boards() -> Cluster:
     """Return the boards of churn.py, a hundred times slower, on the same links."""
-    cluster = boards(COUNT, MBIT_PER_S)
-    devices = tuple(
-        replace(
+
+    def slower(device: Device) -> Device:
+        return replace(
             device,
             flops_per_s=device.flops_per_s / SLOWER,
             memory_bytes_per_s=device.memory_bytes_per_s and device.memory_bytes_per_s / SLOWER,
             host_share=1 / SLOWER,
             model=COMPUTED,
         )
-        for device in cluster.devices
-    )
-    return replace(cluster, devices=devices)
+
+    return boards(COUNT, MBIT_PER_S).with_each(slower)
 
 
 def run(way: str, stay_s: int | None, mode: Mode, seed: int = 0, undisturbed_s: float = UNDISTURBED_S) -> Run:

@@ -39,10 +39,8 @@ class Found(NamedTuple):
 
 def trained(model: str, batch: int, constants: Constants) -> Found:
     """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
-    cluster = load_cluster(CLUSTER)
-    cluster = replace(
-        cluster,
-        devices=tuple(replace(device, flops_per_s=constants.pace * device.flops_per_s) for device in cluster.devices),
+    cluster = load_cluster(CLUSTER).with_each(
+        lambda device: replace(device, flops_per_s=constants.pace * device.flops_per_s)
     )
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
     costs = costs_of(model, cluster, batch=batch, tokens=tokens, technique="lora", sizes=sizes)

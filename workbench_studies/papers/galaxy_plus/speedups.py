@@ -252,9 +252,7 @@ def _accounting(constants: Constants, paper: Cells) -> Rows:
     """Q by Algorithm 1 under each memory accounting in Env. A, where only the accounting determines it."""
     rows: list[Row] = []
     on = cluster(constants, ENVIRONMENTS[0])
-    larger = replace(
-        on, devices=tuple(replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)) for device in on.devices)
-    )
+    larger = on.with_each(lambda device: replace(device, memory_bytes=round(device.memory_bytes / GB * GIB)))
     for name, budgets, shares in (("10^9 bytes", on, SHARES), ("2^30 bytes", larger, (constants.embedding_share,))):
         for share in shares:
             changed = replace(constants, embedding_share=share)

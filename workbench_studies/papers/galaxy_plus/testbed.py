@@ -86,8 +86,7 @@ def as_printed(
         profile, stacks=stacks, first_bytes=0, last_bytes=0, working_bytes_per_token=0, full_everywhere=True
     )
     less = 1 + round(embedding_share * profile.ends_bytes)
-    devices = tuple(replace(device, memory_bytes=device.memory_bytes - less) for device in cluster.devices)
-    return counted, replace(cluster, devices=devices)
+    return counted, cluster.with_each(lambda device: replace(device, memory_bytes=device.memory_bytes - less))
 
 
 def problem(
