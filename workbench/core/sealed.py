@@ -22,6 +22,7 @@ import msgspec
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.files import whole_file
 from workbench.core.serial import from_json, shown
+from workbench.core.units import with_capital
 
 T = TypeVar("T")
 Content = bytes | memoryview
@@ -122,7 +123,7 @@ def damaged(path: Path, why: str) -> DamagedError:
     """Return the error for a file that cannot be used.  why: a clause, such as 'line 3 was changed'."""
     return DamagedError(
         f"'{path.name}' was to be read.",
-        f"{why[0].upper()}{why[1:]}.",
+        f"{with_capital(why)}.",
         "It is not used; its content has to be computed again.",
     )
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from workbench.core.units import with_capital
+
 Term = Literal["compute", "bubble", "bandwidth", "latency"]
 Share = Annotated[float, Meta(ge=0, le=1.000001)]
 _WORDS: dict[Term, str] = {
@@ -43,7 +45,7 @@ class StepParts:
         words = self._words(first)
         if self.shares[second] >= TOLD_FROM:
             words += f", {self._words(second).removesuffix(' of a step')}"
-        words = f"{words[:1].upper()}{words[1:]} (simulated)."
+        words = f"{with_capital(words)} (simulated)."
         if self.roomy_s is None:
             return words
         faster = f"{self.roomy_plan} would take {self.roomy_s / self.step_s:.0%} of a step's time, but does not fit"

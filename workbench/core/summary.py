@@ -11,7 +11,7 @@ from workbench.core.plan import Plan, Stage
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, median_s, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
-from workbench.core.units import counted, tenths, three_figures
+from workbench.core.units import counted, tenths, three_figures, with_capital
 
 PARADIGMS = {
     "hybrid": "hybrid model parallelism",
@@ -96,7 +96,7 @@ def headline(report: Report) -> str:
         mark = next((point.mark for point in report.sweep if point.mark), "") if swept else report.mark
         parts.append(f"{'plans' if swept else 'steps'} were predicted within {deviation:.1%}{mark} (median)")
     words = "; ".join(parts)
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
+    return f"{with_capital(words)}." if words else ""
 
 
 def _epochs_s(report: Report) -> tuple[list[float], list[float]]:

@@ -1,4 +1,6 @@
-"""Numbers in words for people: three figures, bytes and durations with their unit; columns of numbers."""
+"""Numbers in words for people: three figures, counts, bytes and durations with their unit; columns of numbers; the
+beginning of a sentence.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,11 @@ def are_numbers(cells: Iterable[str]) -> bool:
     """Return whether a table's column holds numbers, which stand flush right."""
     column = list(cells)
     return any(column) and all(map(_NUMBER.fullmatch, column))
+
+
+def with_capital(words: str) -> str:
+    """Return words as the beginning of a sentence."""
+    return words[:1].upper() + words[1:]
 
 
 def counted(number: int, noun: str) -> str:

@@ -20,7 +20,7 @@ from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
 from workbench.core.summary import headline, summary_rows
 from workbench.core.timeline import INVALID_MARK
-from workbench.core.units import are_numbers
+from workbench.core.units import are_numbers, with_capital
 from workbench.plots.breakdown import breakdown
 from workbench.plots.gantt import gantt
 from workbench.plots.memory import cluster, memory
@@ -67,7 +67,7 @@ def figures(report: Report) -> Iterator[Captioned]:
         yield Captioned("curves", caption, curves(report))
     for name, timeline in report.timelines.items():
         caption = (
-            f"{_sentence(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are "
+            f"{with_capital(name)}: what each device does when, in one step. Wide bars compute. Narrow ones are "
             "messages (green) and"
             " collectives (strong grey). The faintest grey is idle."
         )
@@ -82,7 +82,7 @@ def figures(report: Report) -> Iterator[Captioned]:
         yield Captioned("breakdown", caption, breakdown(report.timelines, note=note if measured else ""))
     for name, timeline in report.timelines.items():
         if any(timeline.memory):
-            caption = f"{_sentence(name)}: the bytes of values that each device holds during the step."
+            caption = f"{with_capital(name)}: the bytes of values that each device holds during the step."
             yield Captioned(f"memory-{_slug(name)}", caption, memory(timeline))
     yield Captioned("cluster", "The devices that the job was planned for, and their links.", cluster(report.cluster))
 
@@ -182,10 +182,6 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")[:64] or "timeline"
-
-
-def _sentence(name: str) -> str:
-    return name[:1].upper() + name[1:]
 
 
 def _index(report: Report, drawn: list[Captioned], why_none: str) -> str:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from workbench.core.methods import declaration_of, method_with
-from workbench.core.units import tenths, three_figures
+from workbench.core.units import tenths, three_figures, with_capital
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.models.hub import has_weights
 from workbench.runs.advice import Advice, by_reason
@@ -124,4 +124,4 @@ def draft_commands(drafts: DraftAdvice, cluster: str) -> list[str]:
 def impossible(refused: Mapping[str, str]) -> list[str]:
     """Return a sentence for each reason why some combinations cannot run."""
     reasons = by_reason(refused).items()
-    return [f"Not possible: {', '.join(names)}. {why[:1].upper()}{why[1:]}" for why, names in reasons]
+    return [f"Not possible: {', '.join(names)}. {with_capital(why)}" for why, names in reasons]

@@ -14,7 +14,7 @@ from workbench.core.report import Report
 from workbench.core.serial import write_text
 from workbench.core.spread import Spread
 from workbench.core.timeline import INVALID_MARK
-from workbench.core.units import counted
+from workbench.core.units import counted, with_capital
 from workbench.runs.comparison import Side, plain_number, quantity, quantity_words, table, words_of
 
 
@@ -146,7 +146,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
             series = series_of(side)
             series_values[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, quantity_words(axis or ""))
-        words = {"title": what[0].upper() + what[1:], "label": label, "subtitle": better(name), "note": note}
+        words = {"title": with_capital(what), "label": label, "subtitle": better(name), "note": note}
         figure = compared_bars(series_values, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
             bar.update(text=[plain_number(value) for value in bar.y], textposition="outside", cliponaxis=False)

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from workbench.core.errors import MessageError
 from workbench.core.serial import shown
+from workbench.core.units import with_capital
 from workbench.runtime.ssh_agent import CHUNK, ENGINE, HEADER, JSON
 
 MIB = 1 << 20
@@ -183,7 +184,7 @@ def decode_json(data: bytes | msgspec.Raw, kind: Any, expected: str) -> Any:
 def foreign(expected: str, why: str) -> MessageError:
     """Return the error for bytes that are not what the message should hold (`expected`)."""
     return MessageError(
-        f"{expected[:1].upper()}{expected[1:]} was expected.",
+        f"{with_capital(expected)} was expected.",
         f"What came is something else than {expected[:1].lower()}{expected[1:]}: {shown(why, 200)}.",
         "Start the same version of the workbench on every device, and let nobody else take part.",
     )

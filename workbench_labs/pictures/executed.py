@@ -12,6 +12,7 @@ from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench.core.schedule import Op
 from workbench.core.timeline import Timeline
+from workbench.core.units import with_capital
 from workbench.plots import style
 from workbench_labs.pictures import shapes
 
@@ -66,7 +67,7 @@ def executed_run(report: Report) -> str:
         f"{words} takes {_ms(predicted.makespan_s)} simulated and {_ms(measured.makespan_s)} measured"
         for words, (predicted, measured) in pairs.items()
     )
-    description = f"Bars show over time what each device computes and sends. {said[:1].upper()}{said[1:]}."
+    description = f"Bars show over time what each device computes and sends. {with_capital(said)}."
     return shapes.card(
         "A run, simulated and measured", description, *parts, legend, height=below + len(used) * pitch + 46
     )

@@ -20,6 +20,7 @@ from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
 from workbench.core.serial import to_builtins, to_json, write_text
+from workbench.core.units import with_capital
 from workbench_studies.papers import COMPARE, PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import DRAWS, LIMIT_S, Number, Row
 
@@ -117,7 +118,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         Markup("<li{}>{} {} ({})</li>").format(
             Markup("" if check.holds else " class='warning'"),
             Markup("<b aria-label='holds'>✓</b>") if check.holds else Markup("<b>✗ FAILS:</b>"),
-            check.claim[:1].upper() + check.claim[1:],
+            with_capital(check.claim),
             check.found,
         )
         for check in result.checks

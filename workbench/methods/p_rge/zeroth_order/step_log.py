@@ -21,6 +21,7 @@ from workbench.core.files import require_writable, sync_folder
 from workbench.core.ranges import Count, Positive, Width, require_ranges
 from workbench.core.sealed import Lines, SealedLog, first_line, read_lines
 from workbench.core.serial import from_json
+from workbench.core.units import with_capital
 from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule, Results, two_point_slopes
 from workbench.methods.p_rge.options import EstimatorName, Execution, Momentum
 from workbench.methods.p_rge.seeds import MAX_QUERIES, query_seed, subspace_seed
@@ -262,7 +263,7 @@ def read_log(path: Path) -> tuple[dict[str, Any], tuple[StepLog, ...]]:
 
 def _damaged(path: Path, damage: str) -> ConfigError:
     return ConfigError(
-        f"The steps of '{path}' were asked for.", f"{damage[0].upper()}{damage[1:]}.", "Take a copy, or begin again."
+        f"The steps of '{path}' were asked for.", f"{with_capital(damage)}.", "Take a copy, or begin again."
     )
 
 
