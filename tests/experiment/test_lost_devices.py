@@ -4,27 +4,24 @@ plans."""
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ssh_hosts import WHY_NOT, best_hosts, home, over_pipes, real_cluster
+from ssh_hosts import bring_profiles, home, reachable, real_cluster
 from tiny_job import two_devices
 
 from tests.experiment.running import SLOW, at, losses, run
 from tests.waiting import wait_for
 from workbench import experiment
-from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import Grid
 from workbench.methods.fine_tuning.method import FineTuning
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.faults import CHANGES
-from workbench.runtime import ssh_devices
 from workbench.runtime.engines import default_pool
 from workbench.runtime.virtual_work import PREPARE_S, VirtualWorld
 
@@ -123,31 +120,20 @@ def test_fine_tuning_goes_on(fault: str, plan: Plan, unbroken: Report, tmp_path:
 
 
 @pytest.mark.parametrize("unbroken", ["full"], indirect=True)
-def test_real_devices_over_ssh_go_on_likewise(
-    unbroken: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_real_devices_over_ssh_go_on_likewise(unbroken: Report, tmp_path: Path) -> None:
     """Over OpenSSH and a network of its own where they are to be had, else over pipes; losses are the emulated run's,
     though one dies."""
-    names, homes = tuple(device.name for device in unbroken.cluster.devices), tmp_path
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
-    if WHY_NOT:
-        monkeypatch.setattr(ssh_devices, "agent_command", over_pipes(tmp_path))
-    else:
-        hosts = best_hosts(tmp_path, names)
-        homes = hosts.folder
-        request.addfinalizer(hosts.close)
-        monkeypatch.setenv("PATH", hosts.path)
-        hosts.trust(real_cluster(names))
-    for name in names:  # how fast they are was measured before: they are this machine
-        shutil.copytree(cache_folder() / "profiles", home(homes, name) / ".workbench-kit/cache/profiles")
+    names = tuple(device.name for device in unbroken.cluster.devices)
     job = replace(unbroken.job, faults="kill:beta@step3", snapshot_every=2, snapshot_to="neighbour")
-    report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
-    assert report.source == "real" and report.cluster.devices[0].address
-    assert "beta is lost, in step" in told(report)
-    assert "clocks are aligned with this machine's" in told(report)
-    assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(unbroken)], rel=1e-5)
-    runs = [home(homes, name) / ".workbench-kit/runs" for name in names]
-    wait_for(lambda: not any(list(folder.iterdir()) for folder in runs), "the end of the runs' folders")
+    with reachable(tmp_path, names) as (homes, _):
+        bring_profiles(homes, names)
+        report = experiment.run(job, real_cluster(names), workdir=tmp_path / "run", chosen_plan=HALVES)
+        assert report.source == "real" and report.cluster.devices[0].address
+        assert "beta is lost, in step" in told(report)
+        assert "clocks are aligned with this machine's" in told(report)
+        assert [loss for *_, loss in losses(report)] == pytest.approx([loss for *_, loss in losses(unbroken)], rel=1e-5)
+        runs = [home(homes, name) / ".workbench-kit/runs" for name in names]
+        wait_for(lambda: not any(list(folder.iterdir()) for folder in runs), "the end of the runs' folders")
 
 
 def steady(kind_s: float) -> Grid:

@@ -22,12 +22,11 @@ from typing import Any
 
 import psutil
 import pytest
-from ssh_hosts import WHY_NOT, Hosts, NetHosts, best_hosts, home, over_pipes, real_cluster
+from ssh_hosts import WHY_NOT, Hosts, NetHosts, bring_profiles, home, reachable, real_cluster
 
 from tests.experiment.running import losses, run
 from tests.waiting import wait_for
 from workbench import experiment
-from workbench.assets.fetch import cache_folder
 from workbench.core import Job, Plan, Report, Share, Stage
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
@@ -45,7 +44,6 @@ from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.saving import save_tokenizer
 from workbench.models.stored_tensors import tensors_in
 from workbench.runs.grids import make_points
-from workbench.runtime import ssh_devices
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links, measure_rank_sustained
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.tasks import load_task
@@ -80,30 +78,16 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("devices")
-    hosts: Hosts | None = None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
-        if WHY_NOT:
-            patch.setattr(ssh_devices, "agent_command", over_pipes(folder))
-        else:
-            hosts = best_hosts(folder, NAMES)
-            folder = hosts.folder
-            patch.setenv("PATH", hosts.path)
-            hosts.trust(real_cluster(NAMES))
-        try:
-            with over_ssh(real_cluster(NAMES), tmp_path_factory.mktemp("run")) as real:
-                yield Place(folder, hosts, real)
-        finally:
-            if hosts is not None:
-                hosts.close()
+    with (
+        reachable(tmp_path_factory.mktemp("devices"), NAMES) as (folder, hosts),
+        over_ssh(real_cluster(NAMES), tmp_path_factory.mktemp("run")) as real,
+    ):
+        yield Place(folder, hosts, real)
 
 
 def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **options: Any) -> Report:
     """Run a job on the real devices; its losses must be those of an emulated run."""
-    for name in NAMES:  # how fast they are was measured before: they are this machine
-        kept = home(place.folder, name) / ".workbench-kit/cache/profiles"
-        shutil.copytree(cache_folder() / "profiles", kept, dirs_exist_ok=True)
+    bring_profiles(place.folder, NAMES)
     shutil.rmtree(place.real.folder, ignore_errors=True)
     report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
     found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))

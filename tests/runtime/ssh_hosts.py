@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pytest
 
 from tests.waiting import LIMIT_S
 from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
+from workbench.runtime import ssh_devices
 from workbench.runtime.ssh import Connection
 from workbench.runtime.ssh_login import agent_command, forget_host
 
@@ -26,7 +29,7 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
 
 
-def real_cluster(names: tuple[str, ...] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
+def real_cluster(names: Sequence[str] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
     link = Link(bytes_per_s=125e6, latency_s=1e-4)
     devices = tuple(
         Device(name=name, flops_per_s=3e10, memory_bytes=2 * 10**9, link=link, address=name, python=python, **fields)  # type: ignore[arg-type]
@@ -221,6 +224,35 @@ def best_hosts(folder: Path, names: tuple[str, ...]) -> Hosts:
     return Hosts(folder / "pipes", names)
 
 
+@contextmanager
+def reachable(folder: Path, names: tuple[str, ...]) -> Iterator[tuple[Path, Hosts | None]]:
+    """Let this process reach devices of these names: over OpenSSH and a network between them where they are to be had,
+    else over pipes.
+
+    Yields the folder of their homes, and the servers (None over pipes).
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
+        if WHY_NOT:
+            patch.setattr(ssh_devices, "agent_command", over_pipes(folder))
+            yield folder, None
+            return
+        hosts = best_hosts(folder, names)
+        try:
+            patch.setenv("PATH", hosts.path)
+            hosts.trust(real_cluster(names))
+            yield hosts.folder, hosts
+        finally:
+            hosts.close()
+
+
+def bring_profiles(homes: Path, names: Sequence[str]) -> None:
+    """Give devices the profiles measured so far: they are this machine."""
+    for name in names:
+        there = home(homes, name) / ".workbench-kit/cache/profiles"
+        shutil.copytree(cache_folder() / "profiles", there, dirs_exist_ok=True)
+
+
 def main(number: int, mbit_per_s: int, *command: str) -> int:
     """Run a command, by default the kit's benchmark, where a kit.toml names new servers with links of that rate."""
     from workbench.experiment import profile
@@ -258,8 +290,7 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
             profile(
                 JOB, load_cluster("laptop-equal"), "execute"
             )  # the servers are this machine, which is measured once
-            for name in names:
-                shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
+            bring_profiles(hosts.folder, names)
             hosts.trust(load_cluster(folder / "kit.toml"))
             return subprocess.run(command or [sys.executable, "-m", "workbench", "bench", "kit"], cwd=folder).returncode
         finally:

@@ -3,17 +3,15 @@ small file."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ssh_hosts import WHY_NOT, best_hosts, real_cluster
+from ssh_hosts import WHY_NOT, bring_profiles, reachable
 
 from workbench import experiment
-from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
 from workbench_studies.bench import kit
 
@@ -23,22 +21,15 @@ JOB = replace(kit.JOB, **SMALL, options={"technique": "serial"})  # without peft
 
 
 @pytest.fixture
-def folder_of_a_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder_of_a_kit(tmp_path: Path) -> Iterator[Path]:
     """Give a folder for a kit.toml.  Its devices answer, and have been measured: they are this machine."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
-    hosts = best_hosts(tmp_path, NAMES)
-    try:
-        monkeypatch.setenv("PATH", hosts.path)
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as emulated devices have
-        hosts.trust(real_cluster(NAMES))
+    with reachable(tmp_path, NAMES) as (homes, _):
         for epochs in (1, JOB.epochs):
             experiment.profile(replace(JOB, epochs=epochs), load_cluster("laptop-equal"), "execute")
-        for name in NAMES:
-            shutil.copytree(cache_folder() / "profiles", hosts.home(name) / ".workbench-kit/cache/profiles")
+        bring_profiles(homes, NAMES)
         yield tmp_path
-    finally:
-        hosts.close()
 
 
 def test_every_part(folder_of_a_kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
