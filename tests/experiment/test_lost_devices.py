@@ -293,9 +293,11 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
     slow = experiment.run(replace(job, faults="slow:beta:4@step2"), described, "simulate")
     assert slow.recoveries[0].what == "slow beta" and "beta 4.0 times" in told(slow)
     assert sum(step.predicted_s or 0.0 for step in slow.steps) >= sum(before)
-    nobody = experiment.run(replace(job, faults="kill:alpha@step3; kill:beta@step3"), described, "simulate")
-    assert "No device is left" in told(nobody)
-    assert 3 <= len(nobody.steps) < len(whole.steps) and nobody.steps[:3] == whole.steps[:3]
+    for fault in ("kill", "leave"):
+        both = f"{fault}:alpha@step3; {fault}:beta@step3"
+        nobody = experiment.run(replace(job, faults=both), described, "simulate")
+        assert "No device is left" in told(nobody)
+        assert 3 <= len(nobody.steps) < len(whole.steps) and nobody.steps[:3] == whole.steps[:3]
 
 
 @pytest.mark.parametrize(

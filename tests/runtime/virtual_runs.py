@@ -113,6 +113,7 @@ class Trainer:
 
     def plan_ahead(self, number: int, ready: tuple[int, ...], factors: Mapping[int, float]) -> None:
         assert len(self.generations) == number - 1, "the generation has begun"
+        assert ready, "there is nobody to plan for"
         self.planned_ahead.append((number, ready))
 
     def part(self, generation: Generation, place: int) -> Job:

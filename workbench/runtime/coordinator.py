@@ -248,7 +248,7 @@ class Coordinator:
         self._lost.add(rank)
         self._break_off(generation)
         self._close_generation()
-        if self._generation is not None:
+        if self._generation is not None and self._ready:
             with suppress(PlanError):
                 self.policy.plan_ahead(self._number + 1, self._ready, self.pace.factors)
 
@@ -401,6 +401,8 @@ class Coordinator:
 
     def _next_generation(self, ready: tuple[int, ...]) -> Generation:
         """Return the generation that the policy plans for the devices as they are now.  Raises PlanError."""
+        if not ready:
+            raise PlanError("Devices were to go on.", "None is ready.", "Bring one back.")
         now = self._generation
         busy = () if now is None else [now.members[place] for place in now.plan.busy_ranks]
         self.policy.charged(self.fleet.charges(self._seconds(), busy))
