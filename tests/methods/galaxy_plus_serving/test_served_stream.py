@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -152,9 +153,10 @@ def test_where_two_plans_do_not_fit_side_by_side_requests_wait_for_the_exchange(
     assert all(request.is_right is True for request in report.requests)
     assert sorted(request.number for request in report.requests) == list(range(len(report.requests)))
     paused = report.events_of("paused")[0].time_s
-    switched = next(event.time_s for event in report.events_of("switched") if event.time_s > paused)
+    # A busy host may look like another slow device, and bring a third plan.
+    switched, until, *_ = [*(event.time_s for event in report.events_of("switched") if event.time_s > paused), math.inf]
     assert not [request for request in report.requests if paused < request.end_s < switched]
-    assert {request.plan for request in report.requests if request.start_s > switched} == {
+    assert {request.plan for request in report.requests if switched < request.start_s < until} == {
         report.events_of("paused")[0].plan_after
     }
 
