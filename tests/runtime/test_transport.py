@@ -4,7 +4,6 @@ stream."""
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import torch
 from gloo_pairs import cluster_of, cluster_of_two, on_executors, program
 
 from tests.waiting import LIMIT_S
-from workbench.core.capacity import Ingress
 from workbench.core.cluster import Link
 from workbench.core.costs import MESSAGE_S, Spec
 from workbench.core.errors import DeviceLostError
@@ -26,7 +24,6 @@ from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Execution, Executor
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.stamps import stamped, without_stamp
-from workbench.runtime.transport import NUM_LATEST, _SharedIngress
 from workbench.schedules import check
 
 SIZE = 500
@@ -278,59 +275,6 @@ def test_messages_to_one_device_share_its_ingress(fidelity: str) -> None:
     assert [first.start_s, second.start_s] == sent
     both_s = max(first.start_s + 2 * LINK_S, second.start_s + LINK_S)
     assert max(first.end_s, second.end_s) >= both_s - 1e-9
-
-
-@pytest.mark.parametrize(
-    ("messages", "ends"),
-    [
-        ([(1, 0, 4)], [4]),
-        # Both get half of the rate: see tests/simulator/test_simulate.py, which has the same messages.
-        ([(1, 0, 4), (2, 0, 4)], [8, 8]),
-        ([(1, 1, 4), (2, 2, 4)], [8, 9]),
-        # The receiver learns of the long one when the short one has come.  It began 50 s before: as if known in time.
-        ([(1, 50, 27), (2, 0, 105)], [104, 132]),
-        # One that has ended before another begins does not slow it down.
-        ([(1, 0, 4), (2, 4, 4), (3, 9, 4)], [4, 8, 13]),
-        ([(1, 0, 6), (2, 1, 1), (3, 2, 1)], [8, 3.5, 4.5]),
-        # Two sources with two messages each.  A second one has left its source after 8 s, and follows the first.
-        ([(1, 0, 4), (2, 0, 4), (1, 4, 4), (2, 4, 4)], [8, 8, 16, 16]),
-        ([(1, 0, 4), (1, 4, 4), (2, 0, 4), (2, 4, 4)], [8, 16, 8, 16]),
-        # The last one meets the first, which is longer because it has met the one that ended before.
-        ([(1, 0, 10), (2, 0, 2), (3, 5, 4)], [16, 4, 13]),
-    ],
-)
-def test_shares_are_computed_from_when_messages_began(
-    messages: list[tuple[int, float, float]], ends: list[float]
-) -> None:
-    """However late the receiver learns of them: here all have been due for long, so none is held back."""
-    ingress, began_s = _SharedIngress(), time.monotonic() - 1000
-    due = [ingress.hold(source, began_s + sent_s, seconds) for source, sent_s, seconds in messages]
-    assert [each.end_s - began_s for each in due] == pytest.approx(ends)
-
-
-def test_a_message_is_not_late_if_one_that_is_learnt_of_later_has_slowed_it_down() -> None:
-    ingress, began_s = _SharedIngress(), time.monotonic() - 1000
-    first = ingress.hold(1, began_s, 4)
-    assert first.late_s(began_s + 9) == pytest.approx(5)
-    second = ingress.hold(2, began_s, 4)
-    assert first.late_s(began_s + 9) == pytest.approx(1)
-    assert (first.late_s(began_s + 7), second.late_s(began_s + 8.5)) == (0, pytest.approx(0.5))
-
-
-def test_an_ingress_that_is_never_idle_forgets_messages_but_not_what_they_take() -> None:
-    """Three sources send more than it carries."""
-    messages = [(number % 3, number / 2, 1 + number % 5 / 4) for number in range(5 * NUM_LATEST)]
-    began_s, ingress, reference = time.monotonic() - 1000, _SharedIngress(), Ingress()
-    came_s: dict[int, float] = {}
-    for number, (source, sent_s, seconds) in enumerate(messages):
-        came_s |= reference.advance(sent_s)
-        reference.start(number, source, seconds, sent_s)
-    came_s |= reference.advance(math.inf)
-    assert max(came_s.values()) == pytest.approx(sum(seconds for _, _, seconds in messages))
-    dues = [ingress.hold(source, began_s + sent_s, seconds) for source, sent_s, seconds in messages]
-    for number in range(4 * NUM_LATEST, 5 * NUM_LATEST):
-        assert dues[number].end_s - began_s == pytest.approx(came_s[number])
-    assert len(ingress._latest) == NUM_LATEST
 
 
 @pytest.mark.parametrize("fidelity", ["kernel", "paced"])

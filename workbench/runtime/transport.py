@@ -14,9 +14,6 @@ arrives.
 
 from __future__ import annotations
 
-import bisect
-import copy
-import math
 import queue
 import threading
 import time
@@ -27,13 +24,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from workbench.core.capacity import Ingress
 from workbench.core.costs import MESSAGE_S, Spec, sent_bytes
 from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
 from workbench.core.threads import in_background
 from workbench.core.timeline import Span
 from workbench.runtime.collectives import run_collective
+from workbench.runtime.ingress import Due, SharedIngress
 from workbench.runtime.pacing import RankLinks, wait_until
 from workbench.runtime.stamps import empty_with_stamp, stamped, without_stamp
 from workbench.runtime.step_values import StepValues, empty, nbytes, never_late
@@ -43,8 +40,6 @@ WINDOW = 16
 WINDOW_BYTES = 1 << 20
 """Beyond the first LEAST_WINDOW receives, more are posted only while their buffers take less memory than this."""
 LEAST_WINDOW = 4
-NUM_LATEST = 32
-"""Number of messages whose shares are computed again when a receiver learns of another one."""
 SMALL_BYTES = 1 << 16
 """Messages up to this size do not occupy the egress of a real link, because the network interleaves them."""
 
@@ -94,71 +89,6 @@ class _Source:
         self.num_posted = self.posted_bytes = self.number = 0
 
 
-class _Due:
-    """When a message over an emulated link has come, as far as is known, in seconds of the monotonic clock."""
-
-    def __init__(self, end_s: float) -> None:
-        self.end_s = end_s
-
-    def late_s(self, came_s: float) -> float:
-        """Return by how much later it came."""
-        return max(0.0, came_s - self.end_s)
-
-
-class _Held(_Due):
-    """A message that shares the ingress.  seconds: those that it takes alone."""
-
-    def __init__(self, source: int, sent_s: float, seconds: float) -> None:
-        super().__init__(sent_s + seconds)
-        self.source, self.sent_s, self.seconds = source, sent_s, seconds
-
-
-class _SharedIngress:
-    """The messages over emulated links to one rank, which share its ingress as in the simulator."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_messages = 0
-        self._latest: list[tuple[int, _Held]] = []  # (number, message), by when they were sent
-        self._earlier = Ingress()  # those that were sent before
-
-    def hold(self, source: int, sent_s: float, seconds: float) -> _Due:
-        """Wait until a message has had its share, and return when that is.
-
-        This machine takes MESSAGE_S to wake up and pass the message on, so the wait ends earlier by as much.  The
-        receiver learns of a message some time after it was sent, over the kernel's links not before it has come.  So
-        the shares of the latest messages are computed again from when each was sent, also of those that have come
-        already: they were due later than it seemed.
-        """
-        message = _Held(source, sent_s, seconds)
-        with self._lock:
-            is_alone = all(other.end_s <= sent_s for _, other in self._latest)
-            bisect.insort(self._latest, (self._num_messages, message), key=lambda each: each[1].sent_s)
-            self._num_messages += 1
-            if not is_alone:
-                self._share()
-            if len(self._latest) > NUM_LATEST:
-                _start(self._earlier, *self._latest.pop(0))
-        while wait_until(message.end_s - MESSAGE_S) < message.end_s - MESSAGE_S:
-            pass  # another message has come meanwhile
-        return message
-
-    def _share(self) -> None:
-        ingress, came_s = copy.deepcopy(self._earlier), dict[int, float]()
-        for number, message in self._latest:
-            came_s |= _start(ingress, number, message)
-        came_s |= ingress.advance(math.inf)
-        for number, message in self._latest:
-            message.end_s = came_s[number]
-
-
-def _start(ingress: Ingress, number: int, message: _Held) -> dict[int, float]:
-    """Let a message share an ingress.  Returns those that have come before it was sent, with their times."""
-    came_s = ingress.advance(message.sent_s)
-    ingress.start(number, message.source, message.seconds, max(message.sent_s, ingress.now_s))
-    return came_s
-
-
 class Transport:
     """Sends and receives for one rank over a gloo process group.  Close it.
 
@@ -188,7 +118,7 @@ class Transport:
         self._num_waiting = 0  # messages that the sending thread has yet to pass to gloo
         self._num_large = 0  # large messages that were passed to gloo but not sent yet
         self._egress_free_s = 0.0  # when the messages to emulated links will have left
-        self._ingress = _SharedIngress()
+        self._ingress = SharedIngress()
         self._leaving: queue.SimpleQueue = queue.SimpleQueue()
         self._sources: dict[int, _Source] = {}
         self._is_closed = False
@@ -400,7 +330,7 @@ class Transport:
                         assert self.links is not None
                         delay_s = self.links.delay_s(source, self._rank, message.spec.nbytes, num_arrived)
                         num_arrived += 1
-                        delayed.put((message, content, sent_s, _Due(arrived_s + delay_s + MESSAGE_S)))
+                        delayed.put((message, content, sent_s, Due(arrived_s + delay_s + MESSAGE_S)))
                     else:
                         assert self.links is not None
                         seconds = self.links.occupied_s(source, self._rank, message.spec.nbytes)
@@ -424,9 +354,9 @@ class Transport:
             except BaseException as error:  # passed to the streams, which raise it
                 self._fail(delivery[0].values, error)
 
-    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, due: _Due | None) -> None:
+    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, due: Due | None) -> None:
         """Wait until a message is due, and put its value into the step.  due: None if it is not emulated."""
-        # The last MESSAGE_S until it is due are this machine's (see _SharedIngress).
+        # The last MESSAGE_S until it is due are this machine's (see SharedIngress).
         end_s = wait_until(0.0 if due is None else due.end_s - MESSAGE_S)
         message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
         late_s = never_late if due is None else partial(due.late_s, end_s)
