@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from generate import MARKER
 from generate.outputs import page_of
 
 from workbench.core.cluster import Cluster, Device, Link
@@ -31,6 +32,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     return folder
+
+
+def test_a_page_that_is_complete_on_the_site_only_says_so() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    filled = {path for path, text in texts.items() if MARKER.search(text)}
+    assert filled and {path for path in filled if "`make docs`" not in texts[path]} == set()
 
 
 @pytest.mark.slow
