@@ -186,6 +186,26 @@ def test_a_score_is_reached_when_a_measured_curve_says_so(monkeypatch: pytest.Mo
     assert seconds_of(best.report, 4) == pytest.approx(first + 3 * second)
 
 
+def test_a_curve_holds_wherever_activations_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = Curve(
+        model="tiny-bert",
+        task="sentiment",
+        method="fine_tuning",
+        options={"technique": "lora"},
+        batch_size=32,
+        train_samples=64,
+        metric="accuracy",
+        scores=(0.5, 0.6),
+        seeds=(0,),
+        command="a test",
+    )
+    monkeypatch.setattr(curves, "curves_in", lambda path: (lora,))
+    job = Job(model="tiny-bert", method="fine_tuning", train_samples=64)
+    options = {"technique": "lora", "paradigm": "data_parallel", "activations": "disk"}
+    assert list(curves.curves_of(replace(job, options=options))) == [lora]
+    assert list(curves.curves_of(replace(job, options=options | {"backbone_dtype": "int8"}))) == []
+
+
 def test_nothing_possible_is_an_error_with_the_reasons() -> None:
     small = tuple(replace(device, memory_bytes=10_000) for device in load_cluster("pair").devices)
     with pytest.raises(ConfigError, match=r"Nothing can run\. .*kB.* \d+ other combinations are refused"):
