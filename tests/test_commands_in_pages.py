@@ -9,13 +9,17 @@ import re
 import shlex
 from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 
 from workbench.cli.app import app
+from workbench.cli.kit import kit
+from workbench.cli.runs import runs
 from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of, registered
+from workbench_labs.course.command import labs
 from workbench_studies.bench.command import BENCHES
 from workbench_studies.papers import COMPARE, PAPERS, find_item
 
@@ -24,6 +28,7 @@ PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "d
 """That of a new method is tried by a test of its own."""
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+ACTIONS = {command.__name__: get_args(get_type_hints(command)["action"]) for command in (kit, labs, runs)}
 COMMANDS = typer.main.get_command(app)
 CONTEXT = typer.Context(COMMANDS, info_name="workbench")
 
@@ -53,12 +58,10 @@ def fault_of(words: list[str]) -> str:
         if command is None:
             return f"there is no command {' '.join(words[:2])}"
         context = typer.Context(command, info_name=name, parent=context)
-    parameters = command.get_params(context)
     names = [word for word in takewhile(lambda word: not word.startswith("--"), rest) if not word.isupper()]
-    actions = getattr(parameters[0].type, "choices", ())
-    if actions and parameters[0].param_type_name == "argument" and names and names[0] not in actions:
+    if name in ACTIONS and names and names[0] not in ACTIONS[name]:
         return f"{name} does not know {names[0]}"
-    known = {option for parameter in parameters for option in parameter.opts}
+    known = {option for parameter in command.get_params(context) for option in parameter.opts}
     given = [word.partition("=")[0] for word in rest if word.startswith("--")]
     if unknown := [option for option in given if option not in known]:
         return f"{name} has no {unknown[0]}"
