@@ -13,10 +13,10 @@ import pytest
 from generate.boards import sent_reports
 from in_process import call
 
+from tests.plans import staged_plan
 from workbench.core.cluster import Cluster, Device, Link, Processor
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report, StepRecord
 from workbench.core.serial import from_json, to_json
 from workbench.runs.board_report import BoardReport, board_report, read_board_report
@@ -24,13 +24,7 @@ from workbench.runs.board_report import BoardReport, board_report, read_board_re
 SECRET = "zanzibar"
 """In everything that an owner names."""
 LINK = Link(bytes_per_s=1.25e8, latency_s=1e-4)
-PLAN = Plan(
-    method="pac_plus",
-    stages=(Stage(start=0, stop=6, shares=(Share(rank=0, samples=8), Share(rank=1, samples=8))),),
-    micro_batch_size=16,
-    num_micro_batches=2,
-    notes=(f"{SECRET}-0 is slow",),
-)
+PLAN = staged_plan((6, {0: 8, 1: 8}), method="pac_plus", micro_batches=2, notes=(f"{SECRET}-0 is slow",))
 KIT = """
 name = "zanzibar"
 [defaults]

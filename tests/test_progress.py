@@ -2,27 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clock import Clock
+from tests.clusters import cluster_of
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.methods.base import SCORED, DeviceState, Event, counting
 from workbench.runs.progress import RunState
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def two_devices() -> Cluster:
-    link = Link(bytes_per_s=1e6)
-    return Cluster(
-        name="two",
-        devices=tuple(Device(name=n, flops_per_s=1e9, memory_bytes=100_000_000, link=link) for n in ("fast", "slow")),
-    )
 
 
 def step(epoch: int, number: int, loss: float = 0.5, samples: int = 32, num_steps: int = 4) -> Event:
@@ -40,12 +25,12 @@ def predicted(seconds: float, cached_s: float, epochs: int = 3, num_steps: int =
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
 def state(clock: Clock) -> RunState:
-    return RunState(Job(epochs=3), two_devices(), clock=clock)
+    return RunState(Job(epochs=3), cluster_of(("fast", "slow"), memory_bytes=100_000_000, bytes_per_s=1e6), clock=clock)
 
 
 def test_before_anything_all_is_unknown(state: RunState) -> None:

@@ -7,19 +7,13 @@ import pytest
 from made_up_report import cluster
 from rich.console import Console
 
+from tests.clock import Clock
 from workbench.cli.output import PLAIN_INTERVAL_S, RunProgress, print_json, print_table, print_text, report_error, say
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.report import StepRecord
 from workbench.core.units import size_words
 from workbench.methods.base import DeviceState, Event
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def drawn(progress: RunProgress) -> str:

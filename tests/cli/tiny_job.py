@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from workbench.core import Cluster, Device, Job, Link
+from tests.clusters import cluster_of
+from workbench.core import Cluster, Job
 
 TRAIN_SAMPLES, TEST_SAMPLES, EPOCHS = 64, 24, 3
 CLUSTER_FILE = """\
@@ -39,14 +40,8 @@ def write_data(folder: Path, *, train: int = TRAIN_SAMPLES) -> Path:
 
 def two_devices(memory_bytes: int = 600_000_000, *, share: float | None = 1.0) -> Cluster:
     """Return two devices whose links do not slow a test down."""
-    link = Link(bytes_per_s=1e9)
-    return Cluster(
-        name="two",
-        devices=tuple(
-            Device(name=name, flops_per_s=3e10, memory_bytes=memory_bytes, link=link, host_share=share)
-            for name in ("alpha", "beta")
-        ),
-    )
+    names = ("alpha", "beta")
+    return cluster_of(names, name="two", flops_per_s=3e10, memory_bytes=memory_bytes, host_share=share)
 
 
 def tiny_job(data: Path, **changes: object) -> Job:

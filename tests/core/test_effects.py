@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from workbench.core import Cluster, Device, Job, Link, Plan, Processor, Share, Stage
+from tests.clusters import cluster_of
+from tests.plans import inference_plan, staged_plan
+from workbench.core import Cluster, Job, Plan, Processor
 from workbench.core.effects import Situation, effects_of, idle_settings
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan
 from workbench.core.methods import registered
 from workbench.methods import load_method
 
@@ -24,27 +25,18 @@ TEXT, WORDS, PICTURES = (
 
 def devices(count: int, processors: int = 0) -> Cluster:
     own = tuple(Processor(name=f"p{number}", flops_per_s=1e9) for number in range(processors))
-    one = Device(name="d", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8), processors=own)
-    return Cluster(name="some", devices=tuple(replace(one, name=f"d{number}") for number in range(count)))
+    return cluster_of(count, bytes_per_s=1e8, processors=own)
 
 
 def staged(*ranks: int, micro_batches: int = 4) -> Plan:
-    stages = (Stage(start=rank, stop=rank + 1, shares=(Share(rank=rank, samples=4),)) for rank in ranks)
-    return Plan(method="some", stages=tuple(stages), micro_batch_size=4, num_micro_batches=micro_batches)
+    return staged_plan(*((1, {rank: 4}) for rank in ranks), micro_batches=micro_batches)
 
 
 def ring(count: int) -> Plan:
-    inference = InferencePlan(
-        method="galaxy_plus",
-        paradigm="hybrid" if count > 1 else "pipeline",
-        ranks=tuple(range(count)),
-        length=12,
-        **(
-            {"units": (1,) * count, "columns": (1,) * count, "shares": (1.0,) * count, "schemes": (1,)}
-            if count > 1
-            else {"layers": (1,)}
-        ),
-    )
+    each: Any = (1,) * count
+    parts = {"units": each, "columns": each, "shares": each, "schemes": (1,)} if count > 1 else {"layers": each}
+    paradigm = "hybrid" if count > 1 else "pipeline"
+    inference = inference_plan(paradigm, method="galaxy_plus", length=12, **parts)
     return replace(staged(0, micro_batches=1), inference=inference)
 
 

@@ -4,17 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from tests.clusters import cluster_of, device
+from tests.plans import inference_plan
 from workbench.core import Cluster, Device, Job, Link, Processor
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.core.inference import proportional_parts
 from workbench.core.serial import from_builtins, to_builtins
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 
 NAN, INF = float("nan"), float("inf")
 LINK = Link(bytes_per_s=1e6)
-DEVICE = Device(name="a", flops_per_s=1e9, memory_bytes=10**9, link=LINK)
+DEVICE = device("a", link=LINK)
 WHOLE = {
     Job: Job(),
     Link: LINK,
@@ -157,7 +159,7 @@ def test_a_step_fault_that_cannot_be_meant(text, found):
 
 
 def test_a_fault_names_a_device_whose_name_has_a_colon():
-    colons = Cluster(name="c", devices=tuple(replace(DEVICE, name=name) for name in ("a", "a:4", "x:y")))
+    colons = cluster_of(("a", "a:4", "x:y"), link=LINK)
     faults = parse_faults("slow:a:4@3; slow:a:4:2@4; kill:x:y@5; slow:x:y:8@2", colons)
     assert [(fault.kind, fault.rank, fault.factor) for fault in faults] == [
         ("slow", 2, 8.0),
@@ -170,6 +172,6 @@ def test_a_fault_names_a_device_whose_name_has_a_colon():
 @pytest.mark.parametrize("parts", [(NAN, 1.0), (INF, 1.0), (-1.0, 2.0), (0.0, 0.0)])
 def test_parts_of_a_sequence_are_finite(parts):
     with pytest.raises(ConfigError):
-        InferencePlan(method="m", paradigm="hybrid", ranks=(0, 1), shares=parts)
+        inference_plan(shares=parts)
     with pytest.raises(ConfigError):
         proportional_parts(8, parts)

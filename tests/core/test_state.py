@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.core import Plan, Share, Stage
+from tests.plans import staged_plan
+from workbench.core import Plan
 from workbench.core.plan import held_by, homes_of, whole_states, with_neighbours
 
 LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), "step": ()}
@@ -10,11 +11,7 @@ LAYERS = {"embedding": (0,), "layer.1": (1,), "layer.2": (2,), "words": (0, 2), 
 
 def plan_of(*groups: tuple[int, tuple[int, ...]]) -> Plan:
     """Stages of (layers, ranks)."""
-    stages, at = [], 0
-    for layers, ranks in groups:
-        stages.append(Stage(start=at, stop=at + layers, shares=tuple(Share(rank=rank, samples=1) for rank in ranks)))
-        at += layers
-    return Plan(method="test", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
+    return staged_plan(*((layers, dict.fromkeys(ranks, 1)) for layers, ranks in groups))
 
 
 def test_a_tensor_lives_where_its_layers_are() -> None:

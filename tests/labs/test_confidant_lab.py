@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from widget_reports import make_report
 
+from tests.clusters import with_devices
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import Recovery
 from workbench_labs.confidant import (
@@ -91,9 +92,7 @@ def test_recoveries_of_several_runs() -> None:
 
 def test_a_kits_devices_are_emulated_with_its_links() -> None:
     pair = load_cluster("pair")
-    kit = replace(
-        pair, devices=tuple(replace(device, address=f"pi@{device.name}", host_share=None) for device in pair.devices)
-    )
+    kit = with_devices(pair, address=lambda one: f"pi@{one.name}", host_share=None)
     emulated = on_this_computer(kit)
     assert kit.is_real and not emulated.is_real and emulated.link(0, 1) == kit.link(0, 1)
     assert on_this_computer(pair) == pair

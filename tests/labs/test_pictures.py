@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span, Timeline
@@ -45,9 +45,6 @@ def test_the_folder_holds_and_lists_all_of_them() -> None:
 
 
 def test_an_executed_run_is_drawn_from_its_report_and_a_simulated_one_is_refused() -> None:
-    device = Device(name="alpha", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
-    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1),))
-    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=1, num_micro_batches=1)
     shared = {"device_names": ("alpha",)}
     spans = (Span(0, Op("F", 0, 0), 0.0, 0.18), Span(0, Op("STEP", 0), 0.18, 0.181))
     simulated = Timeline(source="simulated", spans=spans, **shared)
@@ -57,8 +54,8 @@ def test_an_executed_run_is_drawn_from_its_report_and_a_simulated_one_is_refused
         fidelity="kernel",
         mode="execute",
         job=Job(),
-        cluster=Cluster(name="one", devices=(device,)),
-        plan=plan,
+        cluster=cluster_of(("alpha",)),
+        plan=staged_plan((1, {0: 1}), method="pac_plus"),
         timelines={"first epoch, predicted": simulated, "first epoch, measured": measured},
     )
     drawn = executed_run(report)

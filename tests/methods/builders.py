@@ -3,7 +3,8 @@
 import random
 from pathlib import Path
 
-from workbench.core import Job, Plan, Share, Stage
+from tests.plans import plan_of, stage
+from workbench.core import Job, Stage
 from workbench.core.cluster import Cluster
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.rank_results import RankResult
@@ -21,25 +22,14 @@ from workbench.tasks.windows import Window
 
 LEARNING_RATE = 5e-4
 FLOAT32 = QuantizationConfig(storage="float32")
-CACHED = Stage(start=0, stop=6, shares=(Share(rank=0, samples=3), Share(rank=1, samples=3), Share(rank=3, samples=2)))
-
-
-def stage(start: int, stop: int, **samples: int) -> Stage:
-    """Return a stage; samples by rank: r0=3, r1=1."""
-    return Stage(
-        start=start,
-        stop=stop,
-        shares=tuple(Share(rank=int(name[1:]), samples=count) for name, count in samples.items()),
-    )
-
-
+CACHED = stage(0, 6, {0: 3, 1: 3, 3: 2})
 PLANS = {
-    "[6] on [1]": (stage(0, 6, r0=4),),
-    "[6] on [4]": (stage(0, 6, r0=1, r1=1, r2=1, r3=1),),
-    "[3, 3] on [1-1]": (stage(0, 3, r1=4), stage(3, 6, r0=4)),
-    "[3, 3] on [2-2]": (stage(0, 3, r0=3, r1=1), stage(3, 6, r2=2, r3=2)),
-    "[2, 2, 2] on [2-1-1]": (stage(0, 2, r0=1, r1=3), stage(2, 4, r2=4), stage(4, 6, r3=4)),
-    "[2, 2, 1, 1] on [1-1-1-1]": (stage(0, 2, r0=4), stage(2, 4, r1=4), stage(4, 5, r2=4), stage(5, 6, r3=4)),
+    "[6] on [1]": (stage(0, 6, {0: 4}),),
+    "[6] on [4]": (stage(0, 6, {0: 1, 1: 1, 2: 1, 3: 1}),),
+    "[3, 3] on [1-1]": (stage(0, 3, {1: 4}), stage(3, 6, {0: 4})),
+    "[3, 3] on [2-2]": (stage(0, 3, {0: 3, 1: 1}), stage(3, 6, {2: 2, 3: 2})),
+    "[2, 2, 2] on [2-1-1]": (stage(0, 2, {0: 1, 1: 3}), stage(2, 4, {2: 4}), stage(4, 6, {3: 4})),
+    "[2, 2, 1, 1] on [1-1-1-1]": (stage(0, 2, {0: 4}), stage(2, 4, {1: 4}), stage(4, 5, {2: 4}), stage(5, 6, {3: 4})),
 }
 
 
@@ -134,9 +124,7 @@ def make_rank_job(
     return PacPlusRankJob(
         job=Job(model=model, epochs=epochs, batch_size=batch_size, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=cluster,
-        plan=Plan(
-            method="pac_plus", stages=stages, micro_batch_size=batch_size // 2, num_micro_batches=2, cached=CACHED
-        ),
+        plan=plan_of(stages, method="pac_plus", micro_batches=2, cached=CACHED, micro_batch_size=batch_size // 2),
         profile=free_profile(stack.num_layers, cluster.world_size),
         is_paced=False,
         adapter=adapter_config(stack, kind),

@@ -5,7 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from workbench.core import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core import Cluster
 from workbench.runtime.engines import EngineCluster
 
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed (pip install '.[jax]')")
@@ -13,14 +14,7 @@ needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not inst
 
 def four_devices(memory_bytes: int = 2_000_000_000) -> Cluster:
     """Return four equal devices whose links and pace do not slow the tests down."""
-    link = Link(bytes_per_s=1e9)
-    return Cluster(
-        name="test",
-        devices=tuple(
-            Device(name=f"device-{index}", flops_per_s=1e9, memory_bytes=memory_bytes, link=link, host_share=1.0)
-            for index in range(4)
-        ),
-    )
+    return cluster_of([f"device-{rank}" for rank in range(4)], memory_bytes=memory_bytes, host_share=1.0)
 
 
 @pytest.fixture(scope="session")

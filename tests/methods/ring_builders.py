@@ -14,7 +14,9 @@ import torch
 
 from tests.methods.builders import LEARNING_RATE, free_profile, split_for
 from tests.methods.one_process import run_program
-from workbench.core import Cluster, Job, Link, Plan, Share, Stage
+from tests.models.helpers import technique_part
+from tests.plans import staged_plan
+from workbench.core import Cluster, Job, Link, Plan
 from workbench.core.schedule import Value
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
@@ -34,13 +36,14 @@ from workbench.tasks.tokenize import Batch, collate, tokenize
 
 def ring_plan(*blocks: tuple[int, int], micro_batches: int = 2) -> Plan:
     """Return the ring of (rank, number of layers), in its order."""
-    stages, at = [], 0
-    for rank, count in blocks:
-        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=8 // micro_batches),)))
-        at += count
-    return Plan(
-        method="ringada", stages=tuple(stages), micro_batch_size=8 // micro_batches, num_micro_batches=micro_batches
-    )
+    parts = ((count, {rank: 8 // micro_batches}) for rank, count in blocks)
+    return staged_plan(*parts, method="ringada", micro_batches=micro_batches)
+
+
+def whole_plan(model: str, samples: int = 8, micro_batches: int = 1) -> Plan:
+    """Return the plan of a federated run: the whole model on each of four devices, with so many samples."""
+    settings = {"method": "ringada", "micro_batch_size": samples, "micro_batches": micro_batches}
+    return staged_plan((load_stack(model).num_layers, dict.fromkeys(range(4), samples)), **settings)
 
 
 def ring_job(
@@ -171,7 +174,7 @@ def train_federated(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tens
     """Return each mini-batch's loss and the final weights of one process that trains each device's copy, round by
     round, and averages."""
     stack, losses = load_stack(job.job.model), list[float]()
-    copies = [TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config) for _ in job.cluster.devices]
+    copies = [technique_part(stack, job.config) for _ in job.cluster.devices]
     optimizers = []
     for model in copies:
         decays = [

@@ -4,7 +4,6 @@ All ranks' operations run in this process, by the handlers that devices use.  Tw
 of both.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -27,10 +26,12 @@ from tests.methods.builders import (
     initial_adapter,
     made_up_split,
     split_for,
-    stage,
 )
 from tests.methods.conftest import four_devices
-from workbench.core import Job, Plan, Stage
+from tests.models.helpers import technique_config, technique_part
+from tests.plans import plan_of, stage
+from tests.weights import same_weights
+from workbench.core import Job, Stage
 from workbench.core.errors import ConfigError
 from workbench.core.program import Program
 from workbench.methods import load_method
@@ -53,7 +54,6 @@ from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.activation_cache import ActivationCache, cache_dtype
 from workbench.schedules import check
 from workbench.schedules.pipeline import OrderName
@@ -67,7 +67,7 @@ SCHEDULES: dict[str, tuple[tuple[Stage, ...], OrderName]] = {
     "data parallel": (PLANS["[6] on [4]"], "1f1b"),
     "hybrid": (PLANS["[3, 3] on [2-2]"], "1f1b"),
     "hybrid by GPipe": (PLANS["[2, 2, 2] on [2-1-1]"], "gpipe"),
-    "in another order": ((stage(0, 3, r1=4), stage(3, 6, r0=4)), "1f1b"),
+    "in another order": ((stage(0, 3, {1: 4}), stage(3, 6, {0: 4})), "1f1b"),
 }
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 IN_EVERY_PRECISION = ("one device", "hybrid")
@@ -120,10 +120,6 @@ def job(model: str) -> Job:
     return Job(model=model, epochs=1, batch_size=BATCH, micro_batches=2, learning_rate=LEARNING_RATE)
 
 
-def plan_of(stages: Sequence[Stage], *, cached: Stage | None = None) -> Plan:
-    return Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH // 2, num_micro_batches=2, cached=cached)
-
-
 def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
     """Do the steps whose losses are given as functions, plainly."""
     optimizer, found, gradients = plain_optimizer(module.train(), 0.01), [], {}
@@ -172,16 +168,10 @@ def compare(
             )
 
 
-def technique_config(stack: LayerStack, technique: str, kind: Kind = "classification") -> TechniqueConfig:
-    """Narrow adapters keep the tiny models' gradients from vanishing in the many."""
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
-    return TechniqueConfig(technique=technique, kind=kind, **sizes)  # type: ignore[arg-type]
-
-
 @cache
 def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> Reference:
     stack = backbone(model, storage)
-    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), technique_config(stack, technique, kind))
+    whole = technique_part(stack, technique_config(stack, technique, kind=kind))
 
     def loss(batch: Batch) -> torch.Tensor:
         _, last_hidden = whole(batch.input_ids, batch.attention_mask)
@@ -198,9 +188,9 @@ def fine_tuning_job(
     return FineTuningRankJob(
         job=job(model),
         cluster=four_devices(),
-        plan=plan_of(stages),
+        plan=plan_of(stages, micro_batches=2),
         profile=free_profile(6, 4),
-        config=technique_config(backbone(model, storage), technique, kind),
+        config=technique_config(backbone(model, storage), technique, kind=kind),
         facts=model_facts(model),
         split=made_up_split(SAMPLES, kind=kind),
         quantization=quantization(storage),
@@ -230,7 +220,7 @@ def programs_and_tables(
     tables: list[dict[int, StepHandlers]] = [{} for _ in steps]
     for own in rank_job.plan.stages:
         for rank in own.ranks:
-            part = TechniqueStage(copy.deepcopy(backbone(model, storage).stage(own.start, own.stop)), rank_job.config)
+            part = technique_part(backbone(model, storage), rank_job.config, own.start, own.stop)
             compute, optimizer = StageCompute(part), make_optimizer(rank_job, part, len(steps))
             compute.folder = Path(gettempdir()) if own.activations == "disk" else None
             for table, step in zip(tables, steps, strict=True):
@@ -251,7 +241,7 @@ def pac_plus_job(
     return PacPlusRankJob(
         job=replace(job(model), epochs=2),
         cluster=four_devices(),
-        plan=plan_of(stages, cached=CACHED),
+        plan=plan_of(stages, micro_batches=2, cached=CACHED),
         profile=free_profile(stack.num_layers, 4),
         adapter=adapter_config(stack, kind),
         split=split,
@@ -338,7 +328,7 @@ def test_recomputed_activations_change_nothing(
         stages = [
             replace(own, activations=activations[at % len(activations)]) for at, own in enumerate(rank_job.plan.stages)
         ]
-        programs, tables = programs_and_tables(replace(rank_job, plan=plan_of(stages)), storage)
+        programs, tables = programs_and_tables(replace(rank_job, plan=plan_of(stages, micro_batches=2)), storage)
         torch.manual_seed(0)
         losses, moments = list[float](), dict[str, torch.Tensor]()
         for program, rank_table in zip(programs, tables, strict=True):
@@ -360,8 +350,7 @@ def test_recomputed_activations_change_nothing(
         again, found, kinds = trained(*activations)
         assert {"recompute": "R", "disk": "READ"}[activations[0]] in kinds
         assert again == pytest.approx(losses, rel=1e-6)
-        for key, gradient in gradients.items():
-            torch.testing.assert_close(found[key], gradient, rtol=1e-6, atol=1e-6 * scale)
+        same_weights(found, gradients, 1e-6, 1e-6 * scale)
 
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)

@@ -1,6 +1,5 @@
 """Fine-tuning on devices gives what one plain process gives: losses, weights, and again after it was stopped."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,10 @@ from stopped_run import stop_in_the_second_epoch, train_rank
 
 from tests.methods.builders import LEARNING_RATE, PLANS, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices, needs_jax
-from workbench.core import Job, Plan, Stage
+from tests.models.helpers import technique_config, technique_part
+from tests.plans import plan_of
+from tests.weights import same_weights
+from workbench.core import Job
 from workbench.methods.fine_tuning.phases import FineTuningRankJob
 from workbench.methods.training.interrupted import begin, take_up
 from workbench.models.configuration import model_facts
@@ -27,17 +29,6 @@ from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 SAMPLES, EPOCHS = 22, 2  # not a multiple of the mini-batch: the last one is smaller and cannot be cut as planned
 
 
-def config_for(stack: LayerStack, technique: str) -> TechniqueConfig:
-    """Return the settings; narrow adapters keep the tiny models' gradients from vanishing in the many."""
-    return TechniqueConfig(
-        technique=technique, hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8
-    )
-
-
-def whole_model(stack: LayerStack, config: TechniqueConfig) -> TechniqueStage:
-    return TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
-
-
 def mean_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> torch.Tensor:
     _, last_hidden = model(batch.input_ids, batch.attention_mask)
     return task_loss(
@@ -45,15 +36,11 @@ def mean_loss(model: TechniqueStage, batch: Batch, epoch: int = 0) -> torch.Tens
     )
 
 
-def plan_of(stages: tuple[Stage, ...]) -> Plan:
-    return Plan(method="test", stages=stages, micro_batch_size=4, num_micro_batches=2)
-
-
 def train_plainly(
     stack: LayerStack, config: TechniqueConfig, split: TokenizedSplit
 ) -> tuple[dict[tuple[int, int], float], Mapping[str, torch.Tensor]]:
     """Return losses and final weights of a plain loop on whole mini-batches."""
-    model = whole_model(stack, config)
+    model = technique_part(stack, config)
     optimizer, losses, step = make_optimizer(model, 0.01), {}, 0
     for epoch in range(EPOCHS):
         batches = epoch_batches(split.lengths, 8, 0, epoch)
@@ -72,10 +59,10 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
     return FineTuningRankJob(
         job=Job(model=model, epochs=EPOCHS, batch_size=8, micro_batches=2, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
-        plan=plan_of(PLANS[plan]),
+        plan=plan_of(PLANS[plan], micro_batches=2),
         profile=free_profile(6, 4),
         is_paced=False,
-        config=config_for(load_stack(model), technique),
+        config=technique_config(load_stack(model), technique),
         facts=model_facts(model),
         split=made_up_split(SAMPLES),
         folder=folder,
@@ -99,7 +86,7 @@ def test_devices_train_as_one_process(
     length, as it compiles for each."""
     stack = load_stack(model)
     technique, _, recomputing = technique.partition(", ")
-    config = config_for(stack, technique)
+    config = technique_config(stack, technique)
     job = rank_job(model, technique, plan, tmp_path)
     if jax:
         job = replace(job, split=replace(job.split, ids=tuple(sample[:3] for sample in job.split.ids)))
@@ -107,7 +94,7 @@ def test_devices_train_as_one_process(
     if recomputing:
         first, second = job.plan.stages
         stages = replace(first, activations="recompute"), replace(second, activations="disk")
-        job = replace(job, plan=plan_of(stages))
+        job = replace(job, plan=plan_of(stages, micro_batches=2))
     devices = (
         replace(device, framework="jax" if rank in jax else "torch") for rank, device in enumerate(job.cluster.devices)
     )
@@ -117,13 +104,7 @@ def test_devices_train_as_one_process(
     for step, loss in expected.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.
         assert losses[step] == pytest.approx(loss, rel=1e-5 if step == (0, 0) else 1e-4), step
-    trained = job.trained(EPOCHS - 1)
-    assert set(trained) == set(weights)
-    for name, tensor in weights.items():
-        if (
-            "c_attn.bias" not in name
-        ):  # softmax does not see the keys' bias: its gradient is noise, which AdamW blows up
-            torch.testing.assert_close(trained[name], tensor.detach(), rtol=1e-3, atol=2e-4)
+    same_weights(job.trained(EPOCHS - 1), weights, 1e-3, 2e-4, noise="c_attn.bias")
 
 
 @needs_jax
@@ -144,9 +125,7 @@ def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_pa
     assert (former.epochs, former.step) == (1, 2)
     results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(expected, rel=1e-6)
-    weights = whole.trained(1)
-    for name, tensor in stopped.trained(1).items():
-        torch.testing.assert_close(tensor, weights[name], rtol=1e-6, atol=1e-7)
+    same_weights(stopped.trained(1), whole.trained(1), 1e-6, 1e-7)
 
 
 def test_what_stops_before_its_last_snapshot_does_its_last_step_again(engines: EngineCluster, tmp_path: Path) -> None:

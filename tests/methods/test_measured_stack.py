@@ -5,8 +5,10 @@ from dataclasses import fields, replace
 
 import pytest
 
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
 from workbench import experiment
-from workbench.core import Cluster, Device, Job, Link, Plan, Share, Stage
+from workbench.core import Job
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods import load_method
 from workbench.methods.base import ignore
@@ -85,9 +87,7 @@ def test_only_measured_layers_are_read(tmp_path, monkeypatch, family, technique,
     assert [set(layer.times) for layer in ours] == [set(layer.times) for layer in theirs]
 
 
-def cluster_of(memory_bytes, count=2):
-    device = {"flops_per_s": 1e9, "memory_bytes": memory_bytes, "host_share": 0.5, "link": Link(bytes_per_s=1e8)}
-    return Cluster(name="small", devices=tuple(Device(name=name, **device) for name in "abcd"[:count]))
+SMALL = cluster_of("ab", name="small", memory_bytes=10_000, host_share=0.5, bytes_per_s=1e8)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_the_devices_cannot_hold_is_refused_before_anything_is_read(monkeyp
     monkeypatch.setattr(module, "load_sample", lambda *place, **settings: pytest.fail("read"))
     job = Job(method=method, model="tiny-llama", task="sentiment", options=options, max_length=16)
     with pytest.raises(PlanError, match=rf"A plan of {method} .* on cluster 'small' .* 2 devices have 20\.0 kB\."):
-        experiment.plan(job, cluster_of(10_000))
+        experiment.plan(job, SMALL)
 
 
 def test_what_this_machine_cannot_hold_is_refused_before_anything_is_read(monkeypatch):
@@ -107,28 +107,22 @@ def test_what_this_machine_cannot_hold_is_refused_before_anything_is_read(monkey
     costs = costs_of("tiny-llama")
     with pytest.raises(ConfigError, match=r"The 3 that stand for all take .*; 1\.0 kB are free\. Close other programs"):
         measured_stack("tiny-llama", model_facts("tiny-llama"), costs)
-    whole = Stage(start=0, stop=6, shares=tuple(Share(rank=rank, samples=1) for rank in (0, 1)))
-    plan = Plan(method="fine_tuning", stages=(whole,), micro_batch_size=2, num_micro_batches=1)
+    plan = staged_plan((6, {0: 1, 1: 1}), method="fine_tuning")
     weights = sum(cost.trainable_bytes for cost in costs)
     with pytest.raises(
         ConfigError, match=rf"weights take {2 * weights / 1e3:.0f} kB, .* together {3 * weights / 1e6:.1f} MB"
     ):
-        room.require_running_room("tiny-llama", costs, plan, cluster_of(10_000))
+        room.require_running_room("tiny-llama", costs, plan, SMALL)
 
 
 def test_a_frozen_model_needs_room_on_the_laptop_for_all_layers_only_where_a_run_holds_them_at_once(monkeypatch):
     """By the sizes of 22 layers of 44 million frozen weights: 3.9 GB, of which 1 GB, a layer and both ends are held."""
     costs = [replace(costs_of("tiny-llama")[0], frozen_params=44_000_000, frozen_bytes=0, trainable_params=0)] * 22
-    plan = Plan(
-        method="pac_plus",
-        stages=(Stage(start=0, stop=22, shares=(Share(rank=0, samples=1),)),),
-        micro_batch_size=1,
-        num_micro_batches=1,
-    )
+    plan = staged_plan((22, {0: 1}), method="pac_plus")
     monkeypatch.setattr(room.psutil, "virtual_memory", lambda: type("memory", (), {"available": 2 * 10**9}))
-    room.require_running_room("large", costs, plan, cluster_of(10_000))
+    room.require_running_room("large", costs, plan, SMALL)
     with pytest.raises(ConfigError, match=r"holds of the model to score it 3\.9 GB"):
-        room.require_running_room("large", costs, plan, cluster_of(10_000), is_whole=True)
+        room.require_running_room("large", costs, plan, SMALL, is_whole=True)
     for method, options, is_whole in (
         ("p_rge", {"precision": "float32"}, True),
         ("p_rge", {"precision": "int8"}, False),

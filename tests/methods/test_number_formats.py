@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.clusters import cluster_of
 from workbench import experiment
-from workbench.core import Cluster, Device, Job, Link
+from workbench.core import Cluster, Job
 from workbench.core.errors import PlanError
 from workbench.core.profile import LayerProfile
 from workbench.methods import load_method
@@ -34,12 +35,7 @@ STORED = ("float16", "bfloat16", "int8", "int4", "nf4")
 
 def two_of_a_kind(memory_bytes: int = 10**9) -> Cluster:
     """Return devices that are not emulated, so that the catalogue's figures count."""
-    link = Link(bytes_per_s=1e6)
-    devices = (
-        Device(name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=link, model="some")
-        for name in ("alpha", "beta")
-    )
-    return Cluster(name="some", devices=tuple(devices))
+    return cluster_of(("alpha", "beta"), memory_bytes=memory_bytes, bytes_per_s=1e6, model="some")
 
 
 def layers_of(method: str, **options: Any) -> tuple[tuple[LayerProfile, ...], tuple[str, ...]]:

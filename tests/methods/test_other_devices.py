@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from stopped_run import stop_in_the_first_epoch, stop_in_the_second_epoch, train_rank
 
-from tests.methods.builders import PLANS, losses_of, make_rank_job, stage
+from tests.methods.builders import PLANS, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from tests.methods.test_fine_tuning_equality import rank_job as fine_tuning_job
+from tests.plans import plan_of, stage
+from tests.weights import same_weights
 from workbench.core import Cluster, Plan
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.training.interrupted import begin, take_up
@@ -24,14 +25,9 @@ from workbench.models.loading import load_stack
 from workbench.runtime.engines import EngineCluster
 
 SAMPLES, EPOCHS = 22, 3
-FOUR = Plan(
-    method="pac_plus",
-    stages=PLANS["[2, 2, 1, 1] on [1-1-1-1]"],
-    micro_batch_size=4,
-    num_micro_batches=2,
-    cached=stage(0, 6, r0=2, r1=2, r2=2, r3=2),
-)
-THREE = replace(FOUR, stages=(stage(0, 3, r2=2, r0=2), stage(3, 6, r1=4)), cached=stage(0, 6, r0=3, r1=3, r2=2))
+CACHED = stage(0, 6, {0: 2, 1: 2, 2: 2, 3: 2})
+FOUR = plan_of(PLANS["[2, 2, 1, 1] on [1-1-1-1]"], method="pac_plus", micro_batches=2, cached=CACHED)
+THREE = replace(FOUR, stages=(stage(0, 3, {2: 2, 0: 2}), stage(3, 6, {1: 4})), cached=stage(0, 6, {0: 3, 1: 3, 2: 2}))
 
 
 def three_devices() -> Cluster:
@@ -57,13 +53,6 @@ def go_on(job: Any, engines: EngineCluster) -> tuple[list[RankResult], tuple[int
     message = replace(job, start_epoch=former.epochs, start_step=former.step, state=former.state)
     results = engines.run(train_rank, [message] * job.cluster.world_size)
     return results, (former.epochs, former.step), losses_of([*former.results, *results])
-
-
-def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert set(found) == set(expected)
-    for name, tensor in expected.items():
-        if not name.endswith("query_key_value.bias"):  # its gradient is float noise
-            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=2e-4)
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +89,12 @@ def test_pac_plus_goes_on_in_its_first_epoch(
     assert at == (0, 2)
     assert "filling the cache again" in results[0].phases_s
     assert losses == pytest.approx(pac_plus_whole[1], rel=1e-4)
-    same_weights(on_three(job, THREE).trained(EPOCHS - 1), pac_plus_whole[0].trained(EPOCHS - 1))
+    found, expected = (run.trained(EPOCHS - 1) for run in (on_three(job, THREE), pac_plus_whole[0]))
+    same_weights(found, expected, 1e-3, 2e-4, noise="query_key_value.bias")
 
 
 def test_pac_plus_moves_the_shards_to_other_devices(
-    engines: EngineCluster, three: EngineCluster, tmp_path: Path
+    engines: EngineCluster, three: EngineCluster, pac_plus_whole, tmp_path: Path
 ) -> None:
     """In a cached epoch on four devices; a lost one's samples are filled again, otherwise the shards move and no
     backbone runs.
@@ -117,7 +107,7 @@ def test_pac_plus_moves_the_shards_to_other_devices(
     begin(job)
     engines.run(stop_in_the_second_epoch, [job] * 4)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    again = replace(FOUR, stages=PLANS["[3, 3] on [2-2]"], cached=stage(0, 6, r0=4, r1=2, r3=2))
+    again = replace(FOUR, stages=PLANS["[3, 3] on [2-2]"], cached=stage(0, 6, {0: 4, 1: 2, 3: 2}))
     results, at, moved = go_on(replace(job, plan=again), engines)
     assert at == (1, 0)
     assert not any("filling the cache again" in result.phases_s for result in results)
@@ -130,8 +120,7 @@ def test_pac_plus_moves_the_shards_to_other_devices(
     results, at, losses = go_on(left, three)
     assert at == (1, 0)
     assert all("filling the cache again" in result.phases_s for result in results)
-    unbroken = on_three(pac_plus_job(tmp_path / "three"), THREE)
-    assert losses == pytest.approx(losses_of(three.run(train_rank, [unbroken] * 3)), rel=1e-4)
+    assert losses == pytest.approx(pac_plus_whole[1], rel=1e-4)
 
 
 def test_an_unchanged_plan_keeps_the_steps_of_a_cached_epoch(engines: EngineCluster, tmp_path: Path) -> None:
@@ -166,6 +155,4 @@ def test_fine_tuning_goes_on(
     _, at, losses = go_on(job, engines)
     assert at == (1, 2)
     assert losses == pytest.approx(expected, rel=1e-4)
-    found = job.trained(1)
-    for name, tensor in whole.trained(1).items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=2e-4)
+    same_weights(job.trained(1), whole.trained(1), 1e-3, 2e-4)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from stopped_run import train_rank
 
 from tests.methods.builders import losses_of
@@ -20,14 +19,15 @@ from tests.methods.ring_builders import (
     train_on_ring,
     train_plainly,
     unequal_links,
+    whole_plan,
 )
-from workbench.core import Plan, Share, Stage
+from tests.plans import stages
+from tests.weights import same_weights
 from workbench.core.plan import Activations
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.rank_job import RingRankJob
 from workbench.models.adapter_config import Kind
-from workbench.models.loading import load_stack
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.messages import decode, encode
@@ -50,10 +50,7 @@ def check_equals_one_process(job: RingRankJob, plainly: Callable[..., Any] = tra
     expected, weights = plainly(job)
     losses, trained, _ = train_on_ring(job)
     assert losses == pytest.approx(expected, rel=1e-5)
-    assert set(trained) == set(weights)
-    for name, tensor in weights.items():
-        if not name.endswith("key_value.bias"):  # its gradient is float noise
-            torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+    same_weights(trained, weights, noise="key_value.bias")
 
 
 @pytest.mark.parametrize(
@@ -171,13 +168,12 @@ def test_a_ring_trains_the_same_whatever_happens_to_activations(
     """Every loss and weight to 1e-6, whichever stages recompute or read.  Only unfrozen layers do."""
     plan = ring_plan(*EVEN)
     if federated:
-        whole = tuple(Share(rank=rank, samples=4) for rank in range(4))
-        plan = replace(plan, stages=(Stage(start=0, stop=plan.num_layers, shares=whole),))
-    stages = tuple(
+        plan = replace(plan, stages=stages((plan.num_layers, dict.fromkeys(range(4), 4))))
+    changed = tuple(
         replace(stage, activations=activations[number % len(activations)]) for number, stage in enumerate(plan.stages)
     )
     results = []
-    for name, chosen in (("kept", plan), ("again", replace(plan, stages=stages))):
+    for name, chosen in (("kept", plan), ("again", replace(plan, stages=changed))):
         job = ring_job(
             model,
             chosen,
@@ -196,9 +192,7 @@ def test_a_ring_trains_the_same_whatever_happens_to_activations(
         assert all(op.part >= planned.shape.iterations[-1].first_unfrozen for op in again)
     (losses, weights), (losses_again, weights_again) = results
     assert losses_again == pytest.approx(losses, rel=1e-6)
-    assert set(weights_again) == set(weights)
-    for key, tensor in weights.items():
-        torch.testing.assert_close(weights_again[key], tensor, rtol=1e-6, atol=1e-6)
+    same_weights(weights_again, weights, 1e-6, 1e-6)
 
 
 @pytest.mark.parametrize(("model", "micro_batches", "local_iterations"), [("tiny-bert", 2, 2), ("tiny-t5", 1, 3)])
@@ -206,13 +200,9 @@ def test_federated_averaging_is_that_of_one_process(
     model: str, micro_batches: int, local_iterations: int, tmp_path: Path
 ) -> None:
     size = 8 // micro_batches
-    whole = Stage(
-        start=0, stop=load_stack(model).num_layers, shares=tuple(Share(rank=rank, samples=size) for rank in range(4))
-    )
-    plan = Plan(method="ringada", stages=(whole,), micro_batch_size=size, num_micro_batches=micro_batches)
     job = ring_job(
         model,
-        plan,
+        whole_plan(model, size, micro_batches),
         four_devices(),
         tmp_path,
         unfreezing="all",
@@ -254,10 +244,7 @@ def test_devices_train_as_one_process_and_only_the_ring_s_values_cross_their_lin
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(
         [sum(expected[first : first + size]) / size for first in range(0, len(expected), size)], rel=1e-5
     )
-    trained = job.trained(1)
-    assert set(trained) == set(weights)
-    for name, tensor in weights.items():
-        torch.testing.assert_close(trained[name], tensor, rtol=1e-5, atol=1e-5)
+    same_weights(job.trained(1), weights)
     sent = [
         (trace, span) for result in results for trace in result.steps for span in trace.spans if span.op.kind == SEND
     ]

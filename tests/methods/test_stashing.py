@@ -3,7 +3,6 @@ stage's delay."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,10 @@ from torch import Tensor
 
 from tests.methods.builders import LEARNING_RATE, free_profile, losses_of, made_up_split
 from tests.methods.conftest import four_devices, needs_jax
-from workbench.core import Job, Plan, Share, Stage
+from tests.models.helpers import technique_config, technique_part
+from tests.plans import staged_plan
+from tests.weights import same_weights
+from workbench.core import Job
 from workbench.core.division import Division
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VersionRule, delay_of
@@ -35,7 +37,6 @@ from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, set_learning_rate
 from workbench.models.optimization import make_optimizer as plain_optimizer
 from workbench.models.parallel_adapter import task_loss
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.schedules import check
@@ -57,18 +58,13 @@ def asynchronous_job(
     versions: VersionRule = "stashing",
 ) -> FineTuningRankJob:
     """Return a job.  blocks: (rank, layers) of each stage."""
-    stack, stages, at = load_stack(model), [], 0
-    for rank, layers in blocks:
-        stages.append(Stage(start=at, stop=at + layers, shares=(Share(rank=rank, samples=BATCH),)))
-        at += layers
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
     return FineTuningRankJob(
         job=Job(model=model, epochs=EPOCHS, batch_size=BATCH, learning_rate=LEARNING_RATE),
         cluster=four_devices(),
-        plan=Plan(method="test", stages=tuple(stages), micro_batch_size=BATCH, num_micro_batches=1),
+        plan=staged_plan(*((layers, {rank: BATCH}) for rank, layers in blocks)),
         profile=free_profile(6, 4),
         is_paced=False,
-        config=TechniqueConfig(technique=technique, **sizes),  # type: ignore[arg-type]
+        config=technique_config(load_stack(model), technique),
         facts=model_facts(model),
         split=made_up_split(SAMPLES),
         folder=folder,
@@ -83,7 +79,7 @@ def stage_of_parameter(job: FineTuningRankJob) -> dict[str, int]:
     """Return the stage that trains each parameter."""
     stack, found = load_stack(job.job.model), {}
     for number, stage in enumerate(job.plan.stages):
-        part = TechniqueStage(copy.deepcopy(stack.stage(stage.start, stage.stop)), job.config)
+        part = technique_part(stack, job.config, stage.start, stage.stop)
         found |= dict.fromkeys(part.trained(), number)
     return found
 
@@ -102,7 +98,7 @@ def with_delays(job: FineTuningRankJob, rule: str = "adamw") -> tuple[list[float
     rules have another delay.
     """
     stack, stages = load_stack(job.job.model), len(job.plan.stages)
-    model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), job.config).train()
+    model = technique_part(stack, job.config).train()
     owner = stage_of_parameter(job)
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     optimizer: torch.optim.Optimizer = (
@@ -195,7 +191,7 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     (phase,), losses, trained, optimizers = job.phases(), [], {}, {}
     num_batches = -(-SAMPLES // BATCH)
     for stage in job.plan.stages:
-        part = TechniqueStage(copy.deepcopy(load_stack(model).stage(stage.start, stage.stop)), job.config)
+        part = technique_part(load_stack(model), job.config, stage.start, stage.stop)
         inner = make_optimizer(job, part, num_batches)
         inner = inner if rule == "adamw" else by_sgd(inner)
         optimizers[stage.ranks[0]] = part, WindowOptimizer(inner, num_batches, drain_every or window)
@@ -243,12 +239,6 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
     same_weights(trained, weights)
 
 
-def same_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 1e-5) -> None:
-    assert set(found) == set(expected)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=tolerance, atol=tolerance)
-
-
 @needs_jax
 def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
     """LoRA in the first stage, whose embedding is torch's, and in one whose versions change while mini-batches are in
@@ -264,7 +254,7 @@ def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -
     (phase,), held = job.phases(), {}
     planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
     for rank, stage in enumerate(job.plan.stages):
-        part = TechniqueStage(copy.deepcopy(load_stack("tiny-bert").stage(stage.start, stage.stop)), job.config)
+        part = technique_part(load_stack("tiny-bert"), job.config, stage.start, stage.stop)
         share = share_of(rank, job.plan, planned, job.split)
         optimizer = make_optimizer(job, part, 8)
         each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)
@@ -313,7 +303,7 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     assert (former.epochs, former.step) == (1, 2)
     results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(losses, rel=1e-6)
-    same_weights(stopped.trained(EPOCHS - 1), job.trained(EPOCHS - 1), 1e-6)
+    same_weights(stopped.trained(EPOCHS - 1), job.trained(EPOCHS - 1), 1e-6, 1e-6)
     same_weights(job.trained(EPOCHS - 1), weights)
 
 

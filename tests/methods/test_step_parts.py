@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.clusters import with_devices
 from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster, Link
@@ -16,8 +17,7 @@ from workbench.core.step_parts import StepParts
 def two(bytes_per_s: float, latency_s: float) -> Cluster:
     """Two equal devices whose costs come from their FLOP/s, so that nothing is measured."""
     link = Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
-    devices = tuple(replace(device, link=link, model="computed") for device in load_cluster("laptop-equal").devices[:2])
-    return Cluster(name="two", devices=devices)
+    return with_devices(load_cluster("laptop-equal").part([0, 1]), link=link, model="computed")
 
 
 def parts(cluster: Cluster, **settings: object) -> StepParts:
@@ -66,11 +66,12 @@ def test_a_plan_says_what_decides() -> None:
 
 def test_memory_decides_where_a_faster_plan_does_not_fit() -> None:
     """One fast device would do all, but has no room; where it has, nothing is said of memory."""
-    fast, slow = two(1e12, 0.0).devices
+    both = two(1e12, 0.0)
+    fast, slow = both.devices
     fast = replace(fast, flops_per_s=100 * slow.flops_per_s)
 
     def of(memory_bytes: int) -> StepParts:
-        cluster = Cluster(name="two", devices=(replace(fast, memory_bytes=memory_bytes), slow))
+        cluster = replace(both, devices=(replace(fast, memory_bytes=memory_bytes), slow))
         return parts(cluster, method="fine_tuning", options={"technique": "full"})
 
     tight, roomy = of(700_000), of(1 << 30)

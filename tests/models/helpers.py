@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
 
 from workbench.models.adapter_config import ParallelAdapterConfig
+from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.tasks.tokenize import Batch
 
 TARGET_LENGTH = 4
@@ -40,6 +42,17 @@ def small_config(stack, **changes) -> ParallelAdapterConfig:
         settings |= {"num_encoder_layers": stack.num_encoder_layers, "target_length": TARGET_LENGTH}
     settings |= changes
     return ParallelAdapterConfig(hidden_size=stack.hidden_size, num_layers=stack.num_layers, **settings)
+
+
+def technique_config(stack, technique: str, **changes) -> TechniqueConfig:
+    """Return settings; narrow adapters keep the tiny models' gradients from vanishing in the many."""
+    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
+    return TechniqueConfig(technique=technique, **sizes | changes)
+
+
+def technique_part(stack, config: TechniqueConfig, start: int = 0, stop: int | None = None) -> TechniqueStage:
+    """Return layers of a stack, by default all, with weights of its own."""
+    return TechniqueStage(copy.deepcopy(stack.stage(start, stack.num_layers if stop is None else stop)), config)
 
 
 def check_embeddings(facts, stack) -> None:

@@ -115,8 +115,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
         assert len(list(stage.parameters())) == len(list(stack.stage(start, stop).parameters()))
         hidden, new = stage(hidden, batch.attention_mask, batch.decoder_ids)
         taps += new
-    for ours, theirs in zip(taps, whole[1], strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(taps, whole[1])
     inner = loading.load_stage(str(tmp_path), 2, 5, with_embedding=True)
     torch.testing.assert_close(inner.embed(batch.input_ids, batch.attention_mask), taps[0])
     half = loading.load_stage(str(tmp_path), 0, 5, torch.bfloat16)

@@ -13,7 +13,7 @@ from workbench.methods.pac_plus.fast_side import multiplies_bfloat16
 from workbench.models import matmul
 from workbench.models.matmul import ForwardLinear, filled_length, is_even, linear, use_fastest
 
-from .zeroth_order.prompts import prompts
+from .zeroth_order.prompts import perturb, prompts
 
 needs_onednn = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")),
@@ -166,7 +166,7 @@ def test_losses_are_those_without(family, lengths, by_onednn, monkeypatch):
         load_causal_model(f"tiny-{family}-2", TrainableConfig(rank=4, num_outputs=3)),
         prompts(family, lengths=lengths),
     )
-    model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
+    perturb(model)
     found = {}
     for execution in ("sequential", "both"):
         estimator = Prge(model, ZerothOrderConfig(queries=2, execution=execution))

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.models.sharding.builders import Case, generate, hybrid, run_plan, shards_of
+from tests.plans import inference_plan
 from workbench.core.errors import MissingDataError
-from workbench.core.inference import InferencePlan
 from workbench.models.generation import Sampling
 from workbench.models.hub import locate
 from workbench.models.loading import load_language_model_head, load_model, load_stage, load_tokenizer
@@ -79,7 +79,7 @@ def test_in_shards(name: str) -> None:
     units, columns = (stack.num_units - 1, 1), (stack.columns // 3, stack.columns - stack.columns // 3)
     for plan in (
         hybrid(case, units, columns, (0.4, 0.6), (1, 2)),
-        InferencePlan(method="megatron_lm", paradigm="tensor", ranks=(0, 1), units=units, columns=columns),
+        inference_plan("tensor", method="megatron_lm", units=units, columns=columns),
     ):
         shards = shards_of(case, plan)
         assert_golden(name, run_plan(plan, shards, ids, what="last")[0], row)

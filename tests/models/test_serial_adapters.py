@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from workbench.models.loading import load_stack
 from workbench.models.lora import SerialAdapter
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
+from workbench.models.techniques import TechniqueStage
+
+from .helpers import technique_config, technique_part
 
 FAMILIES = ("tiny-bert", "tiny-distilbert", "tiny-gpt2", "tiny-llama", "tiny-opt", "tiny-vit", "tiny-t5", "tiny-bart")
 
 
 def build(stack: LayerStack) -> TechniqueStage:
     """Return a whole model with adapters that do something."""
-    config = TechniqueConfig(
-        technique="serial", hidden_size=stack.hidden_size, num_layers=stack.num_layers, bottleneck=8
-    )
-    model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
+    model = technique_part(stack, technique_config(stack, "serial"))
     with torch.no_grad():
         for parameter in model.adapters.parameters():
             parameter.copy_(torch.randn_like(parameter))

@@ -58,8 +58,8 @@ def test_stages_equal_the_whole_model(family, split, is_padded):
     real = mask.bool()
     torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=1e-5, atol=1e-6)
     assert len(taps) == len(expected.hidden_states) == stack.num_taps == 7
-    for ours, theirs in zip(taps, expected.hidden_states, strict=True):
-        torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-6)
+    found, states = ([one[real] for one in each] for each in (taps, expected.hidden_states))
+    torch.testing.assert_close(found, states, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("split", [[1] * 6, [2, 4], [6]], ids=str)

@@ -29,17 +29,9 @@ from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
 
+from .helpers import technique_config, technique_part
+
 TECHNIQUES = ("full", "lora", "adapters")
-
-
-def config_for(stack: LayerStack, technique: str, **changes: object) -> TechniqueConfig:
-    settings = {
-        "technique": technique,
-        "hidden_size": stack.hidden_size,
-        "num_layers": stack.num_layers,
-        "bottleneck": 8,
-    }
-    return TechniqueConfig(**settings | changes)
 
 
 def inputs_of(stack: LayerStack) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,11 +48,9 @@ def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
     """Any cut: the same names, the same initial weights, the same logits; every trained parameter of the last stage
     gets a gradient."""
     stack = load_stack(f"tiny-{family}")
-    config, (ids, mask) = config_for(stack, technique), inputs_of(stack)
-    whole = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config)
-    parts = [
-        TechniqueStage(copy.deepcopy(stack.stage(start, stop)), config) for start, stop in ((0, 2), (2, 4), (4, 6))
-    ]
+    config, (ids, mask) = technique_config(stack, technique), inputs_of(stack)
+    whole = technique_part(stack, config)
+    parts = [technique_part(stack, config, start, stop) for start, stop in ((0, 2), (2, 4), (4, 6))]
     union = {name: parameter for part in parts for name, parameter in part.trained().items()}
     assert set(union) == set(whole.trained())
     for name, parameter in whole.trained().items():
@@ -83,7 +73,7 @@ def test_lora_and_adapters_begin_at_the_backbone(family: str) -> None:
     with torch.no_grad():
         expected = stack(ids, mask)[0]
         for technique, tolerance in (("lora", 1e-6), ("adapters", 1e-2)):
-            model = TechniqueStage(copy.deepcopy(stack.stage(0, stack.num_layers)), config_for(stack, technique))
+            model = technique_part(stack, technique_config(stack, technique))
             torch.testing.assert_close(model(ids, mask)[1], expected, rtol=tolerance, atol=tolerance)
             for name, parameter in model.trained().items():
                 if name.startswith("adapters.") or ".lora_B." in name:
@@ -97,7 +87,7 @@ def test_what_each_technique_trains() -> None:
     stack = load_stack("tiny-bert")
     trained = {}
     for technique in TECHNIQUES:
-        model = TechniqueStage(copy.deepcopy(stack.stage(0, 6)), config_for(stack, technique))
+        model = technique_part(stack, technique_config(stack, technique))
         trained[technique] = sum(parameter.numel() for parameter in model.trained().values())
     head = 32 * 2 + 2
     assert trained["full"] == sum(parameter.numel() for parameter in stack.parameters()) + head
@@ -109,13 +99,13 @@ def test_dropout_is_the_heads_alone() -> None:
     """It depends on sample and epoch; evaluation has none; LoRA's own is drawn only if asked for."""
     stack = load_stack("tiny-bert")
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
-    model = TechniqueStage(copy.deepcopy(stack.stage(0, 6)), config_for(stack, "lora", dropout=0.5))
+    model = technique_part(stack, technique_config(stack, "lora", dropout=0.5))
     _, last = model(ids, mask)
     assert torch.equal(model.logits(last, mask, samples, 0), model.logits(last, mask, samples, 0))
     assert not torch.equal(model.logits(last, mask, samples, 0), model.logits(last, mask, samples, 1))
     model.eval()
     assert torch.equal(model.logits(last, mask, samples, 0), model.logits(last, mask, samples, 1))
-    noisy = TechniqueStage(copy.deepcopy(stack.stage(0, 6)), config_for(stack, "lora", lora_dropout=0.5))
+    noisy = technique_part(stack, technique_config(stack, "lora", lora_dropout=0.5))
     for name, parameter in noisy.trained().items():
         if ".lora_B." in name:
             torch.nn.init.ones_(parameter)
@@ -135,7 +125,7 @@ def test_a_result_loads_again_and_by_peft_or_transformers_alone(family: str, tec
     save_tokenizer(f"tiny-{family}-2", base)
     stack = load_stack(str(base))
     regression = {"kind": "regression", "num_outputs": 1, "label_mean": 3.0, "label_std": 2.0}
-    config = config_for(stack, technique, **(regression if family == "gpt2" else {"num_outputs": 3}))
+    config = technique_config(stack, technique, **(regression if family == "gpt2" else {"num_outputs": 3}))
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     if not stack.family.reads_images:
         mask[0, 5:] = 0
@@ -192,7 +182,7 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
     load_model(f"tiny-{family}-2").save_pretrained(tmp_path / "base")
     save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
     stack = load_stack(str(tmp_path / "base"))
-    config, folder = config_for(stack, technique, kind=kind), tmp_path / "result"
+    config, folder = technique_config(stack, technique, kind=kind), tmp_path / "result"
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     mask[0, 5:] = 0
     model = TechniqueStage(stack.stage(0, 2), config)
@@ -233,7 +223,7 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
     base.save_pretrained(tmp_path / "base")
     save_tokenizer(f"tiny-{family}-2", tmp_path / "base")
     stack = load_stack(str(tmp_path / "base"), with_head=True)
-    chosen, folder = config_for(stack, technique, kind="text_generation"), tmp_path / "result"
+    chosen, folder = technique_config(stack, technique, kind="text_generation"), tmp_path / "result"
     (ids, mask), samples = inputs_of(stack), torch.arange(4)
     mask[0, 5:] = 0
     labels = torch.where((torch.arange(8) >= 2) & (mask == 1), ids, -100)  # two tokens of a prompt, then its answer
@@ -269,7 +259,7 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     load_model("tiny-bert-1").save_pretrained(base)
     save_tokenizer("tiny-bert-1", base)
     stack = load_stack(str(base))
-    config = config_for(stack, "lora")
+    config = technique_config(stack, "lora")
     about = TrainedDescription(config=config, model=str(base))
     save_trained(folder, TechniqueStage(stack.stage(0, 1), config), about)
     weights = folder / "adapter_model.safetensors"
@@ -288,7 +278,7 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorkbenchError, match=r"The model '.*base' was asked for"):
         load_trained(folder)
     with pytest.raises(WorkbenchError, match=r"trained parameter .* It is missing"):
-        set_trained(TechniqueStage(stack.stage(0, 1), config_for(stack, "full")), {})
+        set_trained(TechniqueStage(stack.stage(0, 1), technique_config(stack, "full")), {})
 
 
 def test_a_trained_embedding_adds_to_its_gradient_as_torch_does() -> None:

@@ -6,25 +6,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of, device
+from tests.profiles import grid
+from tests.simulated import simulated
+from workbench.core.cluster import Cluster, Link
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
-from workbench.core.program import Program
 from workbench.planners import Problem
 from workbench.planners.closed_form import ClosedForm, PhaseTimes
 from workbench.schedules import hybrid_1f1b, insert_transfers, plan_costs
-from workbench.simulator import simulate
 
 SEQUENCE_LENGTH = 4
 
 
-def grid(per_sample_s: float, fixed_s: float = 0.0) -> Grid:
+def per_sample(seconds: float, fixed_s: float = 0.0) -> Grid:
     """Return fixed + per sample x batch, the same at any sequence length."""
-    return Grid(
-        batch_sizes=(1, 2),
-        sequence_lengths=(SEQUENCE_LENGTH,),
-        seconds=((fixed_s + per_sample_s,), (fixed_s + 2 * per_sample_s,)),
-    )
+    return grid(fixed_s + seconds, fixed_s + 2 * seconds, length=SEQUENCE_LENGTH)
 
 
 def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0.0, **sizes: int) -> LayerProfile:
@@ -41,18 +38,11 @@ def layer(forward_s: float = 1.0, backward_s: float = 1.0, *, fixed_s: float = 0
     return LayerProfile(
         name="layer",
         times={
-            "F": grid(forward_s, fixed_s),
-            "SB": grid(backward_s, fixed_s),
-            "STEP": Grid(batch_sizes=(1,), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((0.01,),)),
+            "F": per_sample(forward_s, fixed_s),
+            "SB": per_sample(backward_s, fixed_s),
+            "STEP": grid(0.01, length=SEQUENCE_LENGTH),
         },
         **given,
-    )
-
-
-def device(name: str, *, memory_bytes: int = 10**9, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Device:
-    """Return a device; its speed is in the profile."""
-    return Device(
-        name=name, flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s)
     )
 
 
@@ -63,13 +53,21 @@ def profile_of(rows: list[list[LayerProfile]]) -> Profile:
 
 def equal(num_layers: int, world_size: int, **sizes: int) -> tuple[Profile, Cluster]:
     """Return equal layers of 1 s forward and 1 s backward for each sample, on equal devices."""
-    cluster = Cluster(name="equal", devices=tuple(device(f"d{rank}") for rank in range(world_size)))
-    return profile_of([[layer(**sizes) for _ in range(num_layers)] for _ in range(world_size)]), cluster
+    rows = [[layer(**sizes) for _ in range(num_layers)] for _ in range(world_size)]
+    return profile_of(rows), cluster_of(world_size, name="equal")
+
+
+def problem_of(
+    profile: Profile, cluster: Cluster, batch_size: int = 1, micro_batches: int = 1, **settings: int
+) -> Problem[Profile]:
+    """Return the problem of a step of so many samples, all of SEQUENCE_LENGTH tokens."""
+    sizes = {"batch_size": batch_size, "micro_batches": micro_batches, "sequence_length": SEQUENCE_LENGTH}
+    return Problem(profile, cluster, **sizes | settings)
 
 
 def closed_form(profile: Profile, cluster: Cluster, stages: Sequence[Stage], count: int) -> PhaseTimes:
     """Return Eq. 5-7 of stages whose shares sum to the micro-batch.  count: the micro-batches."""
-    return ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))(stages, count)
+    return ClosedForm(problem_of(profile, cluster))(stages, count)
 
 
 def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[Profile, Cluster]:
@@ -123,9 +121,7 @@ def rough(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tuple[
 
     def measured() -> Grid:
         seconds = [draw.uniform(0.5, 3) if falling else 0.5 * batch + draw.random() / 4 for batch in (1, 2, 3, 4)]
-        return Grid(
-            batch_sizes=(1, 2, 3, 4), sequence_lengths=(SEQUENCE_LENGTH,), seconds=tuple((one,) for one in seconds)
-        )
+        return grid(*seconds, length=SEQUENCE_LENGTH)
 
     rows = [
         [
@@ -152,11 +148,8 @@ def env_b(num_layers: int = 12, *, memory_bytes: tuple[int, ...] = (10**9,) * 4)
     """Return equal layers on devices as unequal as PAC+'s Env. B: Nano-H, Nano-L, TX2-H, TX2-L, links of 1 MB/s."""
     speeds = (1.37, 0.95, 3.87, 2.53)
     rows = [[layer(1.0 / speed, 0.5 / speed) for _ in range(num_layers)] for speed in speeds]
-    devices = tuple(
-        device(name, memory_bytes=budget, bytes_per_s=1e6)
-        for name, budget in zip(("nano-h", "nano-l", "tx2-h", "tx2-l"), memory_bytes, strict=True)
-    )
-    return profile_of(rows), Cluster(name="env-b", devices=devices)
+    names = ("nano-h", "nano-l", "tx2-h", "tx2-l")
+    return profile_of(rows), cluster_of(names, name="env-b", memory_bytes=list(memory_bytes), bytes_per_s=1e6)
 
 
 def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
@@ -164,6 +157,4 @@ def simulated_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     schedule = insert_transfers(hybrid_1f1b(plan, sizes, world_size=cluster.world_size))
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=(SEQUENCE_LENGTH,) * len(sizes))
-    return simulate(
-        Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)), memory=False
-    ).makespan_s
+    return simulated(schedule, costs, memory=False).makespan_s

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 
-from workbench.core.plan import Share, Stage
+from tests.plans import stage
 from workbench.planners.memory import in_flight, rank_need
 
 from .builders import closed_form
@@ -54,8 +54,8 @@ def exhaustive(
                 for index, (length, width) in enumerate(zip(layers, widths, strict=True)):
                     group = order[first : first + width]
                     own, samples = divided(start, start + length, group, in_flight(index, s, micro_batches))
-                    shares = tuple(Share(rank=rank, samples=n) for rank, n in zip(group, samples, strict=True) if n)
-                    stages.append(Stage(start=start, stop=start + length, shares=shares))
+                    shares = {rank: n for rank, n in zip(group, samples, strict=True) if n}
+                    stages.append(stage(start, start + length, shares))
                     slowest, start, first = max(slowest, own), start + length, first + width
                 if math.isfinite(slowest):
                     cost = closed_form(profile, cluster, stages, micro_batches)

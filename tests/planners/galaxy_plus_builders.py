@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core.cluster import Cluster, Link
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.methods.galaxy_plus.planners.memory import InferenceNeed
@@ -61,16 +63,6 @@ def shape(
     )
 
 
-def device(name: str, *, memory_bytes: int = 10**12, mbit_per_s: float = 500.0, latency_s: float = 2e-4) -> Device:
-    """Return a device; its speed is in the profile."""
-    return Device(
-        name=name,
-        flops_per_s=1e9,
-        memory_bytes=memory_bytes,
-        link=Link(bytes_per_s=mbit_per_s * 125e3, latency_s=latency_s),
-    )
-
-
 def instance(
     speeds: list[float],
     stacks: tuple[StackShape, ...],
@@ -104,13 +96,9 @@ def instance(
         for rank, speed in enumerate(speeds)
     )
     profile = InferenceProfile(model="toy", source="analytic", stacks=stacks, costs=rows, first_bytes=first_bytes)
-    devices = tuple(
-        device(
-            f"d{rank}", memory_bytes=each(memory_bytes, rank), mbit_per_s=each(mbit_per_s, rank), latency_s=latency_s
-        )
-        for rank in range(len(speeds))
-    )
-    return profile, Cluster(name="toy", devices=devices, pairs=pairs or {})
+    links = [Link(bytes_per_s=each(mbit_per_s, rank) * 125e3, latency_s=latency_s) for rank in range(len(speeds))]
+    cluster = cluster_of(len(speeds), name="toy", memory_bytes=memory_bytes, link=links)
+    return profile, replace(cluster, pairs=pairs or {})
 
 
 def unequal(

@@ -13,16 +13,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from tests.clusters import device
+from tests.plans import stage as staged
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Bytes, Profile
 from workbench.planners import Problem, candidates, refine
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm
 from workbench.planners.memory import in_flight
 
-from .builders import SEQUENCE_LENGTH, device, layer, profile_of, simulated_s
+from .builders import SEQUENCE_LENGTH, layer, profile_of, simulated_s
 
 MARGIN = 1.15
 """The closed form is above the simulation by less than this: no plan that is dearer by it is simulated."""
@@ -92,8 +94,8 @@ def brute_force(
         key = (start, stop, group, live)
         if key not in made:
             samples = times.shares(start, stop, group, live)
-            shares = tuple(Share(rank=rank, samples=n) for rank, n in zip(group, samples, strict=True) if n)
-            made[key] = Stage(start=start, stop=stop, shares=shares) if sum(samples) == size else None
+            shares = {rank: n for rank, n in zip(group, samples, strict=True) if n}
+            made[key] = staged(start, stop, shares) if sum(samples) == size else None
         return made[key]
 
     def extend(start: int, left: tuple[int, ...], remaining: int) -> Iterator[tuple[Stage, ...]]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.clusters import device, with_devices
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Bytes
@@ -12,7 +13,7 @@ from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import PARADIGMS, Problem, asteroid, candidates, homogeneous, memory, plan
 from workbench_studies.papers.pac_plus.hetpipe import hetpipe
 
-from .builders import SEQUENCE_LENGTH, closed_form, device, env_b, equal, rough, simulated_s, unequal
+from .builders import SEQUENCE_LENGTH, closed_form, env_b, equal, problem_of, rough, simulated_s, unequal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 PLANNERS = PARADIGMS | {
@@ -52,7 +53,7 @@ def test_every_planner_names_device_and_bytes_if_nothing_fits(name):
 def test_every_planner_holds_the_longest_sequence(name):
     """Nothing but the memory that a long sequence needs is short here."""
     profile, cluster = equal(6, 3, context_bytes=Bytes(1000))
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=33_000) for one in cluster.devices))
+    tight = with_devices(cluster, memory_bytes=33_000)
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     PLANNERS[name](Problem(profile, tight, **job))
     with pytest.raises(PlanError):
@@ -127,17 +128,17 @@ def test_the_mean_device_is_between_the_others():
 
 def test_asteroid_cuts_finer_only_where_that_helps():
     profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
-    roomy = asteroid(Problem(profile, cluster, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+    roomy = asteroid(problem_of(profile, cluster, 8, 2))
     assert roomy.method == "asteroid"
     tight = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=40_000) for rank in range(2)))
     with pytest.raises(PlanError):
-        candidates(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
-    plan = asteroid(Problem(profile, tight, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+        candidates(problem_of(profile, tight, 8, 2))
+    plan = asteroid(problem_of(profile, tight, 8, 2))
     assert plan.num_micro_batches > 2
     assert plan.mini_batch_size == 8
     with pytest.raises(PlanError, match="Device 'd"):
         small = replace(cluster, devices=tuple(device(f"d{rank}", memory_bytes=9000) for rank in range(2)))
-        asteroid(Problem(profile, small, batch_size=8, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+        asteroid(problem_of(profile, small, 8, 2))
 
 
 def test_asteroid_is_at_least_as_good_by_its_price_as_one_order_and_one_size():

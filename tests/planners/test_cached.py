@@ -1,19 +1,20 @@
 import itertools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
+from tests.clusters import cluster_of, device
+from tests.plans import stages
+from tests.profiles import grid
 from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.plan import Share, Stage
-from workbench.core.profile import Bytes, Grid, LayerProfile, trainable_bytes
+from workbench.core.profile import Bytes, LayerProfile, trainable_bytes
 from workbench.core.schedule import ALLREDUCE
-from workbench.planners import Problem, hybrid, plan_cached
+from workbench.planners import hybrid, plan_cached
 
-from .builders import SEQUENCE_LENGTH, device, grid, profile_of
+from .builders import SEQUENCE_LENGTH, per_sample, problem_of, profile_of
 
 
 def cached_layer(
@@ -23,11 +24,11 @@ def cached_layer(
     return LayerProfile(
         name="layer",
         times={
-            "F": grid(1e6),
-            "LOAD": grid(0.25 * sample_s),
-            "SF": grid(0.25 * sample_s, fixed_s),
-            "SB": grid(0.5 * sample_s),
-            "STEP": Grid(batch_sizes=(1,), sequence_lengths=(SEQUENCE_LENGTH,), seconds=((step_s,),)),
+            "F": per_sample(1e6),
+            "LOAD": per_sample(0.25 * sample_s),
+            "SF": per_sample(0.25 * sample_s, fixed_s),
+            "SB": per_sample(0.5 * sample_s),
+            "STEP": grid(step_s, length=SEQUENCE_LENGTH),
         },
         frozen_bytes=10**12,
         trainable_bytes=trainable_bytes,
@@ -44,18 +45,14 @@ def cached_step_s(profile, cluster, stage):
     return slowest + collective_s(cluster, ALLREDUCE, stage.ranks, trainable_bytes(profile.layers[0])) + step
 
 
-def cluster_of(*devices):
-    return Cluster(name="c", devices=devices)
-
-
 def shares(stage):
     return {share.rank: share.samples for share in stage.shares}
 
 
 def test_shares_follow_speed():
     profile = profile_of([[cached_layer(1.0)] * 2, [cached_layer(2.0)] * 2])
-    cluster = cluster_of(device("a"), device("b"))
-    stage = plan_cached(Problem(profile, cluster, batch_size=12, sequence_length=SEQUENCE_LENGTH))
+    cluster = cluster_of("ab")
+    stage = plan_cached(problem_of(profile, cluster, 12))
     assert (stage.start, stage.stop, shares(stage)) == (0, 2, {0: 8, 1: 4})
     assert cached_step_s(profile, cluster, stage) == pytest.approx(16, rel=1e-3)
 
@@ -82,7 +79,7 @@ def test_the_plan_is_the_best_of_all_divisions():
             )
             for i in range(count)
         ]
-        profile, cluster = profile_of(rows), cluster_of(*devices)
+        profile, cluster = profile_of(rows), Cluster(name="c", devices=tuple(devices))
         best = math.inf
         for division in itertools.product(range(batch + 1), repeat=count):
             if sum(division) != batch:
@@ -92,14 +89,13 @@ def test_the_plan_is_the_best_of_all_divisions():
                 for rank, n in enumerate(division)
             ):
                 continue
-            used = tuple(Share(rank=rank, samples=n) for rank, n in enumerate(division) if n)
-            stage = Stage(start=0, stop=1, shares=used)
-            best = min(best, cached_step_s(profile, cluster, stage))
+            used = {rank: n for rank, n in enumerate(division) if n}
+            best = min(best, cached_step_s(profile, cluster, stages((1, used))[0]))
         if math.isinf(best):
             with pytest.raises(PlanError):
-                plan_cached(Problem(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH))
+                plan_cached(problem_of(profile, cluster, batch))
             continue
-        stage = plan_cached(Problem(profile, cluster, batch_size=batch, sequence_length=SEQUENCE_LENGTH))
+        stage = plan_cached(problem_of(profile, cluster, batch))
         assert sum(shares(stage).values()) == batch
         assert min(shares(stage).values()) >= 1
         assert cached_step_s(profile, cluster, stage) == pytest.approx(best)
@@ -109,8 +105,8 @@ def test_the_plan_is_the_best_of_all_divisions():
 
 def test_many_devices_are_taken_fastest_first():
     profile = profile_of([[cached_layer(1.0 + (rank % 4))] for rank in range(12)])
-    cluster = cluster_of(*(device(f"d{rank}") for rank in range(12)))
-    stage = plan_cached(Problem(profile, cluster, batch_size=24, sequence_length=SEQUENCE_LENGTH))
+    cluster = cluster_of(12)
+    stage = plan_cached(problem_of(profile, cluster, 24))
     assert sum(shares(stage).values()) == 24
     assert {0, 4, 8} <= set(stage.ranks)
     assert shares(stage)[0] > shares(stage).get(3, 0)
@@ -121,20 +117,16 @@ def test_adapters_that_fit_nowhere_are_refused_with_numbers():
     with pytest.raises(
         PlanError, match=r"Device 'a' has 300 bytes; in the cached epochs the adapters and one sample need 460 bytes"
     ):
-        plan_cached(
-            Problem(profile, cluster_of(device("a", memory_bytes=300)), batch_size=1, sequence_length=SEQUENCE_LENGTH)
-        )
+        plan_cached(problem_of(profile, cluster_of("a", memory_bytes=300), 1))
 
 
 def test_an_empty_batch_is_refused():
     profile = profile_of([[cached_layer(1.0)]])
     with pytest.raises(ConfigError):
-        plan_cached(Problem(profile, cluster_of(device("a")), batch_size=0, sequence_length=SEQUENCE_LENGTH))
+        plan_cached(problem_of(profile, cluster_of("a"), 0))
 
 
 def test_only_the_named_devices_take_part():
     profile = profile_of([[cached_layer(1.0)]] * 3)
-    cluster = replace(cluster_of(device("a"), device("b"), device("c")))
-    assert shares(
-        plan_cached(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH), ranks=(2, 1))
-    ) == {1: 2, 2: 2}
+    cluster = cluster_of("abc")
+    assert shares(plan_cached(problem_of(profile, cluster, 4), ranks=(2, 1))) == {1: 2, 2: 2}

@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.core.cluster import Cluster, Link
+from tests.clusters import cluster_of, with_devices
+from tests.plans import staged_plan, stages
+from workbench.core.cluster import Link
 from workbench.core.costs import collective_s
-from workbench.core.plan import Plan, Share, Stage
+from workbench.core.plan import Stage
 from workbench.core.profile import Bytes
 from workbench.core.schedule import ALLREDUCE
 from workbench.planners import Problem, closed_form
 from workbench.simulator.steps import step_s
 
-from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of, unequal
+from .builders import equal, layer, problem_of, profile_of, unequal
 
 
 def replay(forward_s, backward_s, send_s, return_s, num_micro_batches):
@@ -93,8 +95,7 @@ def test_our_correction_is_a_lower_bound_of_1f1b_and_never_below_eq_5_6():
 
 
 def test_a_ring_of_all_reduce_is_paced_by_its_slowest_link():
-    devices = [device(f"d{i}", bytes_per_s=rate, latency_s=0.01) for i, rate in enumerate((1000.0, 1000.0, 100.0))]
-    cluster = Cluster(name="c", devices=tuple(devices))
+    cluster = cluster_of(3, bytes_per_s=[1000.0, 1000.0, 100.0], latency_s=0.01)
     assert collective_s(cluster, ALLREDUCE, (0,), 600) == 0
     assert collective_s(cluster, ALLREDUCE, (0, 1), 0) == 0
     assert collective_s(cluster, ALLREDUCE, (0, 1), 600) == pytest.approx(2 * (300 / 1000 + 0.02))
@@ -102,10 +103,9 @@ def test_a_ring_of_all_reduce_is_paced_by_its_slowest_link():
 
 
 def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
-    devices = tuple(device(f"d{i}", bytes_per_s=100.0, latency_s=0.005) for i in range(3))
-    cluster = Cluster(name="c", devices=devices, pairs={"d0>d2": Link(bytes_per_s=50.0)})
-    first = Stage(start=0, stop=1, shares=(Share(rank=0, samples=2), Share(rank=1, samples=2)))
-    second = Stage(start=1, stop=2, shares=(Share(rank=2, samples=4),))
+    pairs = {"d0>d2": Link(bytes_per_s=50.0)}
+    cluster = replace(cluster_of(3, bytes_per_s=100.0, latency_s=0.005), pairs=pairs)
+    first, second = stages((1, {0: 2, 1: 2}), (1, {2: 4}))
 
     def boundary_s(stage: Stage, following: Stage, returned: int) -> tuple[float, float]:
         layers = [layer(output_bytes=Bytes(10), gradient_bytes=Bytes(returned)) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_a_boundary_moves_each_sample_once_and_shares_a_ranks_link():
     assert boundary_s(first, second, 10) == pytest.approx((0.4 + 0.2 + 0.01, 0.4 + 0.01))
     assert boundary_s(first, second, 0) == pytest.approx((0.4 + 0.2 + 0.01, 0))
     # Two groups of equal cuts exchange side by side.
-    side = Stage(start=1, stop=2, shares=(Share(rank=2, samples=2), Share(rank=1, samples=2)))
+    side = stages((1, {0: 4}), (1, {2: 2, 1: 2}))[1]
     assert min(boundary_s(replace(first, shares=first.shares[:1]), side, 10)) > 0
 
 
@@ -124,14 +124,8 @@ def test_the_bound_of_a_pipeline_is_its_time_once_the_messages_are_known():
     lower = 0
     for seed in range(20):
         profile, cluster = unequal(seed, num_layers=6, world_size=4, tight=False)
-        costs = closed_form.ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))
-        groups, starts = ((0,), (1, 2), (3,)), (0, 1, 4, 6)
-        numbers = tuple(
-            costs.number(
-                Stage(start=start, stop=stop, shares=tuple(Share(rank=rank, samples=4 // len(group)) for rank in group))
-            )
-            for group, (start, stop) in zip(groups, itertools.pairwise(starts), strict=True)
-        )
+        costs = closed_form.ClosedForm(problem_of(profile, cluster))
+        numbers = tuple(map(costs.number, stages((1, {0: 4}), (3, {1: 2, 2: 2}), (2, {3: 4}))))
         bound_s, seconds = costs.at_least_s(numbers, 4), costs.phase_times(numbers, 4).bottleneck_s
         assert 0 < bound_s <= seconds == costs(costs.stages(numbers), 4).bottleneck_s == costs.at_least_s(numbers, 4)
         lower += bound_s < seconds
@@ -140,9 +134,8 @@ def test_the_bound_of_a_pipeline_is_its_time_once_the_messages_are_known():
 
 def test_a_stage_takes_as_long_as_its_slowest_rank():
     profile, cluster = equal(3, 2)
-    stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
-    tail = Stage(start=2, stop=3, shares=(Share(rank=1, samples=4),))
-    cost = closed_form.ClosedForm(Problem(profile, cluster, sequence_length=SEQUENCE_LENGTH))((stage, tail), 2)
+    form = closed_form.ClosedForm(problem_of(profile, cluster))
+    cost = form(stages((2, {0: 3, 1: 1}), (1, {1: 4})), 2)
     assert cost.execution_s == pytest.approx(2 * 8)
     assert cost.beginning_s == pytest.approx(6, rel=1e-3)
     assert cost.ending_s == pytest.approx(6, rel=1e-3)
@@ -155,19 +148,18 @@ def test_on_slow_shared_air_the_messages_together_decide(seed):
     rows = [[replace(one, times={"F": one.times["F"], "B": one.times["SB"]}) for one in row] for row in profile.layers]
     profile = replace(profile, method="full", layers=tuple(map(tuple, rows)))
     link = Link(bytes_per_s=cluster.devices[0].link.bytes_per_s)
-    cluster = replace(cluster, medium="wifi", devices=tuple(replace(one, link=link) for one in cluster.devices))
-    stages = tuple(Stage(start=2 * rank, stop=2 * rank + 2, shares=(Share(rank=rank, samples=3),)) for rank in range(4))
+    cluster = replace(with_devices(cluster, link=link), medium="wifi")
+    plan = staged_plan(*((2, {rank: 3}) for rank in range(4)), micro_batches=8)
 
     def phases(factor: float) -> closed_form.PhaseTimes:
-        return closed_form.ClosedForm(problem(factor))(stages, 8)
+        return closed_form.ClosedForm(problem(factor))(plan.stages, 8)
 
     def problem(factor: float) -> Problem:
-        return Problem(profile, cluster.with_slower_links(factor), sequence_length=SEQUENCE_LENGTH)
+        return problem_of(profile, cluster.with_slower_links(factor))
 
     slow = 2.0
     while phases(slow).bottleneck_s < 1.9 * phases(slow / 2).bottleneck_s:
         slow *= 2
-    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=8)
     assert phases(slow).total_s < phases(slow).bottleneck_s
     assert phases(slow).bottleneck_s == pytest.approx(step_s(problem(slow), plan), rel=0.25)
 
@@ -181,14 +173,11 @@ def test_equations_5_to_7_are_the_simulation_where_nothing_waits(seed):
     profile, cluster = unequal(seed, num_layers=6, world_size=count, tight=False)
     rows = [[replace(one, times={"F": one.times["F"], "B": one.times["SB"]}) for one in row] for row in profile.layers]
     profile = replace(profile, method="full", layers=tuple(map(tuple, rows)))
-    links = [replace(one, link=replace(one.link, latency_s=0.0)) for one in cluster.devices]
-    problem = Problem(profile, replace(cluster, devices=tuple(links)), sequence_length=SEQUENCE_LENGTH)
+    free = with_devices(cluster, link=lambda one: replace(one.link, latency_s=0.0))
+    problem = problem_of(profile, free)
     cuts = [0, *sorted(draw.sample(range(1, 6), count - 1)), 6]
-    stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, samples=3),))
-        for rank, (start, stop) in enumerate(itertools.pairwise(cuts))
-    )
-    plan = Plan(method="test", stages=stages, micro_batch_size=3, num_micro_batches=micro_batches)
-    phases = closed_form.ClosedForm(problem)(stages, micro_batches)
+    layers = (stop - start for start, stop in itertools.pairwise(cuts))
+    plan = staged_plan(*((n, {rank: 3}) for rank, n in enumerate(layers)), micro_batches=micro_batches)
+    phases = closed_form.ClosedForm(problem)(plan.stages, micro_batches)
     assert step_s(problem, plan) == pytest.approx(phases.total_s, rel=1e-12)
     assert phases.bottleneck_s == pytest.approx(phases.total_s, rel=1e-12)

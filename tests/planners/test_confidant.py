@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 
+from tests.clusters import cluster_of, device
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.profile import Profile
@@ -28,7 +29,7 @@ from workbench.planners.equation3 import Equation3, Partition, pace_of
 from workbench.planners.memory import rank_need
 from workbench.simulator.steps import pace_s
 
-from .builders import SEQUENCE_LENGTH, device, layer, profile_of, unequal
+from .builders import SEQUENCE_LENGTH, layer, profile_of, unequal
 
 BATCH = 3
 SIZES = {"batch_size": BATCH, "sequence_length": SEQUENCE_LENGTH, "memory_length": SEQUENCE_LENGTH}
@@ -135,10 +136,8 @@ def test_every_plan_is_the_best_that_the_docs_promise_on_random_clusters(version
 @pytest.mark.parametrize("searches", [False, True])
 def test_a_model_that_only_the_first_device_holds_is_planned_there(searches: bool) -> None:
     profile = with_one_backward(profile_of([[layer()] * 4] * 2))
-    devices = device("alpha", memory_bytes=10**6), device("beta", memory_bytes=100)
-    plan = plan_asynchronous(
-        Equation3(Problem(profile, Cluster(name="two", devices=devices), **SIZES)), searches=searches, method="test"
-    )
+    cluster = cluster_of(("alpha", "beta"), memory_bytes=[10**6, 100])
+    plan = plan_asynchronous(Equation3(Problem(profile, cluster, **SIZES)), searches=searches, method="test")
     assert [stage.ranks for stage in plan.stages] == [(0,)]
 
 
@@ -149,8 +148,7 @@ def test_of_more_devices_than_layers_the_useful_ones_are_chosen(searches: bool) 
     speeds = [1.0 + (rank * 7 % 11) / 10 for rank in range(world)]
     profile = with_one_backward(profile_of([[layer(1 / speed, 1 / speed)] * layers for speed in speeds]))
     memory = [100 if rank % 3 == 0 else 10**6 for rank in range(world)]
-    devices = tuple(device(f"d{rank}", memory_bytes=nbytes) for rank, nbytes in enumerate(memory))
-    costs = Equation3(Problem(profile, Cluster(name="many", devices=devices), **SIZES))
+    costs = Equation3(Problem(profile, cluster_of(world, memory_bytes=memory), **SIZES))
     plan = plan_asynchronous(costs, searches=searches, method="test")
     slowest = sorted((speed for speed, nbytes in zip(speeds, memory, strict=True) if nbytes > 100), reverse=True)[
         layers - 1

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from workbench.planners import Problem, balance
+from workbench.planners import balance
 from workbench.planners.balance import StageTimes
 from workbench.planners.memory import rank_need
 
-from .builders import SEQUENCE_LENGTH, rough, unequal
+from .builders import SEQUENCE_LENGTH, problem_of, rough, unequal
 
 
 def stage(times, group, live):
@@ -48,7 +48,7 @@ def test_the_dispatch_is_the_best_of_all_divisions():
 def test_the_vectorised_table_equals_the_plain_one(make, tight):
     for seed in range(12):
         profile, cluster = make(seed, num_layers=4, world_size=3, tight=tight)
-        times = StageTimes(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
+        times = StageTimes(problem_of(profile, cluster, 16, 4))
         for group in ((0,), (1, 2), (2, 0, 1)):
             for live in (1, 2, 3):
                 table = stage(times, group, live)
@@ -75,7 +75,7 @@ def test_the_vectorised_table_equals_the_plain_one(make, tight):
 def test_the_tables_of_all_groups_of_an_order_equal_those_of_each_group(columns_at_once, monkeypatch):
     monkeypatch.setattr(balance, "COLUMNS_AT_ONCE", columns_at_once)
     profile, cluster = rough(3, num_layers=4, world_size=5, tight=True)
-    problem = Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH)
+    problem = problem_of(profile, cluster, 16, 4)
     times = StageTimes(problem)
     for order, widest in (((3, 0, 4, 1, 2), 3), ((3, 0, 1, 4, 2), 5)):  # the second knows some groups of the first
         for first, rows in enumerate(times.groups(order, widest)):

@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.clusters import device
 from workbench.core.errors import ConfigError, PlanError
 from workbench.planners import Problem, data_parallel, fixed_plan, pipeline_parallel, standalone
 
-from .builders import SEQUENCE_LENGTH, device, equal, unequal
+from .builders import SEQUENCE_LENGTH, equal, problem_of, unequal
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 
@@ -54,7 +55,7 @@ def test_each_rank_works_if_there_are_samples_enough():
     profile = scaled(profile, 1, 100, 1, 1)
     assert samples(fixed_plan(Problem(profile, cluster, **JOB), layers=(6,), groups=((0, 1, 2, 3),))) == [[1, 1, 1, 1]]
     few = fixed_plan(
-        Problem(profile, cluster, batch_size=8, micro_batches=4, sequence_length=SEQUENCE_LENGTH),
+        problem_of(profile, cluster, 8, 4),
         layers=(6,),
         groups=((0, 1, 2, 3),),
     )
@@ -100,16 +101,16 @@ def test_standalone_takes_the_fastest_device_that_holds_the_model():
     profile, cluster = equal(6, 3)
     profile = scaled(profile, 1, 2, 3)
     small = replace(cluster, devices=(device("small", memory_bytes=2000), *cluster.devices[1:]))
-    assert standalone(Problem(profile, cluster, batch_size=4, sequence_length=SEQUENCE_LENGTH)).stages[0].ranks == (0,)
-    assert standalone(Problem(profile, small, batch_size=4, sequence_length=SEQUENCE_LENGTH)).stages[0].ranks == (1,)
+    assert standalone(problem_of(profile, cluster, 4)).stages[0].ranks == (0,)
+    assert standalone(problem_of(profile, small, 4)).stages[0].ranks == (1,)
     tiny = replace(cluster, devices=tuple(device(f"d{i}", memory_bytes=1000 + i) for i in range(3)))
     with pytest.raises(PlanError, match="'d2'"):
-        standalone(Problem(profile, tiny, batch_size=4, sequence_length=SEQUENCE_LENGTH))
+        standalone(problem_of(profile, tiny, 4))
 
 
 def test_data_parallel_puts_the_whole_model_everywhere():
     profile, cluster = equal(6, 4)
-    plan = data_parallel(Problem(profile, cluster, batch_size=16, sequence_length=SEQUENCE_LENGTH))
+    plan = data_parallel(problem_of(profile, cluster, 16))
     assert (plan.grouping(), plan.partition(), plan.num_micro_batches, samples(plan)) == (
         "[4]",
         "[6]",
@@ -118,12 +119,12 @@ def test_data_parallel_puts_the_whole_model_everywhere():
     )
     one_small = replace(cluster, devices=(*cluster.devices[:3], device("small", memory_bytes=5000)))
     with pytest.raises(PlanError, match="'small'"):
-        data_parallel(Problem(profile, one_small, batch_size=16, sequence_length=SEQUENCE_LENGTH))
+        data_parallel(problem_of(profile, one_small, 16))
 
 
 def test_pipeline_parallel_gives_each_device_a_stage():
     profile, cluster = equal(6, 3)
-    plan = pipeline_parallel(Problem(profile, cluster, batch_size=16, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
+    plan = pipeline_parallel(problem_of(profile, cluster, 16, 4))
     assert (plan.grouping(), plan.partition(), plan.num_micro_batches, plan.method) == (
         "[1-1-1]",
         "[2, 2, 2]",
@@ -131,14 +132,6 @@ def test_pipeline_parallel_gives_each_device_a_stage():
         "pipeline_parallel",
     )
     few, many = equal(2, 5)
-    assert (
-        pipeline_parallel(Problem(few, many, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)).grouping()
-        == "[1-1]"
-    )
+    assert pipeline_parallel(problem_of(few, many, 4, 4)).grouping() == "[1-1]"
     profile, cluster = unequal(1, num_layers=6, world_size=4, tight=False)
-    assert (
-        pipeline_parallel(
-            Problem(profile, cluster, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH)
-        ).grouping()
-        == "[1-1-1-1]"
-    )
+    assert pipeline_parallel(problem_of(profile, cluster, 4, 4)).grouping() == "[1-1-1-1]"

@@ -9,10 +9,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from workbench.core import Device, Link, Processor
+from tests.clusters import devices
+from tests.profiles import grid
+from workbench.core import Device, Processor
 from workbench.core.division import part_s
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.profile import Grid, LayerProfile, Profile
+from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.confidant.heads import (
     HeadProfile,
     allocate_as_printed,
@@ -62,9 +64,6 @@ def test_equal_and_flat_times() -> None:
 
 
 def test_the_time_of_groups_lies_between_one_and_all() -> None:
-    def grid(seconds: float) -> Grid:
-        return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
-
     times = {"F": 10.0, "B": 20.0, "HF": 4.0, "HF1": 1.0, "HB": 8.0, "HB1": 2.0, "CF": 5.0, "CB": 10.0}
     layer = LayerProfile(name="layer", times={kind: grid(one) for kind, one in times.items()}, **NO_BYTES)
     assert [part_s(layer, "HF", count, 4, 1, 8) for count in range(5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -87,10 +86,6 @@ def test_the_time_of_groups_lies_between_one_and_all() -> None:
 
 def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
     """A real device: groups of cores first, and an accelerator by what it has measured, however many FLOP/s it has."""
-
-    def grid(seconds: float) -> Grid:
-        return Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((seconds,),))
-
     times = {"F": grid(10.0), "B": grid(10.0), "HF": grid(4.0), "HB": grid(4.0), "HF@1": grid(12.0), "HB@1": grid(12.0)}
     layer = LayerProfile(name="layer", times=times, **NO_BYTES)
     processors = (Processor(name="cuda:0", flops_per_s=1e13), Processor(name="cores 0-3", flops_per_s=1e9))
@@ -108,7 +103,7 @@ def test_a_processor_with_times_of_its_own_is_not_scaled() -> None:
 
 def made_up_devices(*gflops: float) -> tuple[Device, ...]:
     processors = tuple(Processor(name=f"p{number}", flops_per_s=1e9 * gflop) for number, gflop in enumerate(gflops))
-    return (Device(name="d", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8), processors=processors),)
+    return devices("d", bytes_per_s=1e8, processors=processors)
 
 
 def test_algorithm_1_by_hand() -> None:

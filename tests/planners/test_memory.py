@@ -3,16 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.core.cluster import Cluster, Link
+from tests.clusters import cluster_of, device
+from tests.plans import stage, staged_plan
+from workbench.core.cluster import Link
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Bytes
 from workbench.core.units import duration_words, size_words
-from workbench.planners import Problem, fixed_plan, memory
+from workbench.planners import fixed_plan, memory
 from workbench.planners.recomputation import plan_within_memory, recomputing
 from workbench.simulator.steps import step_s
 
-from .builders import SEQUENCE_LENGTH, device, equal, layer, profile_of
+from .builders import SEQUENCE_LENGTH, equal, layer, problem_of, profile_of
 
 
 def test_the_parts_of_a_middle_stage_by_hand():
@@ -54,7 +55,7 @@ def test_the_planner_recomputes_only_where_activations_do_not_fit():
     profile = profile_of([layers, layers])
 
     def plan_with(profile):
-        problem = Problem(profile, cluster, batch_size=2, micro_batches=2, sequence_length=SEQUENCE_LENGTH)
+        problem = problem_of(profile, cluster, 2, 2)
         return fixed_plan(problem, layers=(2, 2), groups=((0,), (1,)))
 
     def needs(plan):
@@ -66,9 +67,7 @@ def test_the_planner_recomputes_only_where_activations_do_not_fit():
         (0.01, ["recompute", "memory"]),
         (0.005, ["recompute"] * 2),
     ):
-        cluster = Cluster(
-            name="two", devices=tuple(device(name, memory_bytes=int(1e6 * megabytes)) for name in ("one", "two"))
-        )
+        cluster = cluster_of(("one", "two"), memory_bytes=int(1e6 * megabytes))
         plan = plan_within_memory("auto", profile, cluster, plan_with, needs, lambda plan: 1.0)
         assert [stage.activations for stage in plan.stages] == expected
         assert all(nbytes <= 1e6 * megabytes for nbytes in needs(plan).values())
@@ -85,11 +84,10 @@ def test_a_faster_plan_that_recomputes_is_chosen_before_a_slower_one_that_fits(t
     profile = replace(profile_of([layers, layers]), method="full")
     need = memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=SEQUENCE_LENGTH, in_flight=1).total_bytes
     link = Link(bytes_per_s=2 * layers[0].output_bytes(2, SEQUENCE_LENGTH) / transfer_s)
-    devices = tuple(replace(device(name, memory_bytes=need - 1), link=link) for name in ("one", "two"))
-    cluster = Cluster(name="two", devices=devices)
+    cluster = cluster_of(("one", "two"), memory_bytes=need - 1, link=link)
 
     def problem(profile):
-        return Problem(profile, cluster, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH)
+        return problem_of(profile, cluster, 2, 1)
 
     def plan_with(profile):
         plans = []
@@ -118,11 +116,7 @@ def test_earlier_stages_hold_more_contexts_but_never_more_than_there_are_micro_b
 
 def test_plan_needs_follows_shares_and_position():
     profile, _ = equal(4, 3)
-    stages = (
-        Stage(start=0, stop=2, shares=(Share(rank=2, samples=3), Share(rank=0, samples=1))),
-        Stage(start=2, stop=4, shares=(Share(rank=1, samples=4),)),
-    )
-    plan = Plan(method="test", stages=stages, micro_batch_size=4, num_micro_batches=2)
+    plan = staged_plan((2, {2: 3, 0: 1}), (2, {1: 4}), micro_batches=2)
     needs = memory.plan_needs(profile, plan, sequence_length=SEQUENCE_LENGTH)
     assert needs[2].context_bytes == 3 * needs[0].context_bytes == 2 * 3 * SEQUENCE_LENGTH * 30
     assert needs[1].context_bytes == 1 * 4 * SEQUENCE_LENGTH * 30
@@ -134,8 +128,7 @@ def test_plan_needs_follows_shares_and_position():
 
 def test_cached_epochs_release_the_backbone():
     profile, _ = equal(4, 2)
-    stage = Stage(start=0, stop=4, shares=(Share(rank=0, samples=3), Share(rank=1, samples=1)))
-    needs = memory.cached_needs(profile, stage, sequence_length=SEQUENCE_LENGTH)
+    needs = memory.cached_needs(profile, stage(0, 4, {0: 3, 1: 1}), sequence_length=SEQUENCE_LENGTH)
     assert needs[0].weights_bytes == 400
     assert needs[0].total_bytes == 4 * 400 + 3 * SEQUENCE_LENGTH * 4 * 15
 
@@ -143,8 +136,7 @@ def test_cached_epochs_release_the_backbone():
 def test_check_names_device_stage_and_bytes():
     profile, cluster = equal(4, 2)
     small = replace(cluster, devices=(cluster.devices[0], device("rpi-s", memory_bytes=2000)))
-    stages = tuple(Stage(start=2 * s, stop=2 * s + 2, shares=(Share(rank=s, samples=1),)) for s in range(2))
-    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    plan = staged_plan((2, {0: 1}), (2, {1: 1}))
     memory.check(profile, cluster, plan, sequence_length=SEQUENCE_LENGTH)
     with pytest.raises(PlanError, match=r"Device 'rpi-s' has 2\.0 kB; stage 1 \(layers 2-3\) needs 3\.0 kB"):
         memory.check(profile, small, plan, sequence_length=SEQUENCE_LENGTH)

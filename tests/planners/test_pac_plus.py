@@ -3,12 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.core.cluster import Cluster
+from tests.clusters import cluster_of, device, with_devices
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import Bytes
 from workbench.planners import Problem, candidates, fixed_plan, memory, plan
 
-from .builders import SEQUENCE_LENGTH, closed_form, device, equal, layer, profile_of, rough, unequal
+from .builders import SEQUENCE_LENGTH, closed_form, equal, layer, problem_of, profile_of, rough, unequal
 from .exhaustive import exhaustive
 
 
@@ -144,14 +144,14 @@ def test_in_flight_contexts_decide_what_fits():
     profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     assert candidates(Problem(profile, cluster, **job), max_group=1)[0].partition() == "[3, 3]"
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
+    tight = with_devices(cluster, memory_bytes=22_500)
     plans = candidates(Problem(profile, tight, **job))
     assert [made.partition() for made in plans] == ["[2, 4]"]
 
 
 def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
     profile, cluster = equal(6, 2, context_bytes=Bytes(1000))
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=22_500) for one in cluster.devices))
+    tight = with_devices(cluster, memory_bytes=22_500)
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": 1}
     typical = candidates(Problem(profile, tight, **job), max_group=1)[0]
     longest = candidates(Problem(profile, tight, **job, memory_length=SEQUENCE_LENGTH), max_group=1)[0]
@@ -165,17 +165,12 @@ def test_the_longest_sequence_must_fit_though_a_typical_one_is_timed():
 
 def test_equal_devices_and_ample_memory_share_the_data():
     profile, cluster = equal(4, 4)
-    made = plan(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
+    made = plan(problem_of(profile, cluster, 8, 1))
     assert made.grouping() == "[4]"
     assert [share.samples for share in made.stages[0].shares] == [2, 2, 2, 2]
     assert made.cached is not None
     assert made.cached.ranks == (0, 1, 2, 3)
-    assert (
-        plan(
-            Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH), cached=False
-        ).cached
-        is None
-    )
+    assert plan(problem_of(profile, cluster, 8, 1), cached=False).cached is None
 
 
 def test_a_slow_device_that_does_not_help_is_left_idle():
@@ -199,7 +194,7 @@ def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
     # The first layer is heavy and no device holds all three: the fast one should come first.
     rows = [[layer(8.0, 8.0), layer(), layer()], [layer(1.0, 1.0), layer(0.125, 0.125), layer(0.125, 0.125)]]
     profile = profile_of(rows)
-    cluster = Cluster(name="c", devices=(device("slow", memory_bytes=4000), device("fast", memory_bytes=4000)))
+    cluster = cluster_of(("slow", "fast"), memory_bytes=4000)
     job = {"batch_size": 4, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
     given = candidates(Problem(profile, cluster, **job), objective="bottleneck")[0]
     swapped = candidates(Problem(profile, cluster, **job), objective="bottleneck", order=(1, 0))[0]
@@ -214,30 +209,30 @@ def test_the_order_of_the_devices_matters_and_every_order_can_be_tried():
 
 def test_an_order_may_name_some_of_the_devices():
     profile, cluster = equal(4, 4)
-    made = plan(Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(3, 1))
+    made = plan(problem_of(profile, cluster, 4, 1), order=(3, 1))
     assert set(made.stages[0].ranks) == {1, 3}
     assert made.cached is not None
     assert made.cached.ranks == (1, 3)
 
 
 def test_nothing_fits_is_refused_with_device_stage_and_bytes():
-    profile, cluster = equal(4, 2)
-    tight = replace(cluster, devices=(device("big", memory_bytes=3500), device("rpi-s", memory_bytes=1000)))
+    profile, _ = equal(4, 2)
+    tight = cluster_of(("big", "rpi-s"), memory_bytes=[3500, 1000])
     with pytest.raises(
         PlanError, match=r"Device '(big|rpi-s)' has .* kB; stage \d \(layers? .*\) needs .* kB .*Add a device"
     ):
-        plan(Problem(profile, tight, batch_size=4, micro_batches=4, sequence_length=SEQUENCE_LENGTH))
+        plan(problem_of(profile, tight, 4, 4))
 
 
 def test_the_refusal_shows_the_plan_that_comes_nearest():
     profile, cluster = equal(4, 2)
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=2500) for one in cluster.devices))
+    tight = with_devices(cluster, memory_bytes=2500)
     with pytest.raises(PlanError) as caught:
-        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH))
+        plan(problem_of(profile, tight, 2, 1))
     assert "No plan comes nearer ([2, 2] on [1-1])" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(PlanError, match="No plan in this order of the devices comes nearer"):
-        plan(Problem(profile, tight, batch_size=2, micro_batches=1, sequence_length=SEQUENCE_LENGTH), order=(1, 0))
+        plan(problem_of(profile, tight, 2, 1), order=(1, 0))
 
 
 def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named():
@@ -245,9 +240,7 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
     # each.
     layers = [*[layer()] * 7, layer(frozen_bytes=9000)]
     profile = profile_of([[one.scaled(1 + rank / 10) for one in layers] for rank in range(8)])
-    cluster = Cluster(
-        name="c", devices=tuple(device(f"d{rank}", memory_bytes=10_500 if rank == 0 else 2500) for rank in range(8))
-    )
+    cluster = cluster_of(8, memory_bytes=[10_500, *[2500] * 7])
     job = {"batch_size": 2, "micro_batches": 1, "sequence_length": SEQUENCE_LENGTH}
     with pytest.raises(PlanError, match="in this order"):
         candidates(Problem(profile, cluster, **job), order=range(8))
@@ -282,15 +275,13 @@ def test_a_profile_of_another_cluster_is_refused():
     profile, _ = equal(4, 2)
     _, cluster = equal(4, 3)
     with pytest.raises(ConfigError, match="has 2 devices"):
-        plan(Problem(profile, cluster, batch_size=4, micro_batches=2, sequence_length=SEQUENCE_LENGTH))
+        plan(problem_of(profile, cluster, 4, 2))
 
 
 def test_groups_too_small_for_the_devices_are_refused():
     profile, cluster = equal(2, 5)
     with pytest.raises(ConfigError, match="5 devices need more than the 2 layers"):
-        candidates(
-            Problem(profile, cluster, batch_size=4, micro_batches=1, sequence_length=SEQUENCE_LENGTH), max_group=2
-        )
+        candidates(problem_of(profile, cluster, 4, 1), max_group=2)
 
 
 @pytest.mark.parametrize(("num_layers", "world_size", "least"), [(24, 32, 20), (48, 8, 3)])

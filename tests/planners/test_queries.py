@@ -11,11 +11,14 @@ from typing import get_args
 
 import pytest
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of, device
+from tests.plans import query_plan
+from tests.profiles import grid
+from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.medium import Medium
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
+from workbench.core.plan import Plan
+from workbench.core.profile import Bytes, LayerProfile, Profile
 from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, full_model_costs, passings
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
@@ -32,10 +35,8 @@ def layer(fixed_s: float, row_s: float, noise_s: float, frozen_bytes: int) -> La
     return LayerProfile(
         name="layer",
         times={
-            "F": Grid(
-                batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((fixed_s + row_s,), (fixed_s + 2 * row_s,))
-            ),
-            "STEP": Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((noise_s,), (2 * noise_s,))),
+            "F": grid(fixed_s + row_s, fixed_s + 2 * row_s, length=LENGTH),
+            "STEP": grid(noise_s, 2 * noise_s),
         },
         frozen_bytes=frozen_bytes,
         trainable_bytes=100,
@@ -63,18 +64,16 @@ def world(
                 for _ in range(layers)
             )
         )
-    cluster = Cluster(
-        name="random",
-        devices=tuple(
-            Device(
-                name=f"d{rank}",
-                flops_per_s=1e9,
-                memory_bytes=chance.randint(*memory),
-                link=Link(bytes_per_s=1e6, latency_s=chance.choice((0.0, 1e-3, 2e-2))),
-            )
-            for rank in range(devices)
-        ),
+    boards = (
+        device(
+            f"d{rank}",
+            memory_bytes=chance.randint(*memory),
+            bytes_per_s=1e6,
+            latency_s=chance.choice((0.0, 1e-3, 2e-2)),
+        )
+        for rank in range(devices)
     )
+    cluster = Cluster(name="random", devices=tuple(boards))
     return Profile(model="toy", method="p_rge", source="measured", layers=tuple(rows)), cluster
 
 
@@ -100,11 +99,8 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
     best = math.inf
     for counts in itertools.product(range(queries + 1), repeat=devices):
         if sum(counts) == queries:
-            shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(counts) if count)
-            plan = Plan(
-                method="p_rge", stages=(Stage(start=0, stop=3, shares=shares),), micro_batch_size=2, num_micro_batches=1
-            )
-            best = min(best, step_s(asked, plan))
+            shares = {rank: count for rank, count in enumerate(counts) if count}
+            best = min(best, step_s(asked, query_plan((3, shares))))
     try:
         plan = plan_queries(asked)
     except PlanError:
@@ -129,12 +125,8 @@ def test_no_chain_is_faster(seed: int, medium: Medium) -> None:
     for count in (2, 3):
         for order in itertools.permutations(range(3), count):
             for cuts in itertools.combinations(range(1, 5), count - 1):
-                ends = itertools.pairwise((0, *cuts, 5))
-                stages = tuple(
-                    Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=3),))
-                    for (start, stop), rank in zip(ends, order, strict=True)
-                )
-                plan = Plan(method="p_rge", stages=stages, micro_batch_size=2, num_micro_batches=1)
+                layers = (stop - start for start, stop in itertools.pairwise((0, *cuts, 5)))
+                plan = query_plan(*((n, {rank: 3}) for n, rank in zip(layers, order, strict=True)))
                 best = min([best, *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True))])
     if math.isinf(best):
         with pytest.raises(PlanError, match=r"has .* need"):
@@ -206,8 +198,7 @@ def test_memory_forces_smaller_passes() -> None:
 
 
 def _one(memory_bytes: int) -> Cluster:
-    device = Device(name="d0", flops_per_s=1e9, memory_bytes=memory_bytes, link=Link(bytes_per_s=1e9))
-    return Cluster(name="one", devices=(device,))
+    return cluster_of(1, memory_bytes=memory_bytes)
 
 
 def test_more_items_than_takers_hold() -> None:

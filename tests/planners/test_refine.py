@@ -4,15 +4,15 @@ import random
 
 import pytest
 
+from tests.plans import plan_of, stages
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
 from workbench.planners import Problem, candidates, closed_form, fixed_plan, memory, refine
 from workbench.planners import hybrid as pac_plus
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm
 from workbench.planners.neighbours import Neighbours
 
-from .builders import SEQUENCE_LENGTH, env_b, equal, rough, simulated_s, unequal
+from .builders import SEQUENCE_LENGTH, env_b, equal, problem_of, rough, simulated_s, unequal
 from .random_clusters import compare, planned, random_cluster
 
 JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
@@ -111,7 +111,7 @@ def test_it_finds_its_way_from_a_poor_plan():
 
 def test_an_optimum_is_returned_as_it_is():
     profile, cluster = equal(4, 2)
-    start = candidates(Problem(profile, cluster, batch_size=8, micro_batches=1, sequence_length=SEQUENCE_LENGTH))[0]
+    start = candidates(problem_of(profile, cluster, 8, 1))[0]
     assert start.grouping() == "[2]"
     assert refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan)) is start
 
@@ -140,9 +140,9 @@ def test_memory_holds_the_longest_sequence():
 
 def test_cached_shares_stay():
     profile, cluster = env_b()
-    cached = Stage(start=0, stop=12, shares=(Share(rank=2, samples=16),))
+    cached = stages((12, {2: 16}))[0]
     poor = poor_plan(profile, cluster)
-    start = Plan(method="test", stages=poor.stages, micro_batch_size=4, num_micro_batches=4, cached=cached)
+    start = plan_of(poor.stages, micro_batches=4, cached=cached)
     found = refine(
         [start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan), max_prices=20
     )

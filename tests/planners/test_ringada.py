@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from workbench.core import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core import Link
 from workbench.core.errors import PlanError
 from workbench.core.plan import one_device_stages
 from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
@@ -54,18 +55,7 @@ def problem(
         source="analytic",
         layers=tuple(tuple(layer(1 / speed, shares) for _ in range(num_layers)) for speed in speeds),
     )
-    cluster = Cluster(
-        name="test",
-        devices=tuple(
-            Device(
-                name=f"d{rank}",
-                flops_per_s=1e9,
-                memory_bytes=10**9 if memory is None else memory[rank],
-                link=FREE if links is None else links[rank],
-            )
-            for rank in range(len(speeds))
-        ),
-    )
+    cluster = cluster_of(len(speeds), memory_bytes=memory or 10**9, link=links or FREE)
     depths = dict.fromkeys(range(1, min(num_layers, -(-num_steps // 40) + 1)), 40)
     depths |= {num_layers: num_steps - 40 * (num_layers - 1)} if num_steps > 40 * (num_layers - 1) else {}
     return RingEstimate(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
 from workbench.core import (
     Cluster,
-    Device,
     EpochRecord,
     Job,
-    Link,
     MemorySample,
     Op,
-    Plan,
     Report,
-    Share,
     Span,
-    Stage,
     StepRecord,
     SweepPoint,
     Timeline,
@@ -50,26 +47,12 @@ def timeline(source: str = "simulated", fidelity: str = "", title: str = "a step
 
 
 def cluster() -> Cluster:
-    link = Link(bytes_per_s=125e6, latency_s=1e-4)
-    return Cluster(
-        name="pair",
-        devices=tuple(
-            Device(name=name, flops_per_s=share * 1e10, memory_bytes=400_000_000, link=link, host_share=share)
-            for name, share in zip(NAMES, (0.5, 0.25), strict=True)
-        ),
-    )
+    settings = {"flops_per_s": [5e9, 2.5e9], "host_share": [0.5, 0.25], "memory_bytes": 400_000_000}
+    return cluster_of(NAMES, name="pair", bytes_per_s=125e6, latency_s=1e-4, **settings)
 
 
 def report(*, executed: bool = True, valid: bool = True) -> Report:
-    plan = Plan(
-        method="pac_plus",
-        stages=(
-            Stage(start=0, stop=3, shares=(Share(rank=0, samples=8),)),
-            Stage(start=3, stop=6, shares=(Share(rank=1, samples=8),)),
-        ),
-        micro_batch_size=8,
-        num_micro_batches=4,
-    )
+    plan = staged_plan((3, {0: 8}), (3, {1: 8}), method="pac_plus", micro_batches=4)
     steps = tuple(
         StepRecord(
             epoch=epoch,

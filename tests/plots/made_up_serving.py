@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from tests.plans import inference_plan
 from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.serving.records import (
@@ -20,15 +21,8 @@ END_S = 12.0
 
 def plan(*ranks: int) -> InferencePlan:
     each = (4,) * len(ranks)
-    return InferencePlan(
-        method="galaxy_plus",
-        paradigm="hybrid",
-        ranks=ranks,
-        units=each,
-        columns=each,
-        shares=(1.0,) * len(ranks),
-        schemes=(1, 2),
-    )
+    parts = {"units": each, "columns": each, "shares": (1.0,) * len(ranks), "schemes": (1, 2)}
+    return inference_plan(method="galaxy_plus", ranks=ranks, **parts)
 
 
 def seconds_at(time_s: float, *, rescheduled: bool) -> float:
@@ -73,17 +67,12 @@ def report(*, rescheduled: bool = True, valid: bool = True) -> ServingReport:
         ServingEvent(time_s=8.9, kind="readmitted", rank=1, plan_before=1, plan_after=0),
         ServingEvent(time_s=9.0, kind="switched", plan_before=1, plan_after=0, detail="2 MB read"),
     )
-    link = Link(bytes_per_s=125e6, latency_s=1e-4)
+    link = {"bytes_per_s": 125e6, "latency_s": 1e-4}
     return ServingReport(
         source="emulated",
         fidelity="kernel",
         model="tiny-bert",
-        cluster=Cluster(
-            name="trio",
-            devices=tuple(
-                Device(name=name, flops_per_s=1e10, memory_bytes=10**9, link=link, host_share=0.3) for name in NAMES
-            ),
-        ),
+        cluster=cluster_of(NAMES, name="trio", flops_per_s=1e10, host_share=0.3, **link),
         stream=StreamSettings(num_requests=len(requests), length=32),
         rescheduling=ReschedulingSettings(reaction="exclude" if rescheduled else "none"),
         faults=(Fault(kind="slow", rank=1, start=4.0, end=8.0, factor=4.0),),

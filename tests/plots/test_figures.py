@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import pytest
 from made_up_report import cluster, report, timeline
 
-from workbench.core import Cluster, Device, Link, MemorySample
+from tests.clusters import cluster_of
+from workbench.core import MemorySample
 from workbench.core.report import Recovery, busy_note
 from workbench.core.summary import summary_rows
 from workbench.plots import (
@@ -290,7 +291,6 @@ def test_cluster_shows_speed_memory_and_link() -> None:
 
 
 def test_described_cluster_is_not_called_measured() -> None:
-    device = Device(name="pi", flops_per_s=8e9, memory_bytes=4 * 10**9, link=Link(bytes_per_s=62.5e6))
-    figure = cluster_figure(Cluster(name="one", devices=(device,)))
+    figure = cluster_figure(cluster_of(1, flops_per_s=8e9, memory_bytes=4 * 10**9, bytes_per_s=62.5e6))
     assert list(figure.data[0].x) == [8.0]
     assert "as described, not measured" in figure.layout.title.text

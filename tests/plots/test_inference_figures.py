@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from made_up_serving import report
 
+from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.spread import Spread
@@ -27,9 +28,8 @@ SHAPE = StackShape(
     layer_bytes=7,
     hidden_bytes=8,
 )
-PLAN = InferencePlan(
+PLAN = inference_plan(
     method="galaxy_plus",
-    paradigm="hybrid",
     ranks=(2, 0, 1),
     units=(3, 2, 1),
     columns=(48, 32, 16),

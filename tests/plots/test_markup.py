@@ -17,8 +17,9 @@ import pytest
 from hostile import NAME, renamed, shown_by, texts_of
 
 import workbench_labs.plots
+from tests.plans import inference_plan
 from workbench import plots
-from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.inference import StackShape
 from workbench.core.report import Recovery
 from workbench.core.spread import Spread
 from workbench.methods.galaxy_plus.serving.figures import serving
@@ -44,9 +45,7 @@ SERVED = renamed(made_up_serving.report(), "alpha", "beta", "gamma", "2 MB read"
 SHAPE = StackShape(
     num_layers=1, num_units=6, hidden_size=24, columns=96, unit_bytes=9, column_bytes=9, layer_bytes=7, hidden_bytes=8
 )
-HYBRID = InferencePlan(
-    method="galaxy_plus", paradigm="hybrid", ranks=(0,), units=(6,), columns=(96,), shares=(1.0,), schemes=(1,)
-)
+HYBRID = inference_plan(method="galaxy_plus", units=(6,), columns=(96,), shares=(1.0,), schemes=(1,))
 POINT, SAID = Spread.exactly(1.0), {"title": NAME, "label": NAME, "subtitle": NAME}
 
 FIGURES: dict[str, Callable[[], Any]] = {

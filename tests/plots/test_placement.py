@@ -2,20 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plans import staged_plan
 from workbench.core.catalogue import load_cluster
-from workbench.core.plan import Plan, Share, Stage
 from workbench.plots import needs, placement, stacked_bars
 
 CLUSTER = load_cluster("laptop")
-PLAN = Plan(
-    method="by hand",
-    stages=(
-        Stage(start=0, stop=4, shares=(Share(rank=0, samples=5), Share(rank=2, samples=3))),
-        Stage(start=4, stop=6, shares=(Share(rank=1, samples=8),)),
-    ),
-    micro_batch_size=8,
-    num_micro_batches=4,
-)
+PLAN = staged_plan((4, {0: 5, 2: 3}), (2, {1: 8}), method="by hand", micro_batches=4)
 
 
 def test_a_stage_lies_on_its_devices_over_its_layers() -> None:

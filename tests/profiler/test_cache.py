@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.clock import Clock
 from tests.waiting import LIMIT_S
 from workbench.core.catalogue import load_cluster
 from workbench.core.profile import Profile
@@ -16,19 +17,6 @@ from workbench.profiler.timing import CoreShare, time_calls
 @pytest.fixture
 def profile():
     return analytic_profile("all-MiniLM-L6-v2", load_cluster("laptop"), batch_sizes=(1, 4))
-
-
-class Clock:
-    """A clock that calls move forward by a second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-    def run(self):
-        self.now += 1.0
 
 
 class Measure:
@@ -82,10 +70,10 @@ def test_a_measurement_without_a_core_is_repeated_and_at_last_not_stored(
 
     def core_share_of_a_measurement():
         share = next(of_each, 1.0)
-        return CoreShare(wall=clock, core=lambda: share * clock.now)
+        return CoreShare(wall=clock, core=lambda: share * clock.now_s)
 
     def timed():
-        time_calls({"a": clock.run}, repeats=1, clock=clock)
+        time_calls({"a": clock.call("a", 1.0)}, repeats=1, clock=clock)
         return measure()
 
     monkeypatch.setattr(scaling, "CoreShare", core_share_of_a_measurement)

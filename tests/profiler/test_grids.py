@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.clock import Clock
 from workbench.profiler.grids import MOST_TOKENS, sizes_to_time, time_grids
 from workbench.profiler.layers import Span, Stacks
 
@@ -19,24 +20,15 @@ def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORKBENCH_TINY", raising=False)
 
 
-class Clock:
+class CostClock(Clock):
     """A clock that calls move forward by made-up costs."""
 
-    def __init__(self) -> None:
-        self.now, self.timed = 0.0, dict[str, set[tuple[int, int]]]()
-
-    def __call__(self) -> float:
-        return self.now
-
     def maker(self, kind: str, seconds: Callable[[int, int], float]) -> Callable[[int, int], Callable[[], None]]:
-        def make(batch: int, length: int) -> Callable[[], None]:
-            def run() -> None:
-                self.timed.setdefault(kind, set()).add((batch, length))
-                self.now += seconds(batch, length)
+        return lambda *size: self.call((kind, size), lambda: seconds(*size))
 
-            return run
-
-        return make
+    def timed(self, kind: str) -> set[tuple[int, int]]:
+        """Return the sizes of the calls of a kind so far."""
+        return {size for name, size in self.order if name == kind}
 
 
 def layer(batch: int, length: int) -> float:
@@ -55,7 +47,7 @@ def by_sample(batch: int, length: int) -> float:
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (8, 16, 32, 64, 512), (197,)])
 def test_a_few_sizes_show_the_seconds_of_all(lengths: tuple[int, ...]) -> None:
-    clock = Clock()
+    clock = CostClock()
     costs = {"middle": layer, "first": with_embedding, "head": by_sample}
     makers = {kind: clock.maker(kind, cost) for kind, cost in costs.items()}
     grids = time_grids(makers, BATCHES, lengths, like={"first": "middle"}, budget_s=1e9, clock=clock)
@@ -63,22 +55,22 @@ def test_a_few_sizes_show_the_seconds_of_all(lengths: tuple[int, ...]) -> None:
         for batch in BATCHES:
             for length in lengths:
                 assert grids[kind](batch, length) == pytest.approx(cost(batch, length), rel=0.06), (kind, batch, length)
-    assert len(clock.timed["first"]) < len(clock.timed["middle"]) <= 12
+    assert len(clock.timed("first")) < len(clock.timed("middle")) <= 12
     assert (
-        sum(batch * length <= MOST_TOKENS for batch, length in clock.timed["middle"]) >= len(clock.timed["middle"]) - 1
+        sum(batch * length <= MOST_TOKENS for batch, length in clock.timed("middle")) >= len(clock.timed("middle")) - 1
     )
 
 
 def test_no_larger_call_is_timed_after_a_long_one() -> None:
-    clock = Clock()
+    clock = CostClock()
     grids = time_grids({"F": clock.maker("F", lambda *size: 40 * layer(*size))}, BATCHES, LENGTHS, clock=clock)
-    assert max(batch * length for batch, length in clock.timed["F"]) == 256
+    assert max(batch * length for batch, length in clock.timed("F")) == 256
     assert grids["F"](16, 64) == pytest.approx(40 * layer(16, 64), rel=0.1)
 
 
 def test_costs_rise_with_the_size_whatever_the_noise() -> None:
     noise = torch.Generator().manual_seed(3)
-    clock = Clock()
+    clock = CostClock()
     noisy = clock.maker("F", lambda *size: layer(*size) * (1 + 0.5 * torch.rand(1, generator=noise).item()))
     cells = time_grids({"F": noisy, "first": noisy}, BATCHES, LENGTHS, like={"first": "F"}, clock=clock)
     for grid in cells.values():
@@ -87,7 +79,7 @@ def test_costs_rise_with_the_size_whatever_the_noise() -> None:
 
 
 def test_a_single_size_is_one_cell() -> None:
-    clock = Clock()
+    clock = CostClock()
     assert time_grids({"STEP": clock.maker("STEP", lambda *_: 2.0)}, (1,), (1,), clock=clock)["STEP"](1, 1) == 2.0
     assert sizes_to_time((1, 4), (32,)) == ((1, 32), (4, 32))
 

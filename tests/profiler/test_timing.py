@@ -3,26 +3,9 @@ import random
 import pytest
 import torch
 
+from tests.clock import Clock
 from workbench.core.errors import ConfigError
 from workbench.profiler.timing import CoreShare, core_share, counted_timings, time_calls
-
-
-class Clock:
-    """A clock that calls move forward."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.order = []
-
-    def __call__(self):
-        return self.now
-
-    def call(self, name, seconds):
-        def run(*_):
-            self.order.append(name)
-            self.now += seconds() if callable(seconds) else seconds
-
-        return run
 
 
 def test_calls_are_timed_in_turn_after_a_warm_up():
@@ -92,10 +75,10 @@ def test_what_is_prepared_is_not_timed():
 
     def run(value):
         given.append(value)
-        clock.now += 2.0
+        clock.now_s += 2.0
 
     def prepare():
-        clock.now += 100.0
+        clock.now_s += 100.0
         return len(given)
 
     assert time_calls({"a": (prepare, run)}, repeats=3, budget_s=1e9, clock=clock)["a"] == 2.0
@@ -117,9 +100,9 @@ def test_the_share_of_calls_with_a_core_is_counted(on_a_core, share):
     clock = Clock()
 
     def prepare():
-        clock.now += 1.0
+        clock.now_s += 1.0
 
-    with core_share(CoreShare(wall=clock, core=lambda: on_a_core * clock.now)) as counted:
+    with core_share(CoreShare(wall=clock, core=lambda: on_a_core * clock.now_s)) as counted:
         assert counted.value == 1.0
         time_calls({"a": clock.call("a", 1.0), "b": (prepare, clock.call("b", 2.0))}, repeats=2, clock=clock)
     assert counted.value == pytest.approx(share)

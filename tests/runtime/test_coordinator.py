@@ -23,15 +23,15 @@ def test_without_faults_it_is_one_generation() -> None:
     told = coordinate(Trainer(50))
     assert members(told) == [(0, 1, 2, 3)] and told.policy.history == list(range(50)) and told.said == []
     assert told.devices.now_s() == pytest.approx(0.5 + 50 * WORK_S / 4, abs=0.5)
-    assert sum(isinstance(message, Stop) for _, _, message in told.devices.commands) == 4
+    assert len(told.sent(Stop)) == 4
 
 
 @pytest.mark.parametrize("text", ["", "kill:d1@step12"])
 def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(text: str) -> None:
     told = coordinate(Trainer(50, converges_at=20), *faults(text))
     assert 20 <= max(told.policy.history) + 1 <= 22 and told.policy.step == 50  # a step may be under way
-    assert any(isinstance(message, Pause) for _, _, message in told.devices.commands)
-    assert sum(isinstance(message, Stop) for _, _, message in told.devices.commands) == (3 if text else 4)
+    assert told.sent(Pause)
+    assert len(told.sent(Stop)) == (3 if text else 4)
 
 
 def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() -> None:
@@ -102,10 +102,7 @@ def test_an_idle_device_makes_ready_while_one_that_leaves_works_on() -> None:
     assert (
         members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
     )
-    [(prepared_s, rank)] = [
-        (seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)
-    ]
-    paused_s = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
+    [(prepared_s, rank, _)], [(paused_s, *_), *_] = told.sent(Prepare), told.sent(Pause)
     assert (
         rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1
     )  # steps were made meanwhile
@@ -181,9 +178,7 @@ def test_two_losses_at_once_and_a_loss_while_the_others_form_a_group() -> None:
     told = coordinate(Trainer(60), *faults("kill:d1@step12; kill:d2@step12"))
     assert members(told) == [(0, 1, 2, 3), (0, 3)] and told.policy.losses == [(12, 10)]
     one = coordinate(Trainer(60), *faults("kill:d1@step12"))
-    formed_s = (
-        max(seconds for seconds, _, message in one.devices.commands if isinstance(message, Train)) - 0.501
-    )  # of the run
+    formed_s = max(seconds for seconds, *_ in one.sent(Train)) - 0.501  # of the run
     during = Fault(kind="kill", rank=2, start=formed_s)
     told = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
     assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.losses == [(12, 10), (10, 10)]
@@ -196,7 +191,7 @@ def test_a_slow_device_is_planned_for_within_five_steps() -> None:
     assert shares == [pytest.approx(1 / 4), pytest.approx(1 / 13), pytest.approx(1 / 4)]
     starts = [generation.job.first_step for generation in told.policy.generations]
     assert 10 < starts[1] <= 10 + 5 + 1 and 40 < starts[2] <= 46  # the step under way is ended
-    assert [message.factor for _, _, message in told.devices.commands if isinstance(message, Slow)] == [4.0, 1.0]
+    assert [message.factor for *_, message in told.sent(Slow)] == [4.0, 1.0]
 
 
 def test_one_too_slow_for_any_work_is_probed_until_it_is_fast_again() -> None:
@@ -217,16 +212,15 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
         policy, slow, turn=turn, injected=lambda *fault: begun.append(fault), clock=lambda: float(policy.step >= 30)
     )
     assert members(told) == [(0, 1, 2, 3), (0, 1, 3)]
-    prepared = [(seconds, rank) for seconds, rank, message in told.devices.commands if isinstance(message, Prepare)]
-    paused = next(seconds for seconds, _, message in told.devices.commands if isinstance(message, Pause))
-    assert [rank for _, rank in prepared] == [0, 1, 3] and paused - prepared[-1][0] >= 0.2
+    prepared, [(paused_s, *_), *_] = told.sent(Prepare), told.sent(Pause)
+    assert [rank for _, rank, _ in prepared] == [0, 1, 3] and paused_s - prepared[-1][0] >= 0.2
     assert (
         policy.generations[1].job.first_step > 20 and policy.losses == []
     )  # steps were made meanwhile, and none is repeated
     assert begun == [(slow, True)]  # by the given clock
     # The run ended before all was done, and the step under way was given up.
     assert 50 <= policy.step < 60 and isinstance(told.devices.commands[-1][2], Stop)
-    assert sum(isinstance(message, Abort) for _, _, message in told.devices.commands) == 3
+    assert len(told.sent(Abort)) == 3
 
 
 class LateForThePause(Checked):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from workbench.core.activities import activities
 from workbench.core.costs import Spec
 from workbench.core.schedule import BROADCAST, COLLECTIVES, RECV, RING, SEND, TRANSFERS, Op, Schedule, Value
 from workbench.core.timeline import Span
-from workbench.runtime.executor import Executor
+from workbench.runtime.executor import Contents, Executor
 from workbench.simulator import simulate
 
 SIZE = 3
@@ -27,7 +26,7 @@ def number(name: object) -> float:
     return int.from_bytes(hashlib.sha256(str(name).encode()).digest()[:4], "big") / 2**32
 
 
-def computed(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+def computed(op: Op, reads: Contents) -> Contents:
     """Return a tensor for each write that depends on the operation, on what it reads and on the order of that."""
     total = torch.full((SIZE,), number((op.kind, op.stage, op.microbatch, op.part)), dtype=torch.float64)
     for place, content in enumerate(reads):
@@ -35,7 +34,7 @@ def computed(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(total * (1 + number(value)) for value in op.writes)
 
 
-def contribution(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+def contribution(op: Op, reads: Contents) -> Contents:
     return (sum(reads, torch.zeros(SIZE, dtype=torch.float64)),)
 
 
@@ -80,7 +79,7 @@ def test_the_executed_order_is_the_simulated_order(path: Path) -> None:
     def work(executor: Executor) -> list[Span]:
         own = seen[executor.rank]
 
-        def handle(op: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        def handle(op: Op, reads: Contents) -> Contents:
             time.sleep(2e-4)  # another stream or rank would come first if it did not wait
             own.update(zip(op.reads, reads, strict=True))
             return (contribution if op.kind in COLLECTIVES else computed)(op, reads)

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from gloo_pairs import cluster_of_two, on_executors, on_ranks, on_two_ranks, program
 
-from workbench.core import Cluster, Device, Link, Plan, Share, Stage
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
 from workbench.core.costs import Spec
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
 from workbench.core.schedule import SEND, Op, Schedule, Value
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.executor import Contents, Execution, Executor
 from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.process_group import require_one_program
 from workbench.runtime.step_values import nbytes
@@ -29,17 +30,13 @@ FORWARD_S, BACKWARD_S = 0.004, 0.008
 
 def pipeline() -> Schedule:
     """Two stages of one rank each."""
-    stages = tuple(
-        Stage(start=index, stop=index + 1, shares=(Share(rank=index, samples=SAMPLES),)) for index in range(2)
-    )
-    plan = Plan(method="test", stages=stages, micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    plan = staged_plan((1, {0: SAMPLES}), (1, {1: SAMPLES}), micro_batches=MICRO_BATCHES)
     return insert_transfers(backpropagation(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
 def group_of_two() -> Schedule:
     """One stage on both ranks, gradients summed."""
-    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
-    plan = Plan(method="test", stages=(stage,), micro_batch_size=SAMPLES, num_micro_batches=MICRO_BATCHES)
+    plan = staged_plan((1, {0: 1, 1: 1}), micro_batches=MICRO_BATCHES)
     return insert_transfers(backpropagation(plan, (SAMPLES,) * MICRO_BATCHES))
 
 
@@ -63,7 +60,7 @@ class Layer:
             "ALLREDUCE": lambda op, reads: (self.weight.grad,),
         }
 
-    def _forward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _forward(self, op: Op, reads: Contents) -> Contents:
         arrived = [content for value, content in zip(op.reads, reads, strict=True) if value.name == "act"]
         source = arrived[0].clone().requires_grad_() if arrived else self._inputs[op.microbatch]
         output = source @ self.weight
@@ -71,25 +68,24 @@ class Layer:
         context = (source, outcome)
         return tuple(context if value.name == "ctx" else outcome.detach() for value in op.writes)
 
-    def _backward(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _backward(self, op: Op, reads: Contents) -> Contents:
         named = dict(zip((value.name for value in op.reads), reads, strict=True))
         source, outcome = named["ctx"]
         torch.autograd.backward(outcome, named.get("grad"))
         return tuple(source.grad if value.name == "grad" else None for value in op.writes)
 
-    def _step(self, op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _step(self, op: Op, reads: Contents) -> Contents:
         return (None,) * len(op.writes)
 
 
-DEVICE = Device(name="device", flops_per_s=1e9, memory_bytes=1, link=Link(bytes_per_s=1e9))
-LONE = Cluster(name="one", devices=(DEVICE,))
+LONE = cluster_of(("device",), memory_bytes=1)
 
 
 def test_with_time_dilation_what_is_reported_is_in_the_devices_own_seconds() -> None:
     values = [Value("act", stage=number) for number in range(5)]
     ops = tuple(Op("F", stage=number, reads=(values[number],), writes=(values[number + 1],)) for number in range(4))
     schedule = Schedule(ops=(ops,), inputs=((values[0],),), outputs=((values[4],),))
-    context = RankContext(rank=0, world_size=1, device=DEVICE, cluster=LONE, fidelity="paced", dilation=4.0)
+    context = RankContext(rank=0, world_size=1, device=LONE.devices[0], cluster=LONE, fidelity="paced", dilation=4.0)
     before_s, here_s = context.now_s(), time.monotonic()
 
     def work(rank: int, transport: Transport) -> Execution:

@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 import random
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from gloo_pairs import on_executors
 from torch import Tensor
 
-from workbench.core import Cluster, Device, Link, Plan, Share, Stage
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
+from workbench.core import Plan
 from workbench.core.errors import StateError
 from workbench.core.plan import held_by, homes_of, whole_states, with_neighbours
 from workbench.core.sealed import owner_of
@@ -35,11 +37,7 @@ class Case:
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         self.size = rng.randint(2, 8)
         num_layers = rng.randint(1, 6)
-        link = Link(bytes_per_s=1e8)
-        devices = tuple(
-            Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=link) for rank in range(self.size)
-        )
-        self.cluster = Cluster(name="test", devices=devices)
+        self.cluster = cluster_of(self.size, bytes_per_s=1e8)
         self.layers: dict[str, tuple[int, ...]] = {
             "step": (),
             "shared": tuple(sorted(rng.sample(range(num_layers), min(2, num_layers)))),
@@ -110,11 +108,8 @@ def random_plan(rng: random.Random, ranks: list[int], num_layers: int) -> Plan:
     groups = [[rank] for rank in ranks[:num_stages]]
     for rank in ranks[num_stages:used]:
         rng.choice(groups).append(rank)
-    stages = tuple(
-        Stage(start=cuts[i], stop=cuts[i + 1], shares=tuple(Share(rank=rank, samples=1) for rank in group))
-        for i, group in enumerate(groups)
-    )
-    return Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    layers = (stop - start for start, stop in pairwise(cuts))
+    return staged_plan(*((count, dict.fromkeys(group, 1)) for count, group in zip(layers, groups, strict=True)))
 
 
 def same_bits(found: Tensor, expected: Tensor) -> None:
@@ -137,10 +132,8 @@ def test_random_moves_over_gloo(seed: int) -> None:
 def test_snapshots_survive_a_device_that_is_lost_while_they_travel() -> None:
     """Owner and neighbour go back to the last snapshot of which both, or one of them, has everything."""
     layers = {"a": (0,), "b": (1,), "c": (2,)}
-    stages = tuple(Stage(start=rank, stop=rank + 1, shares=(Share(rank=rank, samples=1),)) for rank in range(3))
-    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
-    device = partial(Device, flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8))
-    cluster = Cluster(name="three", devices=tuple(device(name=name) for name in "xyz"))
+    plan = staged_plan(*((1, {rank: 1}) for rank in range(3)))
+    cluster = cluster_of("xyz", bytes_per_s=1e8)
     homes = homes_of(plan, layers)
     doubled = with_neighbours(homes, (0, 1, 2))
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import devices
+from tests.plans import staged_plan
+from workbench.core.cluster import Cluster, Device
 from workbench.core.device_faults import Fault, FaultSchedule, parse_faults
 from workbench.core.errors import PlanError
-from workbench.core.plan import Plan, Share, Stage
 from workbench.runtime.commands import Ended, Generation, Parts, Ping, Pong, StepDone, Train
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.fleet import Fleet
@@ -100,13 +101,7 @@ class Trainer:
             raise PlanError("A plan was asked for.", f"{len(members)} devices are too few.", "Add one.")
         speeds = [1 / factors.get(rank, 1.0) for rank in members]
         job = Job(tuple(speed / sum(speeds) for speed in speeds), self.step, self.total)
-        shares = tuple(Share(rank=place, samples=1) for place in range(len(members)))
-        plan = Plan(
-            method="toy",
-            stages=(Stage(start=0, stop=1, shares=shares),),
-            micro_batch_size=len(members),
-            num_micro_batches=1,
-        )
+        plan = staged_plan((1, dict.fromkeys(range(len(members)), 1)), method="toy")
         return Generation(
             number, members, plan, job, Predicted(job, tuple(1 / speed for speed in speeds)), job.timeout_s, prepares
         )
@@ -159,6 +154,10 @@ class Told:
     devices: Checked
     coordinator: Coordinator
     said: list[str]
+
+    def sent(self, kind: type) -> list[tuple[float, int, Any]]:
+        """Return the commands of a kind, each with its seconds and its device."""
+        return [command for command in self.devices.commands if isinstance(command[2], kind)]
 
 
 def prepared(
@@ -241,9 +240,7 @@ class Checked(VirtualDevices):
             assert sorted(sent) == sorted(generation.members)
 
 
-DEVICES = tuple(
-    Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e8)) for rank in range(4)
-)
+DEVICES = devices(4, bytes_per_s=1e8)
 
 
 def faults(text: str) -> tuple[Fault, ...]:

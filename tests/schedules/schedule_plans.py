@@ -5,30 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
+from tests.plans import staged_plan
+from tests.simulated import simulated
 from workbench.core.costs import TableCosts
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.program import Program
+from workbench.core.plan import Plan
 from workbench.core.schedule import Op, Schedule
 from workbench.core.timeline import Timeline
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules import check
-from workbench.simulator import simulate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def plan_of(*groups: Sequence[int], layers: Sequence[int] = (), first_rank: int = 0) -> Plan:
     """Return a plan with one stage per group; a group lists its ranks' samples, ranks are numbered on."""
-    stages, at, rank = [], 0, first_rank
-    for number, group in enumerate(groups):
-        num_layers = layers[number] if layers else 1
-        shares = tuple(Share(rank=rank + i, samples=samples) for i, samples in enumerate(group))
-        stages.append(Stage(start=at, stop=at + num_layers, shares=shares))
-        at += num_layers
-        rank += len(group)
-    return Plan(method="test", stages=tuple(stages), micro_batch_size=sum(groups[0]), num_micro_batches=1)
+    rank = count(first_rank)
+    parts = zip(layers or [1] * len(groups), groups, strict=True)
+    return staged_plan(*((num_layers, {next(rank): samples for samples in group}) for num_layers, group in parts))
 
 
 def recomputing(plan: Plan, *stages: int) -> Plan:
@@ -50,13 +46,10 @@ def equal_plan(num_stages: int, samples: int = 1) -> Plan:
 
 def workers_of(*layers: Sequence[int], in_flight: int = 2) -> VirtualWorkers:
     """Return one virtual worker for each list of its stages' layers; ranks are numbered on."""
-    pipelines, rank = [], 0
-    for counts in layers:
-        stages, at = [], 0
-        for count in counts:
-            stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=2),)))
-            at, rank = at + count, rank + 1
-        pipelines.append(Plan(method="test", stages=tuple(stages), micro_batch_size=2, num_micro_batches=in_flight))
+    rank = count()
+    pipelines = (
+        staged_plan(*((number, {next(rank): 2}) for number in numbers), micro_batches=in_flight) for numbers in layers
+    )
     return VirtualWorkers(pipelines=tuple(pipelines), in_flight=in_flight)
 
 
@@ -64,10 +57,7 @@ def timed(
     schedule: Schedule, nbytes: dict[str, int] | None = None, **seconds: float | Callable[[int, Op], float]
 ) -> Timeline:
     """Return the timeline at the given seconds by kind; what is not given is free."""
-    costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(
-        Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size)))
-    )
+    return simulated(schedule, TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {}))
 
 
 def peaks(schedule: Schedule, name: str, **seconds: float | Callable[[int, Op], float]) -> tuple[int, ...]:

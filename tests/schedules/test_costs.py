@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 from schedule_plans import plan_of, workers_of
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of, with_devices
+from tests.profiles import grid
+from tests.simulated import simulated
+from workbench.core.cluster import Cluster
 from workbench.core.costs import TableCosts
 from workbench.core.plan import Plan
-from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.schedule import Op, Value
 from workbench.schedules import backpropagation, hetpipe, hybrid_1f1b, insert_transfers, plan_costs
@@ -23,14 +26,10 @@ LENGTH = 4
 
 def layer(number: int, *, side: bool) -> LayerProfile:
     """Return a layer of 0.1 s a sample and a fixed 1 s (backward twice that); its bytes tell which layer it is."""
-
-    def grid(factor: float) -> Grid:
-        return Grid(batch_sizes=(1, 2), sequence_lengths=(LENGTH,), seconds=((1.1 * factor,), (1.2 * factor,)))
-
-    step = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.5,),))
+    forward, backward = (grid(1.1 * factor, 1.2 * factor, length=LENGTH) for factor in (1.0, 2.0))
     return LayerProfile(
         name=f"layer {number}",
-        times={"F": grid(1.0), ("SB" if side else "B"): grid(2.0), "STEP": step},
+        times={"F": forward, ("SB" if side else "B"): backward, "STEP": grid(0.5)},
         frozen_bytes=1000,
         trainable_bytes=10 + number,
         output_bytes=Bytes(100 + number, 7),
@@ -42,13 +41,8 @@ def layer(number: int, *, side: bool) -> LayerProfile:
 
 def made(plan: Plan, world_size: int, *, side: bool) -> tuple[Profile, Cluster]:
     layers = tuple(layer(number, side=side) for number in range(plan.num_layers))
-    devices = tuple(
-        Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1000.0, latency_s=0.25))
-        for rank in range(world_size)
-    )
-    return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), Cluster(
-        name="c", devices=devices
-    )
+    cluster = cluster_of(world_size, bytes_per_s=1000.0, latency_s=0.25)
+    return Profile(model="toy", method="test", source="analytic", layers=(layers,) * world_size), cluster
 
 
 def costs_of(plan: Plan, world_size: int, sizes: Sequence[int], *, side: bool = True) -> TableCosts:
@@ -63,9 +57,7 @@ def test_activations_on_the_disk_are_written_and_read_once() -> None:
     for activations in ("memory", "recompute", "disk"):
         own = replace(plan, stages=tuple(replace(stage, activations=activations) for stage in plan.stages))
         profile, cluster = made(own, 1, side=False)
-        [device] = cluster.devices
-        card = replace(device, storage_bytes_per_s=3e3, storage_write_bytes_per_s=1e3)
-        cluster = replace(cluster, devices=(card,))
+        cluster = with_devices(cluster, storage_bytes_per_s=3e3, storage_write_bytes_per_s=1e3)
         costs = plan_costs(profile, cluster, own, sizes=(2,), lengths=(LENGTH,))
         program = Program.on(cluster, insert_transfers(backpropagation(own, (2,))), costs)
         seconds[activations] = simulate(program).makespan_s
@@ -122,13 +114,7 @@ def test_one_device_takes_the_sum_of_its_operations(side) -> None:
     plan = plan_of((2,), layers=(3,))
     profile, cluster = made(plan, 1, side=side)
     schedule = insert_transfers((hybrid_1f1b if side else backpropagation)(plan, (2, 2, 2)))
-    timeline = simulate(
-        Program(
-            schedule=schedule,
-            costs=plan_costs(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3),
-            devices=("d0",),
-        )
-    )
+    timeline = simulated(schedule, plan_costs(profile, cluster, plan, sizes=(2, 2, 2), lengths=(LENGTH,) * 3))
     assert timeline.makespan_s == pytest.approx(3 * 3 * (1.2 + 2.4) + 3 * 0.5)
     tap = 2 * 3 * (LENGTH * 4 + 2) if side else 0
     assert timeline.peak_bytes(0) == 3000 + 4 * 33 + 2 * 3 * (LENGTH * 30 + 3) + tap
@@ -141,7 +127,7 @@ def test_gradients_of_shared_parameters_cross_from_stage_to_stage() -> None:
     without = insert_transfers(backpropagation(plan, (2, 2)))
     sizes, lengths = (2, 2), (LENGTH, LENGTH)
     costs = plan_costs(profile, cluster, plan, sizes=sizes, lengths=lengths, shared_bytes=(700,))
-    spans = [simulate(Program(schedule=one, costs=costs, devices=("d0", "d1"))) for one in (schedule, without)]
+    spans = [simulated(one, costs) for one in (schedule, without)]
     assert sum(spans[0].bytes_sent(rank) - spans[1].bytes_sent(rank) for rank in range(2)) == 2 * 700
     # Stage 1's STEP of two layers ends the step now, after stage 0's last gradient has come, instead of stage 0's of
     # one.
@@ -165,7 +151,7 @@ def test_virtual_workers_keep_versions_and_move_shards() -> None:
     assert costs.seconds(3, Op("MERGE", 1, 0)) == pytest.approx(0.5)
     assert costs.seconds(0, Op("PUSH", 0, 0)) == 0
     schedule = insert_transfers(hetpipe(workers, 3, world_size=5))
-    timeline = simulate(Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(5))))
+    timeline = simulated(schedule, costs)
     sent = sum(
         span.nbytes for span in timeline.spans if span.op.kind == "SEND" and span.op.reads[0].name in ("push", "global")
     )

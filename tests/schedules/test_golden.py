@@ -6,7 +6,7 @@ import pytest
 from inference_algebra import shape
 from schedule_plans import GOLDEN, assert_golden, equal_plan, plan_of, recomputing, workers_of
 
-from workbench.core.inference import InferencePlan
+from tests.plans import inference_plan
 from workbench.core.schedule import Schedule
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule
 from workbench.schedules import (
@@ -37,7 +37,7 @@ def inference_layout(
         "layers": (1, 1, 0),
         "overlap": True,
     }
-    plan = InferencePlan(method="test", paradigm=paradigm, ranks=(0, 1, 2), **settings | given)
+    plan = inference_plan(paradigm, **settings | given)
     if is_decoding:
         return InferenceLayout.decode(plan, stacks, past=6)
     return InferenceLayout.build(plan, stacks, (6,) * len(stacks))

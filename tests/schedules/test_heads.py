@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from schedule_plans import peaks, timed
 
-from workbench.core import Plan, Share, Stage
+from tests.plans import staged_plan
 from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
 from workbench.schedules import asynchronous_1f1b, check, insert_transfers, split_heads
@@ -44,12 +44,7 @@ def test_contexts_live_until_their_backward() -> None:
 def test_a_stage_is_computed_layer_by_layer_on_both_processors(columns: tuple[int, ...]) -> None:
     """Asynchronous 1F1B of two stages, the second one divided: complete, and at half of what is divided it is as much
     faster."""
-    plan = Plan(
-        method="test",
-        stages=tuple(Stage(start=2 * at, stop=2 * at + 2, shares=(Share(rank=at, samples=1),)) for at in range(2)),
-        micro_batch_size=1,
-        num_micro_batches=1,
-    )
+    plan = staged_plan((2, {0: 1}), (2, {1: 1}))
     division = Division(heads=(1, 1), columns=columns, slower=(1.0, 1.0), names=("cpu", "gpu"))
     whole = asynchronous_1f1b(plan, 12)
     schedule = check(insert_transfers(divide_layers(whole, plan, {1: division})))

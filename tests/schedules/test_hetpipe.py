@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_plans import peaks, workers_of
 
+from tests.plans import staged_plan
 from workbench.core.errors import ConfigError
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.schedule import RECV, SEND, Op, Schedule, Value
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules import check, hetpipe, insert_transfers
@@ -171,7 +171,5 @@ def test_what_cannot_be_meant_is_refused(change, expected) -> None:
 
 
 def test_a_stage_has_one_rank() -> None:
-    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1), Share(rank=1, samples=1)))
-    plan = Plan(method="test", stages=(stage,), micro_batch_size=2, num_micro_batches=1)
     with pytest.raises(ConfigError, match=r"ranks \(0, 1\)"):
-        VirtualWorkers(pipelines=(plan,), in_flight=1)
+        VirtualWorkers(pipelines=(staged_plan((1, {0: 1, 1: 1})),), in_flight=1)

@@ -10,6 +10,7 @@ import pytest
 from inference_algebra import run, shape, whole
 from schedule_plans import timed
 
+from tests.plans import inference_plan
 from workbench.core.errors import ScheduleError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import SEND, Op, Schedule
@@ -30,9 +31,8 @@ def random_plan(chance: random.Random, paradigm: str, stacks: tuple[StackShape, 
     size."""
     count = chance.randint(1, 5)
     layers = sum(stack.num_layers for stack in stacks)
-    return InferencePlan(
-        method="test",
-        paradigm=paradigm,
+    return inference_plan(
+        paradigm,
         ranks=tuple(chance.sample(range(6), count)),
         units=parts(chance, stacks[0].num_units, count),
         columns=parts(chance, stacks[0].columns, count),
@@ -93,15 +93,8 @@ def test_decoding_continues_from_the_cache(paradigm: str) -> None:
 def even(count: int, **given) -> InferencePlan:
     """Return an even split of one layer of scheme 1, each position with a tile of one token."""
     settings = {"schemes": (1,), "overlap": True} | given
-    return InferencePlan(
-        method="test",
-        paradigm="hybrid",
-        ranks=tuple(range(count)),
-        units=(1,) * count,
-        columns=(1,) * count,
-        shares=(1,) * count,
-        **settings,
-    )
+    each = (1,) * count
+    return inference_plan(units=each, columns=each, shares=each, **settings)
 
 
 def feed_forward_block(plan: InferencePlan, *, up: float, down: float, send: float) -> float:

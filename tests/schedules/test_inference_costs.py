@@ -9,7 +9,10 @@ from dataclasses import replace
 import pytest
 from inference_algebra import shape
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of, with_devices
+from tests.plans import inference_plan
+from tests.simulated import simulated
+from workbench.core.cluster import Cluster
 from workbench.core.inference import (
     InferencePlan,
     InferenceProfile,
@@ -18,13 +21,11 @@ from workbench.core.inference import (
     StackShape,
     proportional_parts,
 )
-from workbench.core.program import Program
 from workbench.core.schedule import Value
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, smallest_tile, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench.planners import Problem
-from workbench.simulator import simulate
 
 HOMOGENEOUS, HETEROGENEOUS = (8.8, 8.8, 8.8, 8.8), (15.7, 15.7, 8.8, 4.3)
 """GFLOP/s of Raspberry Pis at 825 MHz, and of two at 1.47 GHz, one at 825 and one at 403 MHz (Galaxy+ Table IV)."""
@@ -73,21 +74,17 @@ def profile_of(speeds: tuple[float, ...], stack: StackShape, fixed_s: float = 1e
     )
 
 
-def cluster_of(speeds: tuple[float, ...], mbit_per_s: float) -> Cluster:
+def switched(speeds: tuple[float, ...], mbit_per_s: float) -> Cluster:
     """Return devices on a switch, 0.1 ms a hop."""
-    link = Link(bytes_per_s=mbit_per_s * 125_000, latency_s=1e-4)
-    devices = tuple(
-        Device(name=f"d{i}", flops_per_s=speed * 1e9, memory_bytes=10**10, link=link) for i, speed in enumerate(speeds)
+    flops_per_s = [speed * 1e9 for speed in speeds]
+    return cluster_of(
+        len(speeds), flops_per_s=flops_per_s, memory_bytes=10**10, bytes_per_s=mbit_per_s * 125_000, latency_s=1e-4
     )
-    return Cluster(name="test", devices=devices)
 
 
 def hybrid(speeds: tuple[float, ...], stack: StackShape, schemes: tuple[int, ...], **given) -> InferencePlan:
     """Return the split in proportion to speed."""
-    return InferencePlan(
-        method="test",
-        paradigm="hybrid",
-        ranks=tuple(range(len(speeds))),
+    return inference_plan(
         units=proportional_parts(stack.num_units, speeds),
         columns=proportional_parts(stack.columns, speeds),
         shares=speeds,
@@ -98,7 +95,7 @@ def hybrid(speeds: tuple[float, ...], stack: StackShape, schemes: tuple[int, ...
 
 def prices(speeds: tuple[float, ...], mbit_per_s: float, stack: StackShape, length: int = 284) -> SequencePrice:
     """Return the prices of plans on a cluster."""
-    problem = Problem(profile_of(speeds, stack), cluster_of(speeds, mbit_per_s), sequence_length=length)
+    problem = Problem(profile_of(speeds, stack), switched(speeds, mbit_per_s), sequence_length=length)
     return SequencePrice(problem, message_s=MESSAGE_S)
 
 
@@ -107,7 +104,7 @@ def test_seconds_by_hand() -> None:
     stack = transformer(2)
     plan = hybrid(HETEROGENEOUS, stack, (1, 2))
     layout = InferenceLayout.build(plan, (stack,), 100)
-    profile, cluster = profile_of(HETEROGENEOUS, stack), cluster_of(HETEROGENEOUS, 500)
+    profile, cluster = profile_of(HETEROGENEOUS, stack), switched(HETEROGENEOUS, 500)
     costs = inference_costs(profile, cluster, layout, message_s=MESSAGE_S)
     ops = {
         (rank, op.kind, op.stage, op.part): op
@@ -130,24 +127,18 @@ def test_resident_bytes_by_hand() -> None:
     """Units and columns of scheme 1, all columns in scheme 2 where there are tokens, the ends on the first device,
     working memory."""
     stack = shape(3, 4, 10, layer_bytes=5)
-    plan = InferencePlan(
-        method="test",
-        paradigm="hybrid",
-        ranks=(2, 0, 1),
-        units=(3, 1, 0),
-        columns=(6, 4, 0),
-        shares=(1.0, 0.0, 1.0),
-        schemes=(1, 2, 2),
+    plan = inference_plan(
+        ranks=(2, 0, 1), units=(3, 1, 0), columns=(6, 4, 0), shares=(1.0, 0.0, 1.0), schemes=(1, 2, 2)
     )
     layout = InferenceLayout.build(plan, (stack,), 8)
-    costs = inference_costs(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), layout)
+    costs = inference_costs(profile_of((1.0,) * 4, stack), switched((1.0,) * 4, 100), layout)
     assert costs.resident_bytes(2) == 3 * 3 * 1000 + (6 + 10 + 10) * 100 + 3 * 5 + 7500 + 80
     assert costs.resident_bytes(0) == 3 * 1000 + 3 * 4 * 100 + 3 * 5 + 80
     assert costs.resident_bytes(1) == (0 + 10 + 10) * 100 + 3 * 5 + 80
     assert costs.resident_bytes(3) == 0
     whole = InferenceLayout.build(replace(plan, paradigm="pipeline", layers=(1, 2, 0)), (stack,), 8)
     assert (
-        inference_costs(profile_of((1.0,) * 4, stack), cluster_of((1.0,) * 4, 100), whole).resident_bytes(0)
+        inference_costs(profile_of((1.0,) * 4, stack), switched((1.0,) * 4, 100), whole).resident_bytes(0)
         == 2 * 5005 + 80
     )
 
@@ -170,9 +161,9 @@ def test_few_layers_price_many() -> None:
         priced = prices(speeds, chance.choice((125, 1000)), stack)
         error = abs(priced(plan) / priced.timeline(plan).makespan_s - 1)
         assert error < (0.05 if plan.both_ways else 1e-9), (seed, plan)
-    tensor = InferencePlan(method="test", paradigm="tensor", ranks=(0, 1), units=(6, 6), columns=(1536, 1536))
-    alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(12,))
-    spread = InferencePlan(method="test", paradigm="sequence", ranks=(0, 1), shares=(1.0, 1.0))
+    tensor = inference_plan("tensor", units=(6, 6), columns=(1536, 1536))
+    alone = inference_plan("pipeline", layers=(12,))
+    spread = inference_plan("sequence", shares=(1.0, 1.0))
     priced = prices((8.8, 8.8), 500, transformer(12))
     for plan in (tensor, alone, spread):
         assert priced(plan) == pytest.approx(priced.timeline(plan).makespan_s, rel=1e-9)
@@ -203,7 +194,7 @@ def _layer_s(priced: SequencePrice, plan: InferencePlan, kinds: str) -> float:
         costs = replace(costs, cluster=None)
     elif kinds == "communication":
         costs = replace(costs, seconds_by_kind={})
-    timeline = simulate(Program(schedule=inference_schedule(layout), costs=costs, devices=("a", "b", "c", "d")))
+    timeline = simulated(inference_schedule(layout), costs)
     ends = [
         max(span.end_s for span in timeline.spans if span.op.kind == "CONN" and span.op.stage == 2 * layer + 1)
         for layer in range(4)
@@ -233,10 +224,8 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     bad = replace(hybrid(HETEROGENEOUS, stack, (2,) * 4), units=(3, 3, 3, 3), shares=(1.0,) * 4)
 
     def tuned(**memory: int) -> InferencePlan:
-        devices = tuple(
-            replace(device, memory_bytes=memory.get(device.name, 10**10)) for device in priced.cluster.devices
-        )
-        problem = replace(priced.problem, cluster=replace(priced.cluster, devices=devices))
+        cluster = with_devices(priced.cluster, memory_bytes=lambda one: memory.get(one.name, 10**10))
+        problem = replace(priced.problem, cluster=cluster)
         return tune(problem, [bad], priced, schemes=2, tries=30)
 
     free = tuned()
@@ -250,7 +239,7 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     kept = needs(asked, bound)
     assert all(need.total_bytes <= room[f"d{rank}"] for rank, need in kept.items())
     assert any(need.total_bytes > room[f"d{rank}"] for rank, need in needs(asked, free).items())
-    alone = InferencePlan(method="test", paradigm="pipeline", ranks=(0,), layers=(4,))
+    alone = inference_plan("pipeline", layers=(4,))
     assert replace(tune(asked, [alone], priced), predicted_s=0.0) == alone
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from workbench.core import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core import Cluster
 from workbench.core.costs import Spec
 from workbench.core.errors import ConfigError, StateError
 from workbench.core.plan import Homes
@@ -20,15 +21,9 @@ from workbench.simulator import simulate
 MEGABYTE = 1_000_000
 
 
-def cluster_of(*bytes_per_s: float) -> Cluster:
+def linked(*bytes_per_s: float) -> Cluster:
     """One device for each rate of an access link."""
-    return Cluster(
-        name="test",
-        devices=tuple(
-            Device(name=f"d{rank}", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=rate))
-            for rank, rate in enumerate(bytes_per_s)
-        ),
-    )
+    return cluster_of(len(bytes_per_s), bytes_per_s=list(bytes_per_s))
 
 
 def delivered(rounds: tuple[Move, ...], held: Homes) -> dict[tuple[str, int], set[tuple[int, int]]]:
@@ -70,7 +65,7 @@ def test_random_moves_deliver_every_byte_once(seed: int) -> None:
     bound."""
     rng = random.Random(seed)
     size = rng.randint(2, 8)
-    cluster = cluster_of(*(rng.choice((1e6, 4e6, 16e6)) for _ in range(size)))
+    cluster = linked(*(rng.choice((1e6, 4e6, 16e6)) for _ in range(size)))
     names = [f"tensor.{number}" for number in range(rng.randint(1, 60))]
     large = rng.random() < 0.5
     specs = {
@@ -101,13 +96,13 @@ def test_random_moves_deliver_every_byte_once(seed: int) -> None:
 def test_nothing_to_move_takes_no_round() -> None:
     """All is where it is wanted; a tensor that nobody wants stays; empty ones need no message."""
     specs = {"a": Spec((4,)), "empty": Spec((0,))}
-    assert moves({"a": (0,), "empty": (1,)}, {"a": (0, 1), "empty": (0,), "b": (1,)}, specs, cluster_of(1e6, 1e6)) == ()
+    assert moves({"a": (0,), "empty": (1,)}, {"a": (0, 1), "empty": (0,), "b": (1,)}, specs, linked(1e6, 1e6)) == ()
 
 
 def test_tensors_travel_together() -> None:
     """A thousand small ones in one message."""
     specs = {f"t{number}": Spec((8,)) for number in range(1000)}
-    (move,) = moves(dict.fromkeys(specs, (1,)), dict.fromkeys(specs, (0,)), specs, cluster_of(1e6, 1e6))
+    (move,) = moves(dict.fromkeys(specs, (1,)), dict.fromkeys(specs, (0,)), specs, linked(1e6, 1e6))
     assert [op.kind for op in move.program.schedule.ops[0]] == [SEND]
     assert seconds((move,)) == pytest.approx(0.032)
 
@@ -115,16 +110,16 @@ def test_tensors_travel_together() -> None:
 def test_two_holders_share_the_sending() -> None:
     """In proportion to their links: 3 + 1 MB/s towards a fast receiver take a quarter of the slower one's time."""
     specs = {f"t{number}": Spec((MEGABYTE,), "uint8") for number in range(12)}
-    rounds = moves(dict.fromkeys(specs, (2,)), dict.fromkeys(specs, (0, 1)), specs, cluster_of(3e6, 1e6, 3e6))
+    rounds = moves(dict.fromkeys(specs, (2,)), dict.fromkeys(specs, (0, 1)), specs, linked(3e6, 1e6, 3e6))
     assert seconds(rounds) <= 12 / 3 + 1.1
-    both = moves(dict.fromkeys(specs, (2, 3)), dict.fromkeys(specs, (0, 1)), specs, cluster_of(*[1e6] * 4))
+    both = moves(dict.fromkeys(specs, (2, 3)), dict.fromkeys(specs, (0, 1)), specs, linked(*[1e6] * 4))
     assert seconds(both) <= 12 + 1.1
 
 
 def test_receivers_pass_on_what_they_have() -> None:
     """One holder, seven receivers: far from the seven times its bytes that the holder alone would send."""
     specs = {f"t{number}": Spec((MEGABYTE,), "uint8") for number in range(14)}
-    rounds = moves(dict.fromkeys(specs, tuple(range(8))), dict.fromkeys(specs, (0,)), specs, cluster_of(*[1e6] * 8))
+    rounds = moves(dict.fromkeys(specs, tuple(range(8))), dict.fromkeys(specs, (0,)), specs, linked(*[1e6] * 8))
     assert seconds(rounds) <= 2.0 * 14
 
 
@@ -132,6 +127,6 @@ def test_lost_tensors_and_foreign_ranks_are_refused() -> None:
     """Named, with what to do."""
     specs = {"layer.3.down": Spec((4,)), "step": Spec((1,))}
     with pytest.raises(StateError, match=r"No device holds layer\.3\.down\. Resume from the last snapshot"):
-        moves({"layer.3.down": (1,), "step": (0,)}, {"layer.3.down": (), "step": (0,)}, specs, cluster_of(1e6, 1e6))
+        moves({"layer.3.down": (1,), "step": (0,)}, {"layer.3.down": (), "step": (0,)}, specs, linked(1e6, 1e6))
     with pytest.raises(ConfigError, match=r"'step' to or from rank 2 .* has 2 devices"):
-        moves({"step": (2,)}, {"step": (0,)}, specs, cluster_of(1e6, 1e6))
+        moves({"step": (2,)}, {"step": (0,)}, specs, linked(1e6, 1e6))

@@ -5,31 +5,23 @@ from __future__ import annotations
 import pytest
 from schedule_plans import timed
 
+from tests.plans import query_plan
 from workbench.core.errors import ScheduleError
-from workbench.core.plan import Share, Stage
 from workbench.core.schedule import SEND, Schedule
 from workbench.methods.p_rge.schedule import query_groups, query_step
 from workbench.schedules import check, insert_transfers
 
 
-def stage(start: int, stop: int, **queries: int) -> Stage:
-    """Return a stage; queries by rank: r0=3, r1=1."""
-    return Stage(
-        start=start,
-        stop=stop,
-        shares=tuple(Share(rank=int(name[1:]), queries=count) for name, count in queries.items()),
-    )
-
-
-def one_by_one(**queries: int) -> Schedule:
-    """Return a step in which every part is a group."""
-    return query_step((stage(0, 1, **queries),), [(part,) for part in range(2 * sum(queries.values()))])
+def one_by_one(*queries: int) -> Schedule:
+    """Return a step in which every part is a group.  queries: of each rank."""
+    shared = query_plan((1, dict(enumerate(queries))))
+    return query_step(shared.stages, [(part,) for part in range(2 * sum(queries))])
 
 
 @pytest.mark.parametrize("num_queries", [1, 4])
 def test_one_device_runs_2q_forwards_and_a_step(num_queries: int) -> None:
     """In 2 q f + step seconds, without communication or context."""
-    schedule = check(one_by_one(r0=num_queries))
+    schedule = check(one_by_one(num_queries))
     assert [op.kind for op in schedule.ops[0]] == ["F"] * (2 * num_queries) + ["STEP"]
     assert timed(schedule, F=1.0, STEP=0.5).makespan_s == 2 * num_queries + 0.5
     assert insert_transfers(schedule) == schedule
@@ -38,7 +30,7 @@ def test_one_device_runs_2q_forwards_and_a_step(num_queries: int) -> None:
 
 def test_queries_divided_among_devices() -> None:
     """The slowest device's forwards, and only scalars travel; each ends with the same 2q losses."""
-    schedule = check(insert_transfers(one_by_one(r0=3, r1=1, r2=0)))
+    schedule = check(insert_transfers(one_by_one(3, 1, 0)))
     timeline = timed(schedule, {"loss": 4}, F=1.0, STEP=0.5)
     assert timeline.makespan_s == 6.5
     assert {op.reads[0].name for ops in schedule.ops for op in ops if op.kind == SEND} == {"loss"}
@@ -50,15 +42,14 @@ def test_queries_divided_among_devices() -> None:
 def test_no_query() -> None:
     """Nothing to estimate a gradient from."""
     with pytest.raises(ScheduleError, match="at least one query"):
-        one_by_one(r0=0)
+        one_by_one(0)
 
 
 def test_parts_that_share_a_pass() -> None:
     """As many losses travel as one by one, in fewer messages."""
-    whole = stage(0, 6, r0=3, r1=2)
     groups = (*query_groups(0, 3, 2), *query_groups(3, 2, 2))
     assert groups == ((0, 1, 2, 3), (4, 5), (6, 7, 8, 9))
-    schedule = check(insert_transfers(query_step((whole,), groups)))
+    schedule = check(insert_transfers(query_step(query_plan((6, {0: 3, 1: 2})).stages, groups)))
     assert [[op.label for op in ops if op.kind == "F"] for ops in schedule.ops] == [["F0.0", "F0.4"], ["F0.6"]]
     assert sum(op.kind == SEND for ops in schedule.ops for op in ops) == 3
 
@@ -66,8 +57,8 @@ def test_parts_that_share_a_pass() -> None:
 def test_chain_of_stages() -> None:
     """Groups follow each other through the stages; every device gets all losses and makes the step, activations go one
     way only."""
-    stages = (stage(0, 2, r2=4), stage(2, 5, r0=4), stage(5, 6, r1=4))
-    schedule = check(insert_transfers(query_step(stages, query_groups(0, 4, 1))))
+    plan = query_plan((2, {2: 4}), (3, {0: 4}), (1, {1: 4}))
+    schedule = check(insert_transfers(query_step(plan.stages, query_groups(0, 4, 1))))
     timeline = timed(schedule, F=1.0, STEP=0.5)
     assert timeline.makespan_s == 3 + (4 - 1) * 1.0 + 0.5  # filled once, never emptied for a backward pass
     sent = [(op.ranks, op.reads[0].name) for ops in schedule.ops for op in ops if op.kind == SEND]
@@ -84,4 +75,4 @@ def test_chain_of_stages() -> None:
 )
 def test_groups_that_do_not_fit(groups: list[tuple[int, ...]], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        query_step((stage(0, 6, r0=2, r1=1),), groups)
+        query_step(query_plan((6, {0: 2, 1: 1})).stages, groups)

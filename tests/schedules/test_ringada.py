@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.core import Cluster, Link, Plan, Share, Stage
+from tests.clusters import with_devices
+from tests.plans import staged_plan
+from tests.simulated import program_of
+from workbench.core import Cluster, Link, Plan
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
@@ -25,11 +28,7 @@ KINDS = ("P", "F", "B")
 
 
 def ring(*layers: int) -> Plan:
-    stages, at = [], 0
-    for rank, count in enumerate(layers):
-        stages.append(Stage(start=at, stop=at + count, shares=(Share(rank=rank, samples=1),)))
-        at += count
-    return Plan(method="ringada", stages=tuple(stages), micro_batch_size=1, num_micro_batches=1)
+    return staged_plan(*((count, {rank: 1}) for rank, count in enumerate(layers)), method="ringada")
 
 
 def simulated(
@@ -58,8 +57,7 @@ def simulated(
     costs = TableCosts(seconds_by_kind=dict.fromkeys(KINDS, seconds), bytes_by_name=nbytes, cluster=cluster)
     if cluster is not None:
         return schedule, simulate(Program.on(cluster, schedule, costs), memory=False)
-    program = Program(schedule=schedule, costs=costs, devices=tuple(map(str, range(len(plan.stages)))))
-    return schedule, simulate(program, memory=False)
+    return schedule, simulate(program_of(schedule, costs), memory=False)
 
 
 def op_of(schedule: Schedule, kind: str, microbatch: int, stage: int = -1) -> tuple[int, Op]:
@@ -198,8 +196,7 @@ def test_on_slow_air_the_trained_layers_are_on_fewer_devices_and_the_cut_is_near
     trained_on = {}
     for message_s in (0.001, 0.25, 0.5, 1.0):
         link = Link(bytes_per_s=2 * nbytes / message_s)  # a message between two stations takes the air twice
-        devices = tuple(replace(device, link=link) for device in free.devices)
-        cluster = replace(free, medium="wifi", devices=devices)
+        cluster = replace(with_devices(free, link=link), medium="wifi")
         found = {}
         for blocks in ((a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)):
             iterations = [Iteration(number % 3, 2, 4) for number in range(12)]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core.cluster import Cluster, Link
 from workbench.core.costs import TableCosts, busiest_s, collective_s
 from workbench.core.program import Program, chained
 from workbench.core.schedule import NONE, SEND, Op, Schedule, Value, recv, send
@@ -22,11 +23,8 @@ Transfers = Sequence[tuple[int, int, int]]  # source, destination, bytes
 
 def stations(*rates: float, latency_s: float = 0.0, jitter_s: float = 0.0) -> Cluster:
     """Return a Wi-Fi cluster with these rates in bytes/s."""
-    devices = (
-        Device(name=f"d{rank}", flops_per_s=1, memory_bytes=1, link=Link(bytes_per_s=rate, latency_s=latency_s))
-        for rank, rate in enumerate(rates)
-    )
-    return Cluster(name="air", devices=tuple(devices), medium="wifi", jitter_s=jitter_s)
+    cluster = cluster_of(len(rates), bytes_per_s=list(rates), latency_s=latency_s)
+    return replace(cluster, medium="wifi", jitter_s=jitter_s)
 
 
 def at_once(cluster: Cluster, transfers: Transfers) -> Timeline:

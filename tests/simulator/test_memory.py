@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tests.simulated import simulated
 from workbench.core.costs import TableCosts
-from workbench.core.program import Program
 from workbench.core.schedule import Schedule
 from workbench.core.timeline import MemorySample
-from workbench.simulator import live_counts, simulate
+from workbench.simulator import live_counts
 
 TRAINING = """
     rank 0
@@ -40,7 +40,7 @@ COSTS = TableCosts(
 
 def test_two_stages_by_hand() -> None:
     """Every change of a 1F1B of two stages and two micro-batches."""
-    timeline = simulate(Program(schedule=Schedule.from_text(TRAINING), costs=COSTS, devices=("a", "b")))
+    timeline = simulated(TRAINING, COSTS)
     changes = {sample.time_s: sample.nbytes - 5000 for sample in timeline.memory[0]}
     # 0.0 tokens and the first forward's writes; 1.0 tokens:_.0 end; 1.5 act:0.0 was sent ...
     assert changes == {
@@ -66,7 +66,7 @@ def test_outputs_stay_and_unread_values_go() -> None:
     """An output lives to the end; what nobody reads lives while it is written; unused inputs end at once."""
     text = "rank 0\nin spare kept\n0F0 () -> (a)\n0F1 () -> (b)\n0F2 () -> ()\nout b kept\n"
     costs = TableCosts(seconds_by_kind={"F": 1.0}, bytes_by_name={"a": 1, "b": 2, "spare": 4, "kept": 8})
-    (samples,) = simulate(Program(schedule=Schedule.from_text(text), costs=costs, devices=("a",))).memory
+    (samples,) = simulated(text, costs).memory
     assert [(s.time_s, s.nbytes) for s in samples] == [(0.0, 9), (1.0, 10)]
 
 
@@ -75,14 +75,14 @@ def test_a_step_updates_in_place_unless_the_old_version_is_needed() -> None:
     place = "rank 0\nin w:_._.0\n0STEP (w:_._.0) -> (w:_._.1)\nout w:_._.1\n"
     copy = "rank 0\nin w:_._.0\n0STEP (w:_._.0) -> (w:_._.1)\n0B (w:_._.0) -> ()\nout w:_._.1\n"
     costs = TableCosts(seconds_by_kind={"STEP": 1.0, "B": 1.0}, bytes_by_name={"w": 6})
-    assert simulate(Program(schedule=Schedule.from_text(place), costs=costs, devices=("a",))).peak_bytes(0) == 6
-    assert simulate(Program(schedule=Schedule.from_text(copy), costs=costs, devices=("a",))).peak_bytes(0) == 12
+    assert simulated(place, costs).peak_bytes(0) == 6
+    assert simulated(copy, costs).peak_bytes(0) == 12
 
 
 def test_live_counts() -> None:
     """The same liveness, counted by name."""
     schedule = Schedule.from_text(TRAINING)
-    spans = simulate(Program(schedule=schedule, costs=COSTS, devices=("a", "b")), memory=False).spans
+    spans = simulated(schedule, COSTS, memory=False).spans
     assert live_counts(schedule, spans, "ctx") == (2, 1)
     # The order of the spans does not matter: measured ones come rank by rank.
     assert live_counts(schedule, tuple(reversed(spans)), "act") == (2, 2)
@@ -91,7 +91,7 @@ def test_live_counts() -> None:
 
 def test_an_idle_rank_has_its_resident_bytes() -> None:
     """One sample, from time 0."""
-    assert simulate(Program(schedule=Schedule(ops=((), ())), costs=COSTS, devices=("a", "b"))).memory == (
+    assert simulated(Schedule(ops=((), ())), COSTS).memory == (
         (MemorySample(0.0, 5000),),
         (MemorySample(0.0, 7000),),
     )

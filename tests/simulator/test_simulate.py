@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulated import program_of, simulated
 from workbench.core.costs import TableCosts
 from workbench.core.errors import ScheduleError
 from workbench.core.program import Program
@@ -19,11 +20,7 @@ from workbench.simulator import makespan_s, simulate
 
 def run(text: str, nbytes: dict[str, int] | None = None, **seconds: float) -> Timeline:
     """Simulate a schedule given as text."""
-    schedule = Schedule.from_text(text)
-    costs = TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {})
-    return simulate(
-        Program(schedule=schedule, costs=costs, devices=tuple(f"d{rank}" for rank in range(schedule.world_size)))
-    )
+    return simulated(text, TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes or {}))
 
 
 def when(timeline: Timeline, label: str, rank: int) -> tuple[float, float]:
@@ -220,9 +217,9 @@ def test_a_collective_on_the_compute_stream_blocks_it() -> None:
 
 def test_a_collective_is_priced_by_its_first_member() -> None:
     """ranks[0] need not be the lowest: a broadcast names its root first."""
-    schedule = Schedule.from_text("rank 0\n0BROADCAST 1+0 () -> (w)\nrank 1\nin w\n0BROADCAST 1+0 (w) -> ()\n")
+    text = "rank 0\n0BROADCAST 1+0 () -> (w)\nrank 1\nin w\n0BROADCAST 1+0 (w) -> ()\n"
     costs = TableCosts(seconds_by_kind={"BROADCAST": lambda rank, op: 1.0 + rank + len(op.reads)})
-    assert simulate(Program(schedule=schedule, costs=costs, devices=("a", "b"))).makespan_s == 3.0
+    assert simulated(text, costs).makespan_s == 3.0
 
 
 @pytest.mark.parametrize(
@@ -356,7 +353,7 @@ def test_contention_as_in_the_reference(data: st.DataObject) -> None:
 
     expected, ready = reference(schedule, seconds)
     costs = TableCosts(seconds_by_kind=dict.fromkeys((op.kind for row in ops for op in row), price))
-    program = Program(schedule=schedule, costs=costs, devices=tuple("abcd"[:num_ranks]))
+    program = program_of(schedule, costs)
     timeline = simulate(program)
     assert makespan_s(program) == timeline.makespan_s
     got = {(span.rank, str(span.op)): (span.start_s, span.end_s) for span in timeline.spans}

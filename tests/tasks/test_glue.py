@@ -1,10 +1,10 @@
 """GLUE files in all their spellings, and the real ones where they are."""
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.tasks.helpers import real_data
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import load_task
 
@@ -118,14 +118,9 @@ def test_without_the_hub_the_answer_says_data(monkeypatch, tmp_path):
         load_task("sst2")
 
 
-def real_data() -> Path | None:
-    named = os.environ.get("WORKBENCH_TEST_DATA")
-    folder = Path(named) if named else Path(__file__).parents[3] / "shared" / "data"
-    return folder if (folder / "glue").is_dir() else None
-
-
 @pytest.mark.skipif(
-    real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC, glue/STS-B and glue/SST-2"
+    real_data("glue") is None,
+    reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC, glue/STS-B and glue/SST-2",
 )
 @pytest.mark.parametrize(
     ("name", "sizes", "text"),
@@ -140,7 +135,7 @@ def real_data() -> Path | None:
     ],
 )
 def test_the_real_files(name, sizes, text):
-    task = load_task(name, data=real_data())
+    task = load_task(name, data=real_data("glue"))
     assert (len(task.train), len(task.validation), len(task.test)) == sizes
     assert text is None or task.train.texts[0] == text
     assert all(text.strip() for text in task.test.texts) and not any("\ufeff" in text for text in task.test.texts)

@@ -9,6 +9,7 @@ import datasets
 import pytest
 import torch
 
+from tests.tasks.helpers import sizes
 from workbench.core.errors import ConfigError
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_tokenizer
@@ -28,7 +29,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
     task, rated = load_task("instructions"), load_task("sentiment-rating")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [2000, 200, 400]
+    assert sizes(task) == [2000, 200, 400]
     assert task.kind == "text_generation" and not {*task.train.pairs} & {*task.test.pairs}
     likes = "Does the writer like it? Answer yes or no."
     for instruction, given, answer in zip(task.test.texts, task.test.pairs, task.test.answers, strict=True):
@@ -44,7 +45,7 @@ def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
+    assert sizes(task) == [14, 2, 4]
     whole = task.train + task.validation + task.test
     found = sorted(zip(whole.texts, whole.pairs, whole.answers, strict=True))
     assert found == sorted((row["instruction"], row["input"], row["output"]) for row in ROWS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tasks.helpers import sizes
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import load_task
 from workbench.tasks.batching import split_samples
@@ -41,7 +42,7 @@ def test_every_format_gives_the_same_task(tmp_path: Path) -> None:
         and first.num_outputs == 3
         and first.metrics == ("accuracy", "macro_f1")
     )
-    assert [len(split) for split in (first.train, first.validation, first.test)] == [72, 10, 20]
+    assert sizes(first) == [72, 10, 20]
     taken = sorted(
         (sample_id, text, first.class_names[int(label)])
         for split in (first.train, first.validation, first.test)
@@ -63,7 +64,7 @@ def test_a_folder_of_splits_pairs_and_numbers(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.csv", "test.csv"):
         write(tmp_path / name, rows if name == "train.csv" else rows[:5])
     task = load_task("regression", data=tmp_path, columns="label=how much")
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [20, 5, 5]
+    assert sizes(task) == [20, 5, 5]
     assert task.train.pairs == ("h",) * 20 and task.train.labels[3] == 0.75 and task.metrics == ("pearson", "spearman")
     with pytest.raises(ConfigError, match=r"numbers such as 0\.25\. Choose --task regression"):
         load_task("classification", data=tmp_path, columns="label=how much")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.tasks.helpers import sizes
 from workbench.core.errors import ConfigError
 from workbench.models.evaluation import Predictions
 from workbench.models.loading import load_tokenizer
@@ -31,7 +32,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 def test_tags_become_classes_with_a_target_at_each_words_first_token(tmp_path: Path) -> None:
     task = load_task("token_classification", data=write(tmp_path / "a.jsonl", ROWS))
     assert task.class_names == ("O", "B-LOC", "B-PER") and task.num_outputs == 3
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [14, 2, 4]
+    assert sizes(task) == [14, 2, 4]
     for model in ("tiny-bert", "all-MiniLM-L6-v2", "tiny-gpt2"):
         rows = tokenize(task.train, load_tokenizer(model), max_length=64)
         assert all([label for label in window.targets if label >= 0] == [2, 0, 1, 0, 0] for window in rows.windows)

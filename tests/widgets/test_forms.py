@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.clusters import cluster_of
 from workbench.cli import app
 from workbench.core.catalogue import cluster_names, load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.heat import Level
 from workbench.core.job import Job
@@ -353,11 +354,7 @@ def test_a_file_may_have_the_name_of_a_known_cluster(tmp_path: Path) -> None:
 
 
 def test_many_devices_get_no_map() -> None:
-    link = Link(bytes_per_s=1e6)
-    many = Cluster(
-        name="many",
-        devices=tuple(Device(name=f"d{n}", flops_per_s=1e9, memory_bytes=10**8, link=link) for n in range(40)),
-    )
+    many = cluster_of(40, memory_bytes=10**8, bytes_per_s=1e6)
     form = ClusterForm(many)
     assert form.cluster == many and not form.devices.children and not form.map.cards
     assert "40 devices" in form.message.value

@@ -11,11 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 from hostile import shown_by
-from widget_reports import CLUSTER, PLAN, TIMELINE
+from widget_reports import CLUSTER, PLAN, PREDICTED, TIMELINE
 
+from tests.plans import staged_plan
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.report import StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import DeviceState, Event
 from workbench.plots import svg
@@ -24,17 +23,7 @@ from workbench.runs.progress import RunState
 from workbench.widgets import live
 from workbench.widgets.live import parts_of, still
 
-ALONE = Plan(
-    method="pac_plus",
-    stages=(Stage(start=0, stop=6, shares=(Share(rank=0, samples=32),)),),
-    micro_batch_size=32,
-    num_micro_batches=1,
-)
-PREDICTED = tuple(
-    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0)
-    for epoch in range(2)
-    for step in range(5)
-)
+ALONE = staged_plan((6, {0: 32}), method="pac_plus")
 BEGUN = (
     Event("predicted", predicted=PREDICTED),
     Event("plan", step=0, plan=PLAN, timelines={"first epoch": TIMELINE}),

@@ -4,29 +4,16 @@ import threading
 from dataclasses import replace
 
 import pytest
-from widget_reports import CLUSTER
+from widget_reports import CLUSTER, PREDICTED
 
+from tests.clock import Clock
 from workbench.core.job import Job
-from workbench.core.report import StepRecord
 from workbench.methods.base import DeviceState, Event
 from workbench.runs.course import Course
 from workbench.runs.progress import RunState, Snapshot
 from workbench.widgets.live import parts_of
 from workbench.widgets.run_panel import LiveProgress
 
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-PREDICTED = tuple(
-    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0)
-    for epoch in range(2)
-    for step in range(5)
-)
 TRAINING = (
     (0.2, Event("predicted", predicted=PREDICTED)),
     (0.5, Event("phase", message="Planning for 4 devices")),
@@ -44,7 +31,7 @@ def snapshot_of(
     clock = Clock()
     state = RunState(Job(epochs=2), CLUSTER, clock=clock)
     for seconds, event in events:
-        clock.now = seconds
+        clock.now_s = seconds
         state.update(event)
     if ended:
         state.finish(error)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from widget_reports import CLUSTER, PLAN, make_report
 
-from workbench.core.plan import Plan, Share, Stage
+from tests.plans import query_plan
 from workbench.core.report import StepRecord, SweepPoint
 from workbench.core.summary import headline
 from workbench.widgets import Table, lines, output_folder, plan_table, report_table, sweep_table, tiny
@@ -69,8 +69,7 @@ def test_report_table_says_how_many_steps_of_forward_passes_were_timed(last_s: f
         StepRecord(epoch=0, step=step, samples=8, cached=False, predicted_s=0.1, measured_s=seconds)
         for step, seconds in enumerate(measured)
     )
-    stage = Stage(start=0, stop=6, shares=(Share(rank=0, queries=3), Share(rank=1, queries=1)))
-    plan = Plan(method="p_rge", stages=(stage,), micro_batch_size=2, num_micro_batches=1)
+    plan = query_plan((6, {0: 3, 1: 1}))
     rows = report_table(replace(make_report(), plan=plan, steps=steps, mode="execute")).rows
     assert ("Steps", timed) in rows and ("", "layers 0-5 on alpha (3 queries) and beta (1 query)") in rows
     simulated = tuple(replace(step, measured_s=None) for step in steps)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from tests.plans import stage, staged_plan
 from workbench.core.catalogue import load_cluster
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import EpochRecord, Report, StepRecord
 from workbench.core.schedule import NONE, Op, Value, recv, send
 from workbench.core.timeline import MemorySample, Span, Timeline
 
 CLUSTER = load_cluster("laptop")
-STAGES = (
-    Stage(start=0, stop=4, shares=(Share(rank=0, samples=8),)),
-    Stage(start=4, stop=6, shares=(Share(rank=1, samples=8),)),
-)
-PLAN = Plan(
-    method="pac_plus",
-    stages=STAGES,
-    micro_batch_size=8,
-    num_micro_batches=4,
-    cached=Stage(start=0, stop=6, shares=STAGES[0].shares),
+PLAN = staged_plan((4, {0: 8}), (2, {1: 8}), method="pac_plus", micro_batches=4, cached=stage(0, 6, {0: 8}))
+PREDICTED = tuple(
+    StepRecord(epoch=epoch, step=step, samples=32, cached=epoch > 0, predicted_s=1.0)
+    for epoch in range(2)
+    for step in range(5)
 )
 ACT = Value("act", 0, 0, 0)
 TIMELINE = Timeline(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from tests.plans import inference_plan
+from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError
 from workbench.core.heat import Levels
@@ -39,19 +41,14 @@ class World:
 
     @property
     def cluster(self) -> Cluster:
-        link = Link(bytes_per_s=1e8, latency_s=1e-4)
-        devices = tuple(
-            Device(
-                name=f"d{rank}",
-                flops_per_s=1e9 * speed,
-                memory_bytes=10**9,
-                link=link,
-                storage_bytes_per_s=1e6,
-                sustained=self.curves.get(rank, ()),
-            )
-            for rank, speed in enumerate(self.speeds)
+        return cluster_of(
+            len(self.speeds),
+            flops_per_s=[1e9 * speed for speed in self.speeds],
+            bytes_per_s=1e8,
+            latency_s=1e-4,
+            storage_bytes_per_s=1e6,
+            sustained=[self.curves.get(rank, ()) for rank in range(len(self.speeds))],
         )
-        return Cluster(name="small world", devices=devices)
 
     @property
     def profile(self) -> InferenceProfile:
@@ -71,9 +68,8 @@ class World:
         units = proportional_parts(self.units, weights)
         if max(units) > self.most_units:
             raise PlanError("A plan was asked for.", "It does not fit.", "Add a device.")
-        plan = InferencePlan(
+        plan = inference_plan(
             method="galaxy_plus",
-            paradigm="hybrid",
             ranks=ranks,
             units=units,
             columns=units,
@@ -81,10 +77,7 @@ class World:
             schemes=(1, 1),
             length=16,
         )
-        return InferencePlan(
-            **{name: getattr(plan, name) for name in plan.__dataclass_fields__}
-            | {"predicted_s": self.times(plan, {}).seconds}
-        )
+        return replace(plan, predicted_s=self.times(plan, {}).seconds)
 
     def times(self, plan: InferencePlan, slow_downs: Mapping[int, float]) -> BlockTimes:
         blocks = {

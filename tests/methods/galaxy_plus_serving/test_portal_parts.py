@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.plans import inference_plan
 from workbench.core.device_faults import Fault, FaultSchedule, random_faults
-from workbench.core.inference import InferencePlan
 from workbench.core.schedule import Op
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import Loaded, Served, ServiceBegun, ServiceJob, UnderWay
@@ -167,31 +167,22 @@ def test_samples_keep_every_busy_second() -> None:
 
 def test_only_what_is_missing_is_read(make_world: type) -> None:
     world = make_world()
-    base = {"method": "by hand", "paradigm": "hybrid", "columns": (10, 10, 10), "shares": (1.0, 1.0, 1.0)}
-    old = InferencePlan(ranks=(0, 1, 2), units=(10, 10, 10), schemes=(1, 1), **base)
+    base = {"columns": (10, 10, 10), "shares": (1.0, 1.0, 1.0)}
+    old = inference_plan(units=(10, 10, 10), schemes=(1, 1), **base)
     assert bytes_to_read(None, old, world.profile, 1) == 2 * (10 * 20_000 + 10 * 10_000)
     assert bytes_to_read(old, old, world.profile, 1) == 0
-    more = InferencePlan(ranks=(0, 1, 2), units=(5, 15, 10), schemes=(1, 2), **base)
+    more = inference_plan(units=(5, 15, 10), schemes=(1, 2), **base)
     assert bytes_to_read(old, more, world.profile, 0) == 20 * 10_000  # the second layer's feed-forward network whole
     assert bytes_to_read(old, more, world.profile, 1) == 2 * 5 * 20_000 + 20 * 10_000
     assert bytes_to_read(more, old, world.profile, 1) == 0
-    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(1,), layers=(2,))
+    whole = inference_plan("pipeline", method="local", ranks=(1,), layers=(2,))
     assert bytes_to_read(old, whole, world.profile, 1) == 2 * 20 * (20_000 + 10_000)
 
 
 def test_equal_plans_are_one_in_the_log() -> None:
     log = ServingLog()
     made = [
-        InferencePlan(
-            method="m",
-            paradigm="hybrid",
-            ranks=(0, 1),
-            units=units,
-            columns=(1, 1),
-            shares=(1.0, 1.0),
-            schemes=(1,),
-            predicted_s=s,
-        )
+        inference_plan(units=units, columns=(1, 1), shares=(1.0, 1.0), schemes=(1,), predicted_s=s)
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
     assert [log.plan(plan) for plan in made] == [0, 0, 1]
@@ -200,9 +191,7 @@ def test_equal_plans_are_one_in_the_log() -> None:
 def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     """It reads nothing then, and says so; what it says again when it begins to serve is no second event."""
     cluster, layout, said = soak_cluster(), model_layout(SOAK_MODEL), []
-    plan = InferencePlan(
-        method="local", paradigm="pipeline", ranks=(1,), layers=(sum(stack.num_layers for stack in layout.stacks),)
-    )
+    plan = inference_plan("pipeline", method="local", ranks=(1,), layers=(layout.num_layers,))
     channel: Any = SimpleNamespace(send=said.append)
     context = RankContext(
         rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel

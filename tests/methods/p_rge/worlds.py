@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.core import Cluster, Job, Plan, Share, Stage
-from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
+from tests.plans import query_plan
+from tests.profiles import grid
+from workbench.core import Cluster, Job, Plan
+from workbench.core.profile import Bytes, LayerProfile, Profile
 from workbench.methods.base import Event, Outcome, Planned
 from workbench.methods.p_rge import method as p_rge
 from workbench.methods.p_rge.prepare import PreparedJob, prepare
@@ -54,14 +57,10 @@ def prepared_job(model: str = "tiny-llama", **settings: Any) -> PreparedJob:
 def made_up_layers(prepared: PreparedJob, row_s: float = 1e-5) -> tuple[LayerProfile, ...]:
     """Return layers of hand-made costs: row_s for each row and twice that for each pass, next to nothing for noise."""
     sizes = _sizes(prepared.job.model, prepared.trainable, prepared.facts.num_layers)
-
-    def seconds(one: float, two: float) -> Grid:
-        return Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((one,), (two,)))
-
     return tuple(
         LayerProfile(
             name=f"layer {index}",
-            times={"F": seconds(3 * row_s, 4 * row_s), "STEP": seconds(row_s / 100, row_s / 50)},
+            times={"F": grid(3 * row_s, 4 * row_s), "STEP": grid(row_s / 100, row_s / 50)},
             frozen_bytes=250_000,
             trainable_bytes=4 * sum(sizes[index]),
             output_bytes=Bytes(4 * prepared.facts.hidden_size),
@@ -90,23 +89,14 @@ def one_pace(row_s: float = 1e-5) -> Iterator[None]:
 
 def shared(*queries: int, layers: int = 6, batch_size: int = E) -> Plan:
     """Return a plan of the whole model on devices 0, 1, ... with so many queries each; none for 0."""
-    shares = tuple(Share(rank=rank, queries=count) for rank, count in enumerate(queries) if count)
-    return Plan(
-        method="p_rge",
-        stages=(Stage(start=0, stop=layers, shares=shares),),
-        micro_batch_size=batch_size,
-        num_micro_batches=1,
-    )
+    shares = {rank: count for rank, count in enumerate(queries) if count}
+    return query_plan((layers, shares), batch_size=batch_size)
 
 
 def chain(*stops: int, ranks: Sequence[int], queries: int = Q, batch_size: int = E) -> Plan:
     """Return a chain of stages that end at `stops`."""
-    starts = (0, *stops)
-    stages = tuple(
-        Stage(start=start, stop=stop, shares=(Share(rank=rank, queries=queries),))
-        for start, stop, rank in zip(starts, stops, ranks, strict=False)
-    )
-    return Plan(method="p_rge", stages=stages, micro_batch_size=batch_size, num_micro_batches=1)
+    layers = (stop - start for start, stop in pairwise((0, *stops)))
+    return query_plan(*((n, {rank: queries}) for n, rank in zip(layers, ranks, strict=True)), batch_size=batch_size)
 
 
 def profile_for(prepared: PreparedJob, cluster: Cluster, row_s: float = 1e-5) -> Profile:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.methods.one_process import run_schedule
+from tests.plans import inference_plan
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_schedule
 from workbench.methods.galaxy_plus.session import InferenceHandlers
@@ -109,10 +110,8 @@ def hybrid(
 ):
     """Return a plan of Galaxy+; schemes are repeated over the layers."""
     repeated = (schemes * case.layout.num_layers)[: case.layout.num_layers]
-    return InferencePlan(
+    return inference_plan(
         method="galaxy_plus",
-        paradigm="hybrid",
-        ranks=tuple(range(len(units))),
         units=units,
         columns=columns,
         shares=shares,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.core.inference import InferencePlan
+from tests.plans import inference_plan
 
 from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of, tiny_case
 
@@ -47,12 +47,11 @@ def test_every_scheme_and_partition_equals_the_local_model(family):
 def test_baselines_equal_the_local_model(family):
     case = tiny_case(family)
     expected, shape = case.local(), case.layout.stacks[0]
-    common = {"method": "baseline", "ranks": (0, 1, 2)}
     plans = (
-        InferencePlan(paradigm="tensor", units=(1, 0, shape.num_units - 1), columns=(24, 40, 0), **common),
-        InferencePlan(paradigm="sequence", shares=(0.5, 0.0, 0.5), **common),
-        InferencePlan(paradigm="sequence", shares=(0.2, 0.3, 0.5), tile_tokens=2, **common),
-        InferencePlan(paradigm="pipeline", layers=(1, 0, 2), **common),
+        inference_plan("tensor", units=(1, 0, shape.num_units - 1), columns=(24, 40, 0)),
+        inference_plan("sequence", shares=(0.5, 0.0, 0.5)),
+        inference_plan("sequence", shares=(0.2, 0.3, 0.5), tile_tokens=2),
+        inference_plan("pipeline", layers=(1, 0, 2)),
     )
     for plan in plans:
         assert_equal_to(run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids), expected)

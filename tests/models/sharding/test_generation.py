@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.methods.test_number_formats import two_of_a_kind
+from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
+from workbench.core.inference import InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.models import families
@@ -53,8 +54,8 @@ def test_generation_equals_transformers(family):
         hybrid(case, (1, 0, units - 1), (24, 40, 0), (0.2, 0.5, 0.3), (1, 2)),
         hybrid(case, (0, units), (30, 34), (1.0, 0.0), (2,), 2),
         hybrid(case, (units,), (64,), (1.0,), (1,)),
-        InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1, 2), layers=(1, 0, 2)),
-        InferencePlan(method="megatron_lm", paradigm="tensor", ranks=(0, 1), units=(1, units - 1), columns=(32, 32)),
+        inference_plan("pipeline", method="edgeshard", layers=(1, 0, 2)),
+        inference_plan("tensor", method="megatron_lm", units=(1, units - 1), columns=(32, 32)),
     )
     for plan in plans:
         assert torch.equal(generate(plan, shards_of(case, plan), ids, 12), expected)
@@ -135,7 +136,7 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
     programs = Programs(cluster, stacks, profile)
     for plan in (
         hybrid(case, (units, 0), (24, 40), (0.5, 0.5), (1,)),
-        InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1), layers=(1, 2)),
+        inference_plan("pipeline", method="edgeshard", layers=(1, 2)),
     ):
         shards = shards_of(case, plan)
         caches = [shard.new_cache(room) for shard in shards]

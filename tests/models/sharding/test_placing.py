@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workbench.core.inference import InferencePlan
+from tests.plans import inference_plan
 from workbench.methods.galaxy_plus.serving.drafts import draft_plan
 from workbench.models import stored_tensors
 from workbench.models.configuration import local_folder, stored_weights
@@ -125,7 +125,7 @@ def plans_of(case):
     yield hybrid(case, (1, units - 1, 0), (20, 20, 24), (0.3, 0.3, 0.4), (1, 1, 2))
     yield hybrid(case, (units, 0, 0), (0, 30, 34), (0.5, 0.0, 0.5), (2, 1, 1))
     yield hybrid(case, (units - 1, 0, 1), (24, 16, 24), (0.0, 0.4, 0.6), (1, 2, 1))
-    yield InferencePlan(method="edgeshard", paradigm="pipeline", ranks=(0, 1, 2), layers=(1, 0, 2))
+    yield inference_plan("pipeline", method="edgeshard", layers=(1, 0, 2))
     yield hybrid(case, (0, 1, units - 1), (64, 0, 0), (0.2, 0.2, 0.6), (1, 1, 1))
 
 
@@ -204,7 +204,7 @@ def test_a_draft_of_first_layers_reads_nothing_that_the_device_holds(family, fol
     first = layout.first_layers(1)
     spec = shard_spec(draft_plan(0, first.stacks), 0, first.stacks)
     every_layer = sum(shape.num_layers for shape in layout.stacks)
-    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(every_layer,))
+    whole = inference_plan("pipeline", method="local", layers=(every_layer,))
     for plan in (whole, hybrid(case, (1, layout.stacks[0].num_units - 1), (40, 24), (0.5, 0.5), (1,))):
         part = ModelShard(layout, shard_spec(plan, 0, layout.stacks), open_weights(path, layout=layout))
         source = open_weights(path, layout=first)
@@ -287,5 +287,5 @@ def test_shapes_count_every_weight_once(family):
     named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
     named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
     assert layers + sum(case.layout.end_bytes) == 4 * sum(named.values()) + missing_norms(case.layout)
-    whole = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(case.layout.num_layers,))
+    whole = inference_plan("pipeline", method="local", layers=(case.layout.num_layers,))
     assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())

@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.models.helpers import technique_config, technique_part
 from workbench.core.errors import ConfigError
 from workbench.models.layer_inputs import call_layer
 from workbench.models.loading import load_stack
 from workbench.models.sharding.block import rotary_of, turned
 from workbench.models.sharding.trained import TrainedLayer, column_groups, require_divisible
-from workbench.models.techniques import TechniqueConfig, TechniqueStage
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,7 @@ def test_a_layer_in_parts(
     """
     torch.manual_seed(0)
     stack = load_stack(name)
-    sizes = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "bottleneck": 8}
-    config = TechniqueConfig(technique=technique, **sizes)  # type: ignore[arg-type]
-    whole = TechniqueStage(copy.deepcopy(stack.stage(1, 2)), config)
+    whole = technique_part(stack, technique_config(stack, technique), 1, 2)
     with torch.no_grad():
         for parameter in whole.parameters():  # no LoRA that begins at zero
             parameter.add_(0.05 * torch.randn_like(parameter))

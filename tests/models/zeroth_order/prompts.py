@@ -1,4 +1,4 @@
-"""Batches of made-up prompts, and what their losses are by definition."""
+"""Batches of made-up prompts, models that seem to be trained, and what their losses are by definition."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ class Prompts:
     target_mask: Tensor
     decoder_ids: Tensor | None = None
     choices: Tensor | None = None
+
+
+def perturb(model, *, seed=99, alpha=0.05) -> None:
+    """Move the trained values by noise, as training would: many begin at zero."""
+    model.trainables.flat.add_(model.trainables.noise(seed), alpha=alpha)
 
 
 def prompts(family="llama", *, seed=0, lengths=(11, 7, 9)) -> Prompts:

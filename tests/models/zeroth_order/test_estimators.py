@@ -23,7 +23,7 @@ from workbench.methods.p_rge.zeroth_order import (
     make_log,
 )
 
-from .prompts import Naive, prompts
+from .prompts import Naive, perturb, prompts
 
 STEP, Q, ETA, EPSILON = 7, 3, 0.05, 0.05
 CONFIG = ZerothOrderConfig(
@@ -35,7 +35,7 @@ def started(technique: str = "lora_fa", family: str = "llama"):
     model = load_causal_model(
         f"tiny-{family}-2", TrainableConfig(technique=technique, rank=4, alpha=8, num_outputs=3), dtype=torch.float64
     )
-    model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
+    perturb(model)
     return model
 
 

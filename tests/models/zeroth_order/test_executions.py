@@ -19,7 +19,7 @@ from workbench.methods.p_rge.zeroth_order import (
 from workbench.models.families import FAMILIES
 from workbench.models.quantization import QuantizationConfig
 
-from .prompts import Naive, prompts
+from .prompts import Naive, perturb, prompts
 
 EXECUTIONS = tuple(itertools.product(("sequential", "outer", "inner", "both"), ("per_layer", "kept")))
 CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
@@ -34,7 +34,7 @@ def estimate(**changes):
 def started(family, projections="query_value", **options):
     """A model in the midst of its training: B is zero only in the beginning."""
     model = load_causal_model(f"tiny-{family}-2", replace(CONFIG, projections=projections), **options)
-    model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
+    perturb(model)
     return model
 
 

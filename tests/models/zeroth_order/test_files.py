@@ -14,7 +14,7 @@ from workbench.methods.p_rge.zeroth_order import (
 from workbench.models.lora import import_peft
 from workbench.models.quantization import QuantizationConfig
 
-from .prompts import prompts
+from .prompts import perturb, prompts
 
 SMALL = {"vocab_size": 1400, "max_position_embeddings": 64}
 MODELS = {
@@ -90,7 +90,7 @@ def test_peft_alone_reads_what_was_trained(family, technique, projections, tmp_p
     MODELS[family]().eval().save_pretrained(tmp_path / "base")
     batch, config = prompts(), TrainableConfig(technique=technique, projections=projections, rank=4, alpha=12)
     model = load_causal_model(str(tmp_path / "base"), config)
-    model.trainables.flat.add_(model.trainables.noise(3), alpha=0.3)
+    perturb(model, seed=3, alpha=0.3)
     assert save_for_peft(tmp_path / "adapter", model, name=str(tmp_path / "base")).task == "CAUSAL_LM"
     adapted = import_peft().AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
     with torch.no_grad():

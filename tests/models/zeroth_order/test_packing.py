@@ -6,7 +6,7 @@ import torch
 from workbench.methods.p_rge.packing import computed_length, packs_of
 from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 
-from .prompts import prompts
+from .prompts import perturb, prompts
 
 CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 
@@ -23,7 +23,7 @@ CONFIG = TrainableConfig(rank=4, alpha=8, num_outputs=3)
 )
 def test_losses_and_logits_are_those_of_padded_rows(family, lengths, packs):
     model, batch = load_causal_model(f"tiny-{family}-2", CONFIG, dtype=torch.float64), prompts(lengths=lengths)
-    model.trainables.flat.add_(model.trainables.noise(99), alpha=0.05)
+    perturb(model)
     config = ZerothOrderConfig(queries=2, epsilon=0.1, learning_rate=0.05, seed=5)
     assert model.start(batch, 4).shape == (4 * packs[0], packs[1], model.backbone.hidden_size)
     packed = Prge(model, config).losses(batch, 3), model.logits_at(batch)

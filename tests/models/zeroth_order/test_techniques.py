@@ -21,7 +21,7 @@ from workbench.models.loading import load_stack
 from workbench.models.lora import import_peft
 from workbench.models.quantization import QuantizationConfig
 
-from .prompts import prompts
+from .prompts import perturb, prompts
 
 TECHNIQUES = ("lora_fa", "lora", "dora", "vera")
 ESTIMATE = ZerothOrderConfig(queries=4, epsilon=1e-2, learning_rate=0.02)
@@ -71,7 +71,7 @@ def test_the_layers_compute_what_peft_does(technique, family):
     rows = torch.arange(3)[:, None]
     untouched = plain.language_model_head(plain(batch.input_ids, batch.attention_mask)[0][rows, batch.positions])
     torch.testing.assert_close(beginning, untouched, rtol=1e-4, atol=1e-5)
-    ours.trainables.flat.add_(ours.trainables.noise(3), alpha=0.3)
+    perturb(ours, seed=3, alpha=0.3)
     stage, head = with_peft(technique, family, ours)
     with torch.no_grad():
         expected = head(stage(batch.input_ids, batch.attention_mask)[0][rows, batch.positions])
@@ -86,7 +86,7 @@ def test_every_technique_runs_in_parts_on_stored_weights(technique):
         load("tiny-llama-2", TrainableConfig(technique=technique, rank=8), quantization=quantization),
         prompts(),
     )
-    model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
+    perturb(model, seed=3, alpha=0.1)
     found = [
         Prge(model, ZerothOrderConfig(queries=2, epsilon=0.1, execution=execution)).losses(batch, 0)
         for execution in ("sequential", "both")
@@ -139,7 +139,7 @@ def test_an_epsilon_that_is_rounded_away_is_warned_of(dtype, technique, epsilon)
 def test_below_the_bound_chance_decides_and_above_it_the_slope():
     def slopes(dtype, epsilon):
         model = load("tiny-llama-2", TrainableConfig(), dtype=dtype)
-        model.trainables.flat.add_(model.trainables.noise(3), alpha=0.1)
+        perturb(model, seed=3, alpha=0.1)
         return torch.tensor(
             gradients_of(Prge(model, ZerothOrderConfig(queries=16, epsilon=epsilon)).losses(prompts(), 0), epsilon)
         )

@@ -1,11 +1,11 @@
 import itertools
-from dataclasses import replace
 
 import pytest
 from galaxy_plus_builders import check_inference, instance, sequence, shape, unequal
 
+from tests.clusters import with_devices
+from tests.plans import inference_plan
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.planners import (
     INFERENCE_SYSTEMS,
     edgeshard,
@@ -72,7 +72,7 @@ def every_pipeline(profile, cluster, length):
             for cuts in itertools.combinations(range(1, profile.num_layers), count - 1):
                 edges = (0, *cuts, profile.num_layers)
                 layers = tuple(b - a for a, b in itertools.pairwise(edges))
-                yield InferencePlan(method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=length)
+                yield inference_plan("pipeline", method="edgeshard", ranks=ranks, layers=layers, length=length)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -81,7 +81,7 @@ def test_edgeshard_is_the_best_of_all_pipelines_where_memory_suffices(seed, is_t
     stack = shape(5, 8, unit_width=16)
     profile, cluster, length = unequal(seed, world_size=3, stack=stack)
     if not is_tight:
-        cluster = replace(cluster, devices=tuple(replace(device, memory_bytes=10**12) for device in cluster.devices))
+        cluster = with_devices(cluster, memory_bytes=10**12)
     prices = []
     for made in every_pipeline(profile, cluster, length):
         try:

@@ -3,23 +3,15 @@ from dataclasses import replace
 import pytest
 from galaxy_plus_builders import check_inference, inference_needs, instance, shape
 
+from tests.clusters import with_devices
+from tests.plans import inference_plan
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.planners import edgeshard, needs, plan
 from workbench.planners.problem import Problem
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 STACK = shape(4, 4)
-PLAN = InferencePlan(
-    method="hand",
-    paradigm="hybrid",
-    ranks=(1, 0),
-    units=(3, 1),
-    columns=(1024, 0),
-    shares=(1, 0),
-    schemes=(2, 1, 1, 1),
-    length=6,
-)
+PLAN = inference_plan(ranks=(1, 0), units=(3, 1), columns=(1024, 0), shares=(1, 0), schemes=(2, 1, 1, 1), length=6)
 
 
 def made():
@@ -53,7 +45,7 @@ def test_equation_8_and_what_it_leaves_out():
 )
 def test_other_paradigms(paradigm, parts, layers_held):
     profile, _ = made()
-    needs = inference_needs(InferencePlan(method="hand", paradigm=paradigm, ranks=(0, 1), length=6, **parts), profile)
+    needs = inference_needs(inference_plan(paradigm, length=6, **parts), profile)
     each = STACK.attention_bytes + STACK.feed_forward_bytes
     assert tuple(need.attention_bytes + need.feed_forward_bytes for need in needs.values()) == tuple(
         count * each for count in layers_held
@@ -63,13 +55,11 @@ def test_other_paradigms(paradigm, parts, layers_held):
 def test_the_error_names_the_device_and_what_is_missing():
     profile, cluster = made()
     need = inference_needs(PLAN, profile)[1].total_bytes
-    small = replace(
-        cluster, devices=tuple(replace(device, memory_bytes=need - 2_000_000) for device in cluster.devices)
-    )
+    small = with_devices(cluster, memory_bytes=need - 2_000_000)
     with pytest.raises(PlanError, match=r"Device 'd1' has .*needs .*: 2.0 MB are missing\.") as caught:
         check_inference(PLAN, profile, small)
     assert "'d0'" not in str(caught.value)
-    exact = replace(cluster, devices=tuple(replace(device, memory_bytes=need) for device in cluster.devices))
+    exact = with_devices(cluster, memory_bytes=need)
     check_inference(PLAN, profile, exact)
     assert all(
         device.memory_bytes == need - 1 for device in as_printed(profile, exact)[1].devices
@@ -80,7 +70,7 @@ def test_texts_that_do_not_fit_are_refused_with_their_keys_and_values():
     """Each head's keys and values stay with its device: half of them fit on each of two, all of them on none."""
     profile, cluster = instance([1e9, 1e9], (replace(STACK, kv_unit_bytes=100_000),))
     room = 4 * (STACK.attention_bytes + STACK.feed_forward_bytes) + 2 * 10**7
-    cluster = replace(cluster, devices=tuple(replace(device, memory_bytes=room) for device in cluster.devices))
+    cluster = with_devices(cluster, memory_bytes=room)
     problem = Problem(profile, cluster, sequence_length=6, kept_tokens=20)
     found = plan(problem)
     assert sorted(found.units) == [2, 2] and plan(replace(problem, kept_tokens=0)) is not None

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from galaxy_plus_builders import check_inference, inference_needs, instance, sequence, shape, unequal
 
+from tests.clusters import with_devices
 from workbench.core.errors import ConfigError
 from workbench.core.medium import Medium
 from workbench.methods.galaxy_plus.planners import oracle, price_plan
@@ -61,5 +62,5 @@ def test_two_stacks_that_are_cut_alike():
 
 def test_what_it_cannot_do_is_refused():
     profile, cluster = instance([1e9] * 4, (shape(2, 12),))
-    small = replace(cluster, devices=tuple(replace(device, memory_bytes=10) for device in cluster.devices))
+    small = with_devices(cluster, memory_bytes=10)
     assert oracle(sequence(profile, small, length=100)) is None

@@ -5,9 +5,10 @@ from functools import cache
 import pytest
 from galaxy_plus_builders import check_inference, instance, sequence, shape, unequal
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import device
+from tests.plans import inference_plan
+from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
 from workbench.methods.galaxy_plus.planners import algorithm_1, check, oracle, plan, plans, price_plan
 from workbench.methods.galaxy_plus.planners.search import Search
@@ -235,8 +236,8 @@ def test_sixty_four_devices():
 @pytest.mark.parametrize("memory_bytes", [10**12, 10**6])
 def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory_bytes):
     profile, cluster = instance([2e10, 1.9e10, 3e9], (shape(4, 3),), memory_bytes=[10**12, 10**12, memory_bytes])
-    parts = {"ranks": (0, 1), "units": (2, 1), "columns": (400, 368), "shares": (48.0, 48.0), "schemes": (2,) * 4}
-    start = InferencePlan(method="galaxy_plus", paradigm="hybrid", length=96, **parts)
+    parts = {"units": (2, 1), "columns": (400, 368), "shares": (48.0, 48.0), "schemes": (2,) * 4}
+    start = inference_plan(method="galaxy_plus", length=96, **parts)
     asked = []
 
     def price(one):
@@ -259,11 +260,12 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
     """OPT-1.3B, 32 tokens: a local search by Eq. 9 beats the closed form; after tuning by simulation ours is faster."""
     of_devices = ((3.5, 403, 44, 1e-4), (6.2, 2539, 62, 1e-3), (96, 3834, 69, 0.0), (4.5, 2039, 60, 1e-4))
     devices = tuple(
-        Device(
-            name=f"d{rank}",
+        device(
+            f"d{rank}",
             flops_per_s=gflops * 1e9,
             memory_bytes=megabytes * 10**6,
-            link=Link(bytes_per_s=mbit * 125_000, latency_s=latency_s),
+            bytes_per_s=mbit * 125_000,
+            latency_s=latency_s,
         )
         for rank, (gflops, megabytes, mbit, latency_s) in enumerate(of_devices)
     )
@@ -272,9 +274,8 @@ def test_a_cluster_on_which_the_order_of_devices_and_the_split_must_change_toget
     profile = analytic_from("OPT-1.3B", stack_sizes(described), cluster, first_bytes=first, last_bytes=last)
     problem = sequence(profile, cluster, length=32)
     price = SequencePrice(problem)
-    by_hand = InferencePlan(
+    by_hand = inference_plan(
         method="galaxy_plus",
-        paradigm="hybrid",
         ranks=(1, 2, 3),
         units=(1, 30, 1),
         columns=(1338, 5884, 970),

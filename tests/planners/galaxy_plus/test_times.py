@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 from galaxy_plus_builders import instance, shape
 
+from tests.plans import inference_plan
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.methods.galaxy_plus.planners import (
     LayerTimes,
     all_gather_s,
@@ -39,7 +40,7 @@ def by_hand() -> InferenceProfile:
 
 def hybrid(schemes, **parts):
     given = {"units": (3, 1), "columns": (10, 6), "shares": (6.0, 4.0)} | parts
-    return InferencePlan(method="hand", paradigm="hybrid", ranks=(0, 1), schemes=schemes, length=10, **given)
+    return inference_plan(schemes=schemes, length=10, **given)
 
 
 def test_equations_5_to_7_and_10_by_hand():
@@ -91,16 +92,7 @@ def test_a_slow_link_is_busy_with_every_tile_but_one():
 
 def test_a_decoder_has_two_attention_blocks_and_three_rings():
     profile, cluster = instance([1e9, 1e9], (shape(2, 4), shape(2, 4, cross=True)))
-    plan = InferencePlan(
-        method="hand",
-        paradigm="hybrid",
-        ranks=(0, 1),
-        units=(2, 2),
-        columns=(512, 512),
-        shares=(1, 1),
-        schemes=(1, 1, 2, 2),
-        length=8,
-    )
+    plan = inference_plan(units=(2, 2), columns=(512, 512), shares=(1, 1), schemes=(1, 1, 2, 2), length=8)
     _, free = instance([1e9, 1e9], (shape(2, 4),), mbit_per_s=1e12, latency_s=0.0)
     with_links_s, without_s = (Equation9(profile, links, (8, 4))(cut_of(plan, profile)) for links in (cluster, free))
     ring = all_gather_s(cluster, (0, 1), (4, 4), 1024)
@@ -124,21 +116,14 @@ def test_equation_9_is_the_simulation_of_a_layer_on_equal_devices_without_overla
     seconds = []
     for layers in (6, 7):
         problem = Problem(replace(profile, stacks=(replace(stack, num_layers=layers),)), cluster, sequence_length=48)
-        plan = InferencePlan(
-            method="test",
-            paradigm="hybrid",
-            ranks=tuple(range(devices)),
-            schemes=(scheme,) * layers,
-            length=48,
-            **equal,
-        )
+        plan = inference_plan(schemes=(scheme,) * layers, length=48, **equal)
         seconds.append(SequencePrice(problem, message_s=0.0).timeline(plan).makespan_s)
     assert seconds[1] - seconds[0] == pytest.approx(price_plan(plan, problem.profile, cluster).layers_s / 7, rel=1e-12)
 
 
 def test_a_pipeline_takes_the_sum_of_its_stages_and_links_on_any_devices() -> None:
     profile, cluster = instance([2e9, 1e9, 5e8], (shape(6, 12),), mbit_per_s=[100.0, 500.0, 20.0])
-    plan = InferencePlan(method="test", paradigm="pipeline", ranks=(1, 0, 2), layers=(1, 3, 2), length=48)
+    plan = inference_plan("pipeline", ranks=(1, 0, 2), layers=(1, 3, 2), length=48)
     price = SequencePrice(Problem(profile, cluster, sequence_length=48), message_s=0.0)
     assert price(plan) == pytest.approx(price_plan(plan, profile, cluster).total_s, rel=1e-12)
 

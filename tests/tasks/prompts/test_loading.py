@@ -1,12 +1,12 @@
 """The 13 tasks from their official files, and the prompts as the paper prints them."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.tasks.helpers import real_data, sizes
 from tests.tasks.prompts.official_files import (
     FOLDERS,
     ROWS,
@@ -174,9 +174,7 @@ def test_samples_of_one_text_stay_together(tmp_path: Path, version: str) -> None
         {sample.fields["context"] for sample in split.prompts} for split in (task.train, task.validation, task.test)
     ]
     assert sum(len(part) for part in parts) == len(set.union(*parts)) == 25
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [
-        round(50 * share) for share in SHARES_OF_ONE
-    ]
+    assert sizes(task) == [round(50 * share) for share in SHARES_OF_ONE]
     assert all(sample.answers == ("tea", "that tea") for sample in task.test.prompts)
 
 
@@ -264,15 +262,11 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         load_prompts("boolq", data=tmp_path)
 
 
-def real_data() -> Path | None:
-    named = os.environ.get("WORKBENCH_TEST_DATA")
-    folder = Path(named) if named else Path(__file__).parents[4] / "shared" / "data"
-    return folder if (folder / "squad").is_dir() else None
-
-
-@pytest.mark.skipif(real_data() is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad")
+@pytest.mark.skipif(
+    real_data("squad") is None, reason="set WORKBENCH_TEST_DATA to a folder that holds glue/MRPC and squad"
+)
 @pytest.mark.parametrize(("name", "place"), [("mrpc", ""), ("squad", "squad")])
 def test_the_papers_sampling_of_the_real_files(name: str, place: str) -> None:
-    task = load_prompts(name, data=real_data() / place, **PAPER_SAMPLES)
-    assert [len(split) for split in (task.train, task.validation, task.test)] == [1000, 500, 1000]
+    task = load_prompts(name, data=real_data("squad") / place, **PAPER_SAMPLES)
+    assert sizes(task) == [1000, 500, 1000]
     assert name == "squad" or 0.4 < sum(task.train.labels) / 1000 < 0.75
