@@ -126,7 +126,6 @@ def table7(item: Item) -> Result:
     return item.result(
         item.compare(ours),
         tables={"exact": rows},
-        holds={"alike": abs(passive["Retrain"] / proactive["Retrain"] - 1) < 0.1},
         mbit=constants["bytes_per_s"] / MEGABIT_BYTES,
         gflops=constants["flops_per_s"] / 1e9,
         stale=stale,
