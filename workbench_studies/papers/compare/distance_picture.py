@@ -22,7 +22,7 @@ from workbench_studies.papers.compare.distance import (
 from workbench_studies.papers.compare.distance import (
     distance as of_cluster,
 )
-from workbench_studies.papers.compare.lower_bound import placements
+from workbench_studies.papers.compare.lower_bound import FIRST, placements
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Row, Settings
 
@@ -47,7 +47,10 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
     yard = {name: [distance.seconds[name] / distance.bound.seconds for distance in distances] for name in METHODS}
     medians, yards = ({name: median(values) for name, values in table.items()} for table in (over_least, yard))
     gaps = {distance.seed: 100 * (distance.bound.best_s / distance.bound.seconds - 1) for distance in distances}
-    unproven = [gaps[distance.seed] for distance in distances if not distance.bound.is_proven]
+    proven, unproven = (
+        [gaps[distance.seed] for distance in distances if distance.bound.is_proven == is_proven]
+        for is_proven in (True, False)
+    )
     problem = random_problem(0)
     wins = sum(distance.seconds["ZB-H1"] < distance.seconds["1F1B"] for distance in distances)
     closest = min(min(over_least[name]) for name in SYNCHRONOUS)
@@ -67,7 +70,6 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
         tables={"methods": [_row(name, over_least[name], yard[name]) for name in METHODS], "clusters": rows},
         columns={"clusters": [f"{name}, s" for name in METHODS]},
         holds={
-            "bounded": closest >= 1,
             "zero_bubble": 2 * wins > len(distances),
             "flush": medians["1F1B"] <= medians["GPipe"],
             "drain": yards["Confidant"] < 1,
@@ -76,8 +78,10 @@ def compared(item: Item, distances: Sequence[Distance], limit_s: float) -> Resul
         clusters=len(distances),
         placements=sum(1 for _ in placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS)),
         limit=limit_s,
-        proven=sum(distance.bound.is_proven for distance in distances),
-        gap=max((gaps[distance.seed] for distance in distances if distance.bound.is_proven), default=0.0),
+        proven=len(proven),
+        first=FIRST,
+        typical=median(proven) if proven else 0.0,
+        gap=max(proven, default=0.0),
         others=f"; in the others the best schedule known is at most {max(unproven):.1f} % longer than the bound"
         if unproven
         else "",

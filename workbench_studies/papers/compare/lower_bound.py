@@ -85,7 +85,8 @@ class Placement:
 class Bound:
     """seconds: no schedule of the class is shorter.  best_s: the shortest schedule known; the optimum lies between.
 
-    is_proven: whether the solver finished, and the two differ by rounding alone.
+    is_proven: whether the solver finished over all placements: the bound is then the optimum but for rounding.  best_s
+    may still be longer, because a schedule is looked for on FIRST placements alone.
     """
 
     seconds: float
