@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean, median
+from typing import NamedTuple
 
 from workbench.core.catalogue import load_cluster, load_device
 from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.names import FP32_BYTES
+from workbench.core.plan import Plan
 from workbench.methods.confidant.equations import printed_need
 from workbench.planners import Problem
 from workbench.planners.asynchronous import plan_asynchronous
@@ -34,8 +36,26 @@ GB = 1e9
 DATASETS = {"Conll2003": "token_classification", "SQuAD2.0": "question_answering", "Alpaca": "instruction_tuning"}
 """Our tasks that read them."""
 LENGTHS, MOST_TOKENS = (128, 256, 512), 2048
-OPTIMIZERS = {"AdamW": 2.0, "SGD": 0.0}
-"""Bytes of an optimizer's state for each byte that is trained."""
+
+
+class Reading(NamedTuple):
+    """How Table 6 may have been trained.
+
+    tokens: the name of the constant.  state: bytes of the optimizer's state for each byte that is trained.
+    is_each: whether every version of a stage's weights has gradients and an optimizer of its own.
+    """
+
+    tokens: str
+    state: float
+    is_each: bool = False
+
+
+READINGS = {
+    "SGD": Reading("SGD", 0.0),
+    "AdamW, one for each version": Reading("AdamW", 2.0, is_each=True),
+    "AdamW": Reading("AdamW", 2.0),
+}
+"""The last one is the item's."""
 ONE_DEVICE = Cluster(
     name="one device",
     devices=(Device(name="device", flops_per_s=1e12, memory_bytes=10**12, link=Link(bytes_per_s=1e9)),),
@@ -112,11 +132,8 @@ def table4(cluster: str, place: str) -> Number:
     return name if model == model_of(name) else model
 
 
-def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int, optimizer: str) -> Equation3:
-    """Return the costs of full fine-tuning with a frozen embedding, as in the authors' code (FTPipeHD).
-
-    optimizer: one of OPTIMIZERS; theirs is AdamW.
-    """
+def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int, reading: Reading) -> Equation3:
+    """Return the costs of full fine-tuning with a frozen embedding (section 3.2: it is generally not updated)."""
     profile = profile_of(model, cluster, batch=batch, tokens=tokens)
     words = FP32_BYTES * description(model).embedding_params
     rows = tuple(
@@ -126,24 +143,25 @@ def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int, opti
         )
         for row in profile.layers
     )
-    profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=OPTIMIZERS[optimizer])
+    profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=reading.state)
     return Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
 
 
-def held(model: str, batch: int, device: str, tokens: int, optimizer: str) -> tuple[Number, int]:
+def held(model: str, batch: int, device: str, tokens: int, reading: Reading) -> tuple[Number, int]:
     """Return the GB of the most blocks that fit on a device, and their number; of a cluster the mean, OOM if no
-    partition fits.  optimizer: one of OPTIMIZERS.
+    partition fits.
     """
     if device.startswith("Confidant"):
         cluster = load_cluster(device.lower().replace(" #", "-"))
-        costs = frozen_embedding(model, cluster, tokens, batch, optimizer)
+        costs = frozen_embedding(model, cluster, tokens, batch, reading)
         try:
             plan = plan_asynchronous(costs, searches=False, method=PAPER)
         except PlanError:
             return OOM, 0
-        return fmean(stages_bytes(costs, plan)) / GB, costs.profile.num_layers
+        more = _states_of_versions(costs, plan, reading) if reading.is_each else 0.0
+        return (fmean(stages_bytes(costs, plan)) + more) / GB, costs.profile.num_layers
     phone = load_device(model_of(device))
-    costs = frozen_embedding(model, Cluster(name=device, devices=(phone,)), tokens, batch, optimizer)
+    costs = frozen_embedding(model, Cluster(name=device, devices=(phone,)), tokens, batch, reading)
     fitting = [
         nbytes
         for stop in range(1, costs.profile.num_layers + 1)
@@ -152,36 +170,49 @@ def held(model: str, batch: int, device: str, tokens: int, optimizer: str) -> tu
     return max(fitting, default=0) / GB, len(fitting)
 
 
+def _states_of_versions(costs: Equation3, plan: Plan, reading: Reading) -> float:
+    """Return the mean bytes of a stage's gradients and optimizer states, for each version besides the newest."""
+    behind = range(len(plan.stages) - 1, -1, -1)
+    trained = [
+        sum(layer.trainable_bytes for layer in costs.profile.layers[stage.ranks[0]][stage.start : stage.stop])
+        for stage in plan.stages
+    ]
+    return (1 + reading.state) * fmean(versions * nbytes for versions, nbytes in zip(behind, trained, strict=True))
+
+
 def table6(item: Item) -> Result:
     """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to one cell of
-    GPT2-Medium; beside it by SGD with the length that is nearest to BERT-Base.
+    GPT2-Medium; beside it by the other READINGS.
     """
     lengths, paper = read_constants(PAPER, dict[str, int], "table6"), item.printed
-    rows: list[Row] = []
-    for optimizer in reversed(OPTIMIZERS):  # the last one is the paper's
-        tokens = lengths[optimizer]
-        needs = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens, optimizer) for labels in paper}
+    rows: dict[str, Row] = {}
+    for name, reading in READINGS.items():
+        tokens = lengths[reading.tokens]
+        needs = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens, reading) for labels in paper}
         comparisons = item.compare(partial(_memory_or_blocks, needs))
+        off = [(cell.labels, abs(cell.deviation)) for cell in comparisons if cell.deviation is not None]
         medians = [
-            median(abs(off) for cell in comparisons if cell.labels[0] == model and (off := cell.deviation) is not None)
-            for model in ("BERT-Base", "GPT2-Medium")
+            median(each for labels, each in off if group in labels)
+            for group in ("BERT-Base", "GPT2-Medium", "Confidant #3", "Confidant #4")
         ]
-        rows.append((optimizer, tokens, *medians, sum(cell.ours == OOM for cell in comparisons)))
+        rows[name] = (name, tokens, *medians, sum(cell.ours == OOM for cell in comparisons))
     means = [
         [needs[*key, f"Confidant #{count}"][0] for count in (3, 4)]
         for key in dict.fromkeys(labels[:2] for labels in paper)
     ]
     drops = [100 * (1 - four / three) for three, four in means if isinstance(three, float) and isinstance(four, float)]
     part, total = (paper["GPT2-Medium", "2", device, "memory"] for device in ("Mi 10 Lite", "Redmi K50"))
+    sgd, each, adamw = rows.values()
     return item.result(
         comparisons,
         holds={"fewer": min(drops) > 0},
-        tables={"optimizers": rows},
+        tables={"readings": list(rows.values())},
         least=min(drops),
         most=max(drops),
         tokens=tokens,
-        sgd=rows[0],
-        adamw=rows[1],
+        sgd=sgd,
+        each=each,
+        adamw=adamw,
         part=part,
         whole=total,
     )
