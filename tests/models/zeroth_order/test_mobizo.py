@@ -1,6 +1,7 @@
-"""Per-step losses against the arithmetic of MobiZO's public code (github.com/leigao97/MobiZO: lora.py and trainer.py,
---zo_mode dual), which is the later form of P-RGE.  Written again here: B has a copy for each sign of each query; labels
-are the last tokens of texts that are padded on their left; every copy makes the same step.
+"""Per-step losses against the arithmetic of MobiZO's public code, which is the later form of P-RGE
+(github.com/leigao97/MobiZO, read in the fork jmha02/MobiZO: lora.py and trainer.py, --zo_mode dual).  Written again
+here: B has a copy for each sign of each query; labels are the last tokens of texts that are padded on their left; every
+copy makes the same step.
 """
 
 from __future__ import annotations
