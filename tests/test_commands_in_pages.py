@@ -1,31 +1,48 @@
-"""Every command that a page shows exists, with its options, and the settings that it gives are those of its method."""
+"""Every command that a page or a notebook shows exists, with its options, and the settings that it gives are those of
+its method.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import typer
 
 from workbench.cli.app import app
+from workbench.cli.kit import kit
+from workbench.cli.runs import runs
+from workbench.core.errors import ConfigError
 from workbench.core.methods import declaration_of, registered
+from workbench_labs.course.command import labs
+from workbench_studies.bench.command import BENCHES
+from workbench_studies.papers import COMPARE, PAPERS, find_item
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "docs/a-new-method.md"})
 """That of a new method is tried by a test of its own."""
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+ACTIONS = {command.__name__: get_args(get_type_hints(command)["action"]) for command in (kit, labs, runs)}
 COMMANDS = typer.main.get_command(app)
 CONTEXT = typer.Context(COMMANDS, info_name="workbench")
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """Return the words of each `workbench ...` line in a page's blocks of shell commands."""
-    blocks = re.findall(r"^ *```(?:sh|bash)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    """Return the words of each `workbench ...` line in a page's blocks of shell commands, and of those within its
+    sentences.  `workbench COMMAND` and `workbench --help` are none.
+    """
+    blocks = [block for language, block in BLOCK.findall(text) if language in ("sh", "bash")]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines += [" ".join(quoted.split()) for quoted in re.findall(r"`([^`]+)`", BLOCK.sub("", text))]
     words = [shlex.split(line, comments=True) for line in lines if re.match(r"\s*(?:\w+=\S+ )*workbench ", line)]
-    return [line[line.index("workbench") + 1 :] for line in words]
+    commands = [line[line.index("workbench") + 1 :] for line in words]
+    return [command for command in commands if not re.fullmatch(r"[A-Z]+|\.\.\.|--.*", command[0])]
 
 
 def fault_of(words: list[str]) -> str:
@@ -41,25 +58,41 @@ def fault_of(words: list[str]) -> str:
         if command is None:
             return f"there is no command {' '.join(words[:2])}"
         context = typer.Context(command, info_name=name, parent=context)
+    names = [word for word in takewhile(lambda word: not word.startswith("--"), rest) if not word.isupper()]
+    if name in ACTIONS and names and names[0] not in ACTIONS[name]:
+        return f"{name} does not know {names[0]}"
     known = {option for parameter in command.get_params(context) for option in parameter.opts}
     given = [word.partition("=")[0] for word in rest if word.startswith("--")]
     if unknown := [option for option in given if option not in known]:
         return f"{name} has no {unknown[0]}"
+    if name == "bench" and names and names[0] not in (*BENCHES, "all"):
+        return f"there is no benchmark {names[0]}"
+    if name == "reproduce" and names:
+        paper, *items = names
+        try:
+            [find_item(paper, item) for item in items]
+        except ConfigError as error:
+            return str(error)
+        return "" if paper in (*PAPERS, COMPARE) else f"there is no paper {paper}"
     pairs = dict(pairwise(rest))
     method = pairs.get("--method", "pac_plus")
     if "," not in method and method in registered():
         settings = declaration_of(method).defaults
         keys = [value.partition("=")[0] for option, value in pairwise(rest) if option == "--option"]
-        if name != "sweep" and (wrong := [key for key in keys if key not in settings]):
+        if name != "sweep" and (wrong := [key for key in keys if key not in settings and not key.isupper()]):
             return f"{method} has no option {wrong[0]}"
-    elif name in ("run", "plan", "simulate"):
+    elif name in ("run", "plan", "simulate") and method not in ("METHOD", "NAME", "..."):
         return f"there is no method {method}"
     return ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_exists(page: Path) -> None:
-    faults = [(" ".join(words), fault) for words in commands_of(page.read_text("utf-8")) if (fault := fault_of(words))]
+    text = page.read_text("utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    faults = [(" ".join(words), fault) for words in commands_of(text) if (fault := fault_of(words))]
     assert faults == []
 
 
@@ -70,6 +103,7 @@ def test_the_rule_sees_commands_and_can_fail() -> None:
         "WORKBENCH_TINY=1 workbench run --method p_rge --option querys=4   # a typo",
         "workbench kit init --fast",
     )
-    wrong = f"```sh\n{typo}\n{unknown}\n```\n"
-    assert [fault_of(words) for words in commands_of(wrong)] == ["p_rge has no option querys", "kit has no --fast"]
+    wrong = f"```sh\n{typo}\n{unknown}\n```\nThen `workbench\nlabs judge x`, or `workbench COMMAND --help`.\n"
+    faults = ["p_rge has no option querys", "kit has no --fast", "labs does not know judge"]
+    assert [fault_of(words) for words in commands_of(wrong)] == faults
     assert fault_of(["fly"]) == "there is no command fly"

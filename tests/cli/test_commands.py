@@ -277,7 +277,7 @@ def test_another_distribution_adds_a_command(call_with) -> None:
 )
 def test_without_the_studies_their_commands_say_what_to_install(call_with, words: tuple[str, ...]) -> None:
     result = call_with([], *words)
-    assert result.exit_code == 2 and "pip install edge-llm-workbench-studies" in result.output
+    assert result.exit_code == 2 and "pip install --no-deps ./workbench_studies" in result.output
     assert ("--json" in words) == result.stdout.startswith("{")
 
 

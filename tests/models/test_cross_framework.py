@@ -77,7 +77,7 @@ def test_a_damaged_message_is_refused(damage) -> None:
 def test_without_jax_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_framework, "find_spec", lambda name: None)
     require_jax.cache_clear()
-    with pytest.raises(ConfigError, match=r"'jax' is not installed.*edge-llm-workbench\[jax\]"):
+    with pytest.raises(ConfigError, match=r"'jax' is not installed.*pip install '\.\[jax\]'"):
         from_torch(torch.ones(2), "jax")
     with pytest.raises(ConfigError, match="torch, numpy, jax"):
         from_torch(torch.ones(2), "mnn")

@@ -311,7 +311,9 @@ def add_commands(app: typer.Typer) -> None:
         request, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
         if name not in named:
             problem = "It belongs to the studies, which are not installed."
-            unusable = _unusable(request, problem, "Install them: pip install edge-llm-workbench-studies.")
+            unusable = _unusable(
+                request, problem, "In the project's folder: pip install --no-deps ./workbench_studies."
+            )
         else:
             try:
                 app.command(name, rich_help_panel=ADDED)(named[name].load())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
+from workbench.core.errors import installation
 from workbench.core.units import size_words
 
 HUB_TIMEOUT_S = 2.0
@@ -58,9 +59,7 @@ def verdict(checks: Sequence[Check]) -> str:
     return f"{words}\nNext        workbench simulate (what a fine-tuning would take), workbench run (do it)"
 
 
-INSTALL = (
-    "Run: make setup, or pip install 'edge-llm-workbench[all]'; a device of a run on several machines does without."
-)
+INSTALL = f"Run: make setup, or {installation('all')}; a device of a run on several machines does without."
 
 
 def examine() -> list[Check]:

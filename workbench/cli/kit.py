@@ -67,7 +67,7 @@ def kit(
         bool, typer.Option("--discover", help="For init: take all devices that announce their SSH here.")
     ] = False,
     user: Annotated[str, typer.Option(help="For init --discover: the user to log in as.")] = "pi",
-    model: Annotated[str, typer.Option(help="For init: the devices' model in the catalogue.")] = "rpi-4b-m",
+    model: Annotated[str, typer.Option(help="For init: the devices' model in the catalogue.")] = "rpi-4b-l",
     trust: Annotated[
         bool, typer.Option("--trust", help="For check: accept host keys that are not known yet, and show them.")
     ] = False,

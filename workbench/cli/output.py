@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperGroup
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.errors import ConfigError, WorkbenchError
+from workbench.core.errors import ConfigError, WorkbenchError, installation
 from workbench.core.files import FULL_DISK, LIMITS, advice
 from workbench.core.job import Job
 from workbench.core.plan import Plan
@@ -103,7 +103,7 @@ def _in_our_words(error: Any, words: Sequence[str]) -> WorkbenchError:
     if package in ("", "workbench", "workbench_labs", "workbench_studies"):
         raise error
     problem = f"It needs the package '{package}', which is not installed."
-    return ConfigError("The command was called.", problem, "Install everything: pip install 'edge-llm-workbench[all]'.")
+    return ConfigError("The command was called.", problem, f"Install everything: {installation('all')}.")
 
 
 def report_error(error: WorkbenchError, *, as_json: bool) -> None:

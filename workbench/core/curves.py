@@ -22,7 +22,7 @@ from workbench.core.serial import read_records
 class Curve:
     """A metric on the validation split, before the first epoch and after each.
 
-    model, task, method, options, batch_size, train_samples: of the job; options that only divide the work are left out.
+    model, task, method, options, batch_size, train_samples: of the job; DIVIDING's options are left out.
     scores: the mean over `seeds`.  command: what made it.
     """
 
@@ -53,8 +53,8 @@ def curves_in(path: Path) -> tuple[Curve, ...]:
     return read_records(path, Curve, "the learning curves")
 
 
-DIVIDING = ("paradigm", "partition", "schedule")
-"""Options that say how devices share the work, not what is learnt."""
+DIVIDING = ("paradigm", "partition", "schedule", "activations")
+"""Options that say how devices share and do the work, not what is learnt."""
 
 
 def curves_of(job: Job) -> Iterator[Curve]:

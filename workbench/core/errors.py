@@ -84,6 +84,11 @@ class GroupNotFormedError(RuntimeSetupError):
     """A group of ranks could not be formed; the processes may be unable to try again."""
 
 
+def installation(extra: str) -> str:
+    """Return how to install an extra of the workbench, which is on no package index: anybody could take its name."""
+    return f"pip install '.[{extra}]' in the project's folder"
+
+
 def require_numbers(scores: Any, what: str) -> Any:
     """Return a model's scores unchanged.  Raises DivergedError for NaN or +infinity, for which argmax would still give
     an answer.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.core.errors import ConfigError, check_choice
+from workbench.core.errors import ConfigError, check_choice, installation
 
 FRAMEWORKS = ("torch", "numpy", "jax")
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -38,7 +38,7 @@ def check_jax() -> None:
         raise ConfigError(
             "A tensor or a device of JAX was asked for.",
             "The package 'jax' is not installed.",
-            'Install it (pip install "edge-llm-workbench[jax]"), or take framework = "torch".',
+            f'Install it ({installation("jax")}), or take framework = "torch".',
         )
 
 

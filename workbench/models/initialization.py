@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from workbench.core.errors import ConfigError, check_choice
+from workbench.core.errors import ConfigError, check_choice, installation
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.quantization import dense_weight
 from workbench.models.side_layers import LAMBDA, WORD_KINDS
@@ -263,8 +263,7 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
         raise ConfigError(
             f"{purpose} was asked for.",
             "The package torch-pruning is not installed.",
-            "Install the extra 'pruning' (pip install 'edge-llm-workbench[pruning]'), or choose the initialization "
-            "'pruned'.",
+            f"Install the extra 'pruning' ({installation('pruning')}), or choose the initialization 'pruned'.",
         )
     _kept_heads(config.width, config.heads, config.hidden_size, num_heads)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Cluster
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, installation
 from workbench.core.job import Job, Mode, Tracker
 from workbench.core.report import Report, busy_note
 from workbench.core.serial import to_builtins
@@ -88,7 +88,7 @@ def require_tracker(tracker: Tracker) -> None:
         raise ConfigError(
             request,
             f"The package '{tracker}' is not installed.",
-            "Install it: pip install 'edge-llm-workbench[trackers]'.",
+            f"Install it: {installation('trackers')}.",
         )
 
 

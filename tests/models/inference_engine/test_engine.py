@@ -402,7 +402,7 @@ def test_settings_that_cannot_be_meant(changes, found: str) -> None:
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr("workbench.methods.p_rge.inference_engine.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"Install the extra: pip install 'edge-llm-workbench\[executorch\]'"):
+    with pytest.raises(ConfigError, match=r"Install the extra: pip install '\.\[executorch\]'"):
         require_executorch()
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from workbench.core.errors import ConfigError
+from workbench.core.errors import ConfigError, installation
 from workbench.core.files import whole_file
 from workbench.core.ranges import Count, Positive, Width, require_ranges
 from workbench.methods.p_rge.estimator_table import ESTIMATORS, EstimatorRule
@@ -134,10 +134,7 @@ _AFFINE = "quant_affine_configs"
 def require_executorch() -> None:
     """Raise ConfigError if ExecuTorch is not installed."""
     if find_spec("executorch") is None:
-        todo = (
-            "Install the extra: pip install 'edge-llm-workbench[executorch]', then pip install --no-deps "
-            "executorch==1.5.1."
-        )
+        todo = f"Install the extra: {installation('executorch')}, then pip install --no-deps executorch==1.5.1."
         if (sys.platform, platform.machine()) == ("linux", "aarch64"):
             todo = "Use an x86-64 machine: the release for the torch of aarch64 Linux lacks what such a program needs."
         raise ConfigError(
