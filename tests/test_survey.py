@@ -8,10 +8,11 @@ import pytest
 import torch
 from in_process import answer, call
 
+from tests.clusters import cluster_of
 from tests.methods.builders import write_sentences
 from workbench.cli import measure as printed
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.profile import Bytes, Grid, LayerProfile
@@ -47,11 +48,7 @@ HOST = HostProfile(
 
 
 def two_devices(bytes_per_s: float = 12.5e6) -> Cluster:
-    link = Link(bytes_per_s=bytes_per_s, latency_s=0.002)
-    devices = (
-        Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link, host_share=0.5) for name in ("left", "right")
-    )
-    return Cluster(name="two", devices=tuple(devices))
+    return cluster_of(("left", "right"), name="two", bytes_per_s=bytes_per_s, latency_s=0.002, host_share=0.5)
 
 
 def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalogues(monkeypatch) -> None:

@@ -22,9 +22,10 @@ import pytest
 import torch
 
 import workbench
+from tests.clusters import cluster_of
 from tests.waiting import LIMIT_S
 from workbench.cli.torchrun import main
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster
 from workbench.core.errors import CacheError, ConfigError, DeviceLostError, RuntimeSetupError
 from workbench.core.schedule import Op
 from workbench.core.serial import to_json
@@ -53,11 +54,7 @@ def test_a_device_is_measured_with_the_threads_it_runs_with(monkeypatch: pytest.
 
 
 def two_devices() -> Cluster:
-    link = Link(bytes_per_s=1e6)
-    return Cluster(
-        name="two",
-        devices=tuple(Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=link) for name in ("left", "right")),
-    )
+    return cluster_of(("left", "right"), name="two", bytes_per_s=1e6)
 
 
 CALLS = CallTable({f"{__name__}:{name}": "" for name in ("talk", "fail", "hold")})

@@ -7,8 +7,10 @@ from stopped_run import train_rank
 
 from tests.methods.builders import PLANS, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
+from tests.plans import stage
+from tests.profiles import grid
 from tests.waiting import LIMIT_S
-from workbench.core import Grid, LayerProfile, Share, Stage
+from workbench.core import LayerProfile
 from workbench.models.loading import load_stack
 from workbench.runtime.engines import EngineCluster
 
@@ -20,15 +22,9 @@ def test_idle_devices_outwait_epochs_longer_than_the_timeout(engines: EngineClus
     """
     stack = load_stack("tiny-bert")
     job = make_rank_job(stack, "tiny-bert", PLANS["[6] on [1]"], four_devices(), tmp_path, samples=32, epochs=2)
-    alone = Stage(start=0, stop=6, shares=(Share(rank=1, samples=8),))
+    alone = stage(0, 6, {1: 8})
     # The paced side network alone makes four steps of two micro-batches take longer (4.8 s) than the timeout.
-    pause = Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((0.1,),))
-    layer = LayerProfile(
-        name="slow",
-        times={"SF": pause},
-        frozen_bytes=0,
-        trainable_bytes=0,
-    )
+    layer = LayerProfile(name="slow", times={"SF": grid(0.1)}, frozen_bytes=0, trainable_bytes=0)
     slow = replace(
         job,
         plan=replace(job.plan, cached=alone),

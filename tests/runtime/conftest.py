@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from workbench.core.cluster import Cluster
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.network import probe
 
@@ -15,12 +16,11 @@ from workbench.runtime.network import probe
 @pytest.fixture(scope="session")
 def make_cluster() -> Callable[[int], Cluster]:
     def make(num_devices: int, *, mbit_per_s: float = 1000.0, memory_bytes: int = 400_000_000) -> Cluster:
-        link = Link(bytes_per_s=mbit_per_s * 125e3, latency_s=2e-4)
-        devices = tuple(
-            Device(name=f"device-{rank}", flops_per_s=1e10, memory_bytes=memory_bytes, link=link, host_share=0.5)
-            for rank in range(num_devices)
+        names = [f"device-{rank}" for rank in range(num_devices)]
+        settings = {"flops_per_s": 1e10, "memory_bytes": memory_bytes, "host_share": 0.5}
+        return cluster_of(
+            names, name=f"test of {num_devices}", bytes_per_s=mbit_per_s * 125e3, latency_s=2e-4, **settings
         )
-        return Cluster(name=f"test of {num_devices}", devices=devices)
 
     return make
 

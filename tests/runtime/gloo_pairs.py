@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 
+from tests.clusters import cluster_of
+from tests.simulated import program_of
 from tests.waiting import LIMIT_S
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts
 from workbench.core.program import Program
 from workbench.core.schedule import Schedule, Value
@@ -29,24 +30,12 @@ def program(schedule: Schedule, spec: Callable[[Value], Spec], **seconds: float)
         def spec(self, value: Value) -> Spec:
             return spec(value)
 
-    devices = tuple(f"d{rank}" for rank in range(schedule.world_size))
-    return Program(schedule=schedule, costs=Costs(seconds_by_kind=seconds), devices=devices)
-
-
-def cluster_of(count: int, bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
-    """Return up to six equal devices, named a to f.  latency_s: of a device's link; a path between two has both."""
-    device = Device(
-        name="a",
-        flops_per_s=1e9,
-        memory_bytes=10**9,
-        link=Link(bytes_per_s=bytes_per_s, latency_s=latency_s),
-        host_share=1.0,
-    )
-    return Cluster(name="equal devices", devices=tuple(replace(device, name=name) for name in "abcdef"[:count]))
+    return program_of(schedule, Costs(seconds_by_kind=seconds))
 
 
 def cluster_of_two(bytes_per_s: float = 1e9, latency_s: float = 0.0) -> Cluster:
-    return cluster_of(2, bytes_per_s, latency_s)
+    """latency_s: of a device's link; the path between the two has both."""
+    return cluster_of("ab", bytes_per_s=bytes_per_s, latency_s=latency_s, host_share=1.0)
 
 
 def on_two_ranks(work: Callable[[int, Transport], Any], *, timeout_s: float = 60.0, **settings: Any) -> list[Any]:

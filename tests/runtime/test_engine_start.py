@@ -2,15 +2,12 @@
 
 import pytest
 
-from workbench.core import Cluster, Device, Link
+from tests.clusters import cluster_of
 from workbench.runtime.engine_session import EngineSession, LocalSlot
 from workbench.runtime.engine_slots import Inbox
 from workbench.runtime.engine_starter import EnginesLate
 
-CLUSTER = Cluster(
-    name="one",
-    devices=(Device(name="only", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e9), host_share=1.0),),
-)
+CLUSTER = cluster_of(1, name="one", host_share=1.0)
 
 
 def test_being_late_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

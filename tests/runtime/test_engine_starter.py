@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.clusters import cluster_of
 from tests.waiting import LIMIT_S
-from workbench.core import Cluster, Device, Link
 from workbench.core.errors import RuntimeSetupError
 from workbench.core.processes import ProcessId
 from workbench.core.run_folder import child_environment
@@ -26,11 +25,7 @@ from workbench.runtime.engine_starter import EnginesLate, settle, warm_up
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.messages import CallTable
 
-LINK = Link(bytes_per_s=125e6)
-DEVICES = tuple(
-    Device(name=name, flops_per_s=1e9, memory_bytes=10**9, link=LINK, host_share=0.5) for name in ("one", "two")
-)
-CLUSTER = Cluster(name="pair", devices=DEVICES)
+CLUSTER = cluster_of(("one", "two"), name="pair", bytes_per_s=125e6, host_share=0.5)
 
 FOR_MODELS = engine_starter._SHARED
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are forked on Linux only")
@@ -146,7 +141,7 @@ def test_a_template_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("misleading_folder")
 def test_one_by_one_where_forking_is_not_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_starter, "_CAN_FORK", False)
-    with EngineCluster.start(replace(CLUSTER, devices=DEVICES[:1]), fidelity="paced") as engines:
+    with EngineCluster.start(CLUSTER.part([0]), fidelity="paced") as engines:
         [(pid, parent, *_)] = engines.run(who, [None])
         assert parent == os.getpid()
         os.kill(pid, signal.SIGKILL)

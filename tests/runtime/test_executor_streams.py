@@ -23,7 +23,7 @@ from workbench.core.program import Program, chained
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, NONE, REDUCESCATTER, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.profiler.processors import Place
-from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.executor import Contents, Execution, Executor
 from workbench.runtime.pacing import Pacer, RankLinks
 from workbench.runtime.transport import Transport
 from workbench.schedules import check
@@ -47,7 +47,7 @@ def op(
     return Op(kind, 0, microbatch, NONE, reads, writes, (), stream)
 
 
-def ones(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+def ones(made: Op, reads: Contents) -> Contents:
     return tuple(torch.ones(WIDTH) for _ in made.writes)
 
 
@@ -71,7 +71,7 @@ def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
         both.wait()
         now_s[0] = max(now_s[0], end_s)
 
-    def attend(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def attend(made: Op, reads: Contents) -> Contents:
         both.wait()
         return ones(made, reads)
 
@@ -101,11 +101,11 @@ def test_a_collective_overlaps_with_compute() -> None:
         outputs=((end,), (total,)),
     )
 
-    def long(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def long(made: Op, reads: Contents) -> Contents:
         computing.set()
         return ones(made, reads)
 
-    def wait(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def wait(made: Op, reads: Contents) -> Contents:
         assert computing.wait(LIMIT_S), "rank 0 did not compute while it waited for the sum"
         return ones(made, reads)
 
@@ -254,12 +254,12 @@ def test_steps_follow_without_a_pause() -> None:
         seen: list[float] = []
         count = iter(range(num_steps))
 
-        def make(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        def make(made: Op, reads: Contents) -> Contents:
             if next(count) == 1:
                 ahead.set()
             return reads[0] + 1, 10 * (reads[0] + 1)
 
-        def use(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        def use(made: Op, reads: Contents) -> Contents:
             assert ahead.wait(LIMIT_S), "rank 0 waits for rank 1"
             seen.append(reads[0][0].item())
             return (reads[0] + reads[1],)
@@ -295,7 +295,7 @@ def test_a_failing_operation_is_marked_in_the_grid(stream: str) -> None:
         ops=((op("GOOD", (), (first,)), op("BAD", (first,), (second,), stream, 7)),), outputs=((second,),)
     )
 
-    def bad(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def bad(made: Op, reads: Contents) -> Contents:
         raise ValueError("it was odd")
 
     def work(executor: Executor) -> None:
@@ -336,11 +336,11 @@ def test_a_stream_on_an_accelerator_gives_the_same_values(kind: str) -> None:
     weight, rows = torch.randn(WIDTH, WIDTH), torch.randn(2, WIDTH)
     places = {"accelerator": Place(torch.device(kind), tuple(range(os.cpu_count() or 1)))}
 
-    def first(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    def first(made: Op, reads: Contents) -> Contents:
         assert reads[0].device.type == kind
         return (reads[0] @ weight.to(kind),)
 
-    def second(made: Op, reads: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    def second(made: Op, reads: Contents) -> Contents:
         assert reads[0].device.type == "cpu"
         return (reads[0] @ weight,)
 
@@ -365,7 +365,7 @@ def test_streams_run_on_the_cores_of_their_processors() -> None:
     ops = tuple(op("WHERE", (), (made[stream],), *(() if stream == "compute" else (stream,))) for stream in streams)
     schedule = Schedule(ops=(ops,), outputs=(tuple(made.values()),))
 
-    def where(made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def where(made: Op, reads: Contents) -> Contents:
         return (os.sched_getaffinity(0),)
 
     def work(executor: Executor) -> tuple[dict[Value, Any], set[int]]:
@@ -384,7 +384,7 @@ def test_what_a_step_held_is_freed_at_once() -> None:
     schedule = Schedule(ops=((op("MAKE", (), (made,)), op("END", (made,), (end,), "compute1")),), outputs=((end,),))
 
     class Handlers:
-        def make(self, made: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+        def make(self, made: Op, reads: Contents) -> Contents:
             return (torch.ones(WIDTH),)
 
     def work(executor: Executor) -> list[object]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_pairs import cluster_of, cluster_of_two, on_executors, program
+from gloo_pairs import cluster_of_two, on_executors, program
 
+from tests.clusters import cluster_of
 from tests.waiting import LIMIT_S
 from workbench.core.cluster import Link
 from workbench.core.costs import MESSAGE_S, Spec
@@ -21,7 +22,7 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.methods.common.session import transfers_of
-from workbench.runtime.executor import Execution, Executor
+from workbench.runtime.executor import Contents, Execution, Executor
 from workbench.runtime.pacing import RankLinks
 from workbench.runtime.stamps import stamped, without_stamp
 from workbench.schedules import check
@@ -77,11 +78,11 @@ def test_a_busy_stream_holds_nothing_up() -> None:
     by itself."""
     arrived = threading.Event()
 
-    def long(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def long(op: Op, reads: Contents) -> Contents:
         assert arrived.wait(LIMIT_S), "the sum did not come round while rank 1 computed"
         return (torch.zeros(1),)
 
-    def last(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
+    def last(op: Op, reads: Contents) -> Contents:
         arrived.set()
         return reads
 
@@ -194,7 +195,7 @@ LINK_S = 0.014
 
 def emulated(fidelity: Any, count: int) -> Callable[[int], RankLinks]:
     """Return the links of each of some ranks, over which a message of SIZE takes LINK_S."""
-    cluster = cluster_of(count, bytes_per_s=4 * SIZE / 0.01, latency_s=0.002)
+    cluster = cluster_of("abcdef"[:count], bytes_per_s=4 * SIZE / 0.01, latency_s=0.002, host_share=1.0)
     return lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity=fidelity)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tests.plans import inference_plan
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, proportional_parts
 from workbench.methods.galaxy_plus.prepare import Request
@@ -62,10 +63,7 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
     def split(
         weights: tuple[int, ...], columns: tuple[int, ...], shares: tuple[int, ...], **settings: object
     ) -> InferencePlan:
-        plan = InferencePlan(
-            method="test",
-            paradigm="hybrid",
-            ranks=(0, 1, 2, 3)[: len(weights)],
+        plan = inference_plan(
             units=proportional_parts(stack.num_units, weights),
             columns=proportional_parts(stack.columns, columns),
             shares=tuple(map(float, shares)),
@@ -87,14 +85,7 @@ def plans_for(layout: ModelLayout) -> dict[str, InferencePlan]:
         "alone": split((1,), (1,), (1,), ranks=(1,), schemes=mixed),
         "Megatron-LM": replace(uneven, paradigm="tensor", shares=(), schemes=()),
         "sequence parallelism": replace(uneven, paradigm="sequence", units=(), columns=(), schemes=()),
-        "EdgeShard": InferencePlan(
-            method="test",
-            paradigm="pipeline",
-            ranks=(1, 3, 0),
-            layers=proportional_parts(layers, (2, 1, 1)),
-            units=(),
-            columns=(),
-        ),
+        "EdgeShard": inference_plan("pipeline", ranks=(1, 3, 0), layers=proportional_parts(layers, (2, 1, 1))),
     }
 
 

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from tiny_job import tiny_job, write_data
 
+from tests.clusters import with_devices
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import serve_with_little
+from tests.plans import staged_plan
 from tests.waiting import LIMIT_S
 from workbench import experiment
 from workbench.assets.fetch import asset_path
 from workbench.cli.output import summary
 from workbench.core import Cluster, Job, Report
 from workbench.core.errors import ConfigError, MemoryBudgetError, PlanError, ScheduleError
-from workbench.core.plan import Plan, Share, Stage
 from workbench.methods.base import Event, Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.method import GalaxyPlus, list_job
@@ -215,7 +216,7 @@ def test_too_little_memory(data: Path, engines: EngineCluster) -> None:
 
 def of_another_make(cluster: Cluster) -> Cluster:
     """Return devices whose speed is computed from the catalogue, not measured."""
-    return replace(cluster, devices=tuple(replace(device, model="another") for device in cluster.devices))
+    return with_devices(cluster, model="another")
 
 
 def run_of(job: Job, cluster: Cluster, notify: Callable[[Event], None] = ignore) -> RunPolicy:
@@ -248,14 +249,8 @@ def test_a_run_that_is_to_stop(data: Path, engines: EngineCluster) -> None:
 
 
 def test_a_plan_of_another_kind_is_refused(data: Path) -> None:
-    stage = Stage(start=0, stop=2, shares=(Share(rank=0, samples=1),))
     with pytest.raises(ConfigError, match="does not say how"):
-        experiment.run(
-            job_for(data),
-            four_devices(),
-            "simulate",
-            chosen_plan=Plan(method="x", stages=(stage,), micro_batch_size=1, num_micro_batches=1),
-        )
+        experiment.run(job_for(data), four_devices(), "simulate", chosen_plan=staged_plan((2, {0: 1}), method="x"))
     plan = experiment.plan(job_for(data, system="galaxy"), four_devices())
     assert plan.inference is not None
     ones = (1,) * len(plan.inference.ranks)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import made_up_report
 import pytest
 
+from tests.clusters import with_devices
 from workbench import experiment
 from workbench.core.errors import ConfigError
 from workbench_studies.bench import confidant
@@ -19,12 +20,11 @@ def test_its_sides_train_as_many_samples(name: str) -> None:
     """What Confidant adds is faster in the simulation, and no more than the bound allows (by the catalogue's
     figures)."""
     point, seconds = points()[name], {}
-    devices = tuple(
-        replace(device, model="some", flops_per_s=6e10 * (device.host_share or 1), host_share=None)
-        for device in point.cluster.devices
+    cluster = with_devices(
+        point.cluster, model="some", flops_per_s=lambda one: 6e10 * (one.host_share or 1), host_share=None
     )
     for side, job in point.sides.items():
-        report = experiment.run(replace(job, model="tiny-bert"), replace(point.cluster, devices=devices), "simulate")
+        report = experiment.run(replace(job, model="tiny-bert"), cluster, "simulate")
         assert sum(step.samples for step in report.steps) == JOB.batch_size * MINI_BATCHES
         seconds[side] = sum(step.predicted_s or 0.0 for step in report.steps)
     base, *others = seconds.values()
@@ -56,11 +56,9 @@ def test_a_table_compares_round_by_round() -> None:
 
 def test_sides_that_keep_a_plan_have_its_stages_and_split_a_mini_batch_themselves() -> None:
     point = points()["schedule"]
-    devices = tuple(
-        replace(device, model="some", flops_per_s=1.8e10, host_share=None) for device in point.cluster.devices
-    )
+    cluster = with_devices(point.cluster, model="some", flops_per_s=1.8e10, host_share=None)
     sides = {side: replace(job, model="tiny-bert") for side, job in point.sides.items()}
-    plans = kept_plans(replace(point, cluster=replace(point.cluster, devices=devices), sides=sides))
+    plans = kept_plans(replace(point, cluster=cluster, sides=sides))
     assert [[stage.ranks for stage in plan.stages] for plan in plans.values()] == 2 * [[(0,), (1,), (2,), (3,)]]
     assert [(plan.method, plan.num_micro_batches) for plan in plans.values()] == [("fine_tuning", 4), ("confidant", 1)]
     assert kept_plans(points()["partition"]) == {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import tensor
 
+from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
@@ -16,16 +17,7 @@ from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Se
 from workbench_studies.bench.inference_parts import _layer_s, emulated_cluster
 from workbench_studies.bench.inference_sides import Side, SidesResult, overlap_point
 
-PLAN = InferencePlan(
-    method="test",
-    paradigm="hybrid",
-    ranks=(0, 1),
-    units=(1, 1),
-    columns=(2, 2),
-    shares=(1.0, 1.0),
-    schemes=(1, 1),
-    overlap=True,
-)
+PLAN = inference_plan(units=(1, 1), columns=(2, 2), shares=(1.0, 1.0), schemes=(1, 1), overlap=True)
 
 
 def prices() -> SequencePrice:

@@ -8,9 +8,10 @@ from itertools import combinations, pairwise, product
 import pytest
 from torch_orders import of_torch, torch_csv
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from tests.profiles import grid
 from workbench.core.errors import ConfigError
-from workbench.core.profile import Bytes, Grid, LayerProfile, Profile
+from workbench.core.profile import Bytes, LayerProfile, Profile
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.distance import (
     METHODS,
@@ -128,13 +129,10 @@ def test_the_best_of_several_placements_counts():
 
 
 def test_placements_are_all_cuts_and_orders():
-    grid = Grid(batch_sizes=(1, 2), sequence_lengths=(1,), seconds=((1.0,), (2.0,)))
     sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
-    layer = LayerProfile(name="layer", times={"F": grid, "B": grid}, output_bytes=Bytes(5), **sizes)
-    link = Link(bytes_per_s=10.0)
-    devices = tuple(Device(name=name, flops_per_s=1e9, memory_bytes=1, link=link) for name in "abc")
+    layer = LayerProfile(name="layer", times=dict.fromkeys("FB", grid(1.0, 2.0)), output_bytes=Bytes(5), **sizes)
     profile = Profile(model="four", method="full", source="analytic", layers=((layer,) * 4,) * 3)
-    found = list(placements(profile, Cluster(name="three", devices=devices), samples=2, tokens=1))
+    found = list(placements(profile, cluster_of(3, memory_bytes=1, bytes_per_s=10.0), samples=2, tokens=1))
     # One device: 3.  Two: 6 orders and 3 cuts.  Three: 6 orders and 3 cuts.
     assert len(found) == len({(one.ranks, one.cuts) for one in found}) == 3 + 18 + 18
     [one] = [one for one in found if (one.ranks, one.cuts) == ((2, 0), (0, 1, 4))]

@@ -8,6 +8,7 @@ import pytest
 from computed import computed
 from load_spikes import load_spike_simulated
 
+from tests.clusters import with_devices
 from workbench.core.catalogue import cluster_names, load_cluster
 from workbench.core.cluster import Link
 from workbench.core.device_faults import Fault
@@ -132,7 +133,7 @@ def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
     plan = run_system(CONSTANTS, "Bert-L", "Env. A", OURS).plan
     price = price_plan(plan, costs, on, length=284)
     overlapped = printed_s(plan, costs, on, (284,))
-    free = replace(on, devices=tuple(replace(device, link=Link(bytes_per_s=1e18)) for device in on.devices))
+    free = with_devices(on, link=Link(bytes_per_s=1e18))
     assert price_plan(plan, costs, free, length=284).layers_s < overlapped < price.total_s
     assert printed_s(replace(plan, overlap=False), costs, on, (284,)) == pytest.approx(price.total_s)
     handled = printed_s(plan, costs, on, (284,), (1e-8,) * 4)
@@ -182,7 +183,7 @@ def test_fig_16_the_excluded_device_is_the_loaded_one():
 def test_fig_16_executed_is_told_from_its_reports():
     item, on = find_item("galaxy_plus", "fig16-executed"), described("Fig. 16")
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
-    fast = replace(on, devices=tuple(replace(device, flops_per_s=2e10 * device.host_share) for device in on.devices))
+    fast = with_devices(on, flops_per_s=lambda one: 2e10 * one.host_share)
     spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)
     found = load_spike_simulated(
         analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, until_s=16.0, length=128, noise=0.0

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planners.builders import SEQUENCE_LENGTH, device, env_b, equal, layer, profile_of, unequal
+from tests.clusters import cluster_of, with_devices
+from tests.planners.builders import SEQUENCE_LENGTH, env_b, equal, layer, profile_of, unequal
+from tests.simulated import simulated
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.profile import Profile
-from workbench.core.program import Program
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.planners import Problem
 from workbench.schedules import check, insert_transfers
 from workbench.schedules import hetpipe as hetpipe_schedule
-from workbench.simulator import simulate
 from workbench_studies.papers.pac_plus.hetpipe import allocations, hetpipe, needs, virtual_worker_costs, wave_seconds
 
 JOB = {"batch_size": 8, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
@@ -23,11 +23,8 @@ JOB = {"batch_size": 8, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 def two_makes(num_layers: int = 6) -> tuple[Profile, Cluster]:
     """Return two slow devices and two that are three times faster, for full fine-tuning."""
     rows = [[layer(3.0 / speed, 6.0 / speed) for _ in range(num_layers)] for speed in (1, 1, 3, 3)]
-    devices = (*(device(f"slow{i}") for i in range(2)), *(device(f"fast{i}") for i in range(2)))
-    makes = ("slow", "slow", "fast", "fast")
-    return profile_of(rows), Cluster(
-        name="two makes", devices=tuple(replace(one, model=make) for one, make in zip(devices, makes, strict=True))
-    )
+    names = ("slow0", "slow1", "fast0", "fast1")
+    return profile_of(rows), cluster_of(names, name="two makes", model=[name[:-1] for name in names])
 
 
 def full(profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
@@ -53,7 +50,7 @@ def groups(workers: VirtualWorkers) -> set[frozenset[int]]:
 def waves(profile, cluster, workers, num_waves):
     schedule = check(insert_transfers(hetpipe_schedule(workers, num_waves, world_size=cluster.world_size)))
     costs = virtual_worker_costs(profile, cluster, workers, sequence_length=SEQUENCE_LENGTH)
-    return simulate(Program(schedule=schedule, costs=costs, devices=tuple(one.name for one in cluster.devices)))
+    return simulated(schedule, costs)
 
 
 def predicted_wave_s(workers):
@@ -104,9 +101,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
     planned = set()
     for seed in range(16):
         profile, cluster = full(*unequal(seed, num_layers=6, world_size=4, tight=True))
-        cluster = replace(
-            cluster, devices=tuple(replace(one, memory_bytes=2 * one.memory_bytes) for one in cluster.devices)
-        )
+        cluster = with_devices(cluster, memory_bytes=lambda one: 2 * one.memory_bytes)
         try:
             plan = hetpipe(Problem(profile, cluster, **JOB))
         except PlanError:
@@ -121,7 +116,7 @@ def test_simulated_memory_stays_within_what_was_planned_for():
 def test_where_two_do_not_fit_one_pipeline_is_left():
     profile, cluster = equal(6, 2)
     assert len(hetpipe(Problem(profile, cluster, **JOB)).pipelines) == 2
-    tight = replace(cluster, devices=tuple(replace(one, memory_bytes=6000) for one in cluster.devices))
+    tight = with_devices(cluster, memory_bytes=6000)
     alone = hetpipe(Problem(profile, tight, **JOB))
     assert alone.grouping() == "[2]"
     assert alone.predicted_s["synchronization"] == 0
@@ -129,7 +124,5 @@ def test_where_two_do_not_fit_one_pipeline_is_left():
 
 def test_slow_links_make_synchronization_dear():
     profile, cluster = env_b()
-    slow = replace(
-        cluster, devices=tuple(replace(one, link=replace(one.link, bytes_per_s=10.0)) for one in cluster.devices)
-    )
+    slow = cluster.with_links(lambda link: replace(link, bytes_per_s=10.0))
     assert hetpipe(Problem(profile, slow, **JOB)).predicted_s["synchronization"] > 10
