@@ -11,22 +11,20 @@ from pathlib import Path
 import pytest
 from tiny_job import tiny_job, write_data
 
+from tests.caches import own_cache
 from tests.experiment.running import run, stop_in
 from workbench.core import Job, Report
 from workbench.core.run_folder import sweep_stale_folders
-from workbench.runtime.engines import default_pool
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sweep_stale_folders()
     before = set(Path(tempfile.gettempdir()).glob("workbench-*"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with own_cache(tmp_path_factory):
         yield
-        default_pool().stop()
-        left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
-        assert not [path for path in left if _is_mine(path)]
+    left = set(Path(tempfile.gettempdir()).glob("workbench-*")) - before
+    assert not [path for path in left if _is_mine(path)]
 
 
 def _is_mine(folder: Path) -> bool:

@@ -12,9 +12,11 @@ import made_up_report
 import pytest
 from tiny_job import two_devices
 
+from tests.clusters import with_devices
 from tests.experiment.running import run
+from tests.plans import stage, staged_plan, stages
 from workbench import experiment
-from workbench.core import Cluster, Job, Plan, Share, Stage
+from workbench.core import Cluster, Job
 from workbench.core.errors import (
     ConfigError,
     PlanError,
@@ -28,9 +30,7 @@ from workbench.runtime.work_folder import own_folder
 
 @pytest.mark.usefixtures("nothing_starts")
 def test_a_device_without_the_memory_is_refused_with_the_numbers(job: Job, tmp_path: Path) -> None:
-    small = replace(
-        two_devices(), devices=tuple(replace(device, memory_bytes=250_000) for device in two_devices().devices)
-    )
+    small = with_devices(two_devices(), memory_bytes=250_000)
     with pytest.raises(
         PlanError, match=r"Device '\w+' has 250 kB; stage \d \(layers? .*needs .*weights .*activations.*Add a device"
     ):
@@ -51,8 +51,8 @@ def test_a_chosen_plan_that_does_not_fit_the_memory(job: Job, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stages": (Stage(start=0, stop=4, shares=(Share(rank=0, samples=8),)),)}, "4 layers; 'tiny-bert' has 6"),
-        ({"stages": (Stage(start=0, stop=6, shares=(Share(rank=2, samples=8),)),)}, "the cluster has 2 devices"),
+        ({"stages": stages((4, {0: 8}))}, "4 layers; 'tiny-bert' has 6"),
+        ({"stages": stages((6, {2: 8}))}, "the cluster has 2 devices"),
         ({"micro_batch_size": 4}, "mini-batches are 8 in 2, the job.s 16 in 2"),
         ({"cached": None}, "no shares for those that run from the cache"),
     ],
@@ -61,12 +61,9 @@ def test_a_chosen_plan_that_does_not_fit_the_memory(job: Job, tmp_path: Path) ->
 def test_a_chosen_plan_of_another_shape(
     mode: experiment.Mode, changes: dict, said: str, job: Job, tmp_path: Path
 ) -> None:
-    stage = Stage(start=0, stop=6, shares=(Share(rank=0, samples=8),))
-    chosen = replace(
-        Plan(method="pac_plus", stages=(stage,), micro_batch_size=8, num_micro_batches=2, cached=stage), **changes
-    )
+    plan = staged_plan((6, {0: 8}), method="pac_plus", micro_batches=2, cached=stage(0, 6, {0: 8}))
     with pytest.raises(ConfigError, match=said):
-        experiment.run(job, two_devices(), mode, workdir=tmp_path, chosen_plan=chosen)
+        experiment.run(job, two_devices(), mode, workdir=tmp_path, chosen_plan=replace(plan, **changes))
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -149,10 +146,7 @@ def test_memory_that_no_setting_meets_is_refused_and_one_that_leaves_samples_out
     job = replace(job, **FORWARD_ONLY, options={}, epochs=1)
     plain = experiment.run(job, cluster, "simulate")
     assert not any("From step" in note for note in plain.notes)
-    small = [
-        replace(cluster, devices=tuple(replace(device, memory_bytes=size) for device in cluster.devices))
-        for size in (1_000, 600_000)
-    ]
+    small = [with_devices(cluster, memory_bytes=size) for size in (1_000, 600_000)]
     for tight, options in ((small[0], {"adapt": True}), (small[1], {})):
         with pytest.raises(PlanError, match=r"samples in layers .* are missing\. Add a device"):
             experiment.plan(replace(job, options=options), tight)

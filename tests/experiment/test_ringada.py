@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tiny_job import two_devices
 
+from tests.clusters import with_devices
 from tests.experiment.running import at, interrupt, losses, run
+from tests.plans import plan_of, stage, staged_plan, stages
 from workbench import experiment
-from workbench.core import Cluster, Job, Plan, Report, Share, Stage
+from workbench.core import Cluster, Job, Plan, Report
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.core.summary import summary_rows
@@ -70,7 +72,7 @@ def test_layers_are_computed_again_where_their_activations_do_not_fit(job: Job) 
     prices = method.prices_of(prepared, profile, cluster)
     [kept_need], [again_need] = (method.demands(prices, plan) for plan in (kept, again))
     between = (kept_need.nbytes + again_need.nbytes) // 2
-    small = replace(cluster, devices=(replace(alone, memory_bytes=between),))
+    small = with_devices(cluster, memory_bytes=between)
     chosen = method.plan_job(prepared, profile, small)
     assert not kept.recomputes and chosen.recomputes and "the backward pass computes them again" in chosen.notes[-1]
     with pytest.raises(PlanError, match="are missing"):
@@ -84,8 +86,7 @@ def test_so_many_mini_batches_are_in_flight_as_pay_and_fit(job: Job) -> None:
     cluster, profile = two_devices(), method.RingAda().catalogue(prepared, two_devices())
 
     def run_with(plan: Plan, memory_bytes: int = 10**9) -> RingRankJob:
-        devices = tuple(replace(device, memory_bytes=memory_bytes) for device in cluster.devices)
-        return rank_job(prepared, profile, replace(cluster, devices=devices), plan)
+        return rank_job(prepared, profile, with_devices(cluster, memory_bytes=memory_bytes), plan)
 
     def peak_bytes(plan: Plan) -> int:
         phase = run_with(plan).phases()[0]
@@ -182,14 +183,11 @@ def test_parallel_adapters_survive_a_lost_device_and_are_saved(job: Job, tmp_pat
 def moving(first: tuple[int, ...], *others: tuple[int, tuple[int, ...]]) -> Plan:
     """Return a plan of two devices.  others: the round from which on they have so many layers each."""
 
-    def stages(counts: tuple[int, ...]) -> tuple[Stage, ...]:
-        bounds = [(0, counts[0]), (counts[0], 6)]
-        return tuple(
-            Stage(start=a, stop=b, shares=(Share(rank=rank, samples=8),)) for rank, (a, b) in enumerate(bounds)
-        )
+    def parts(counts: tuple[int, ...]) -> list[tuple[int, dict[int, int]]]:
+        return [(count, {rank: 8}) for rank, count in enumerate(counts)]
 
-    later = tuple((at, stages(counts)) for at, counts in others)
-    return Plan(method="ringada", stages=stages(first), micro_batch_size=8, num_micro_batches=2, later=later)
+    later = tuple((at, stages(*parts(counts))) for at, counts in others)
+    return staged_plan(*parts(first), method="ringada", micro_batches=2, later=later)
 
 
 def test_layers_are_moved_between_rounds_with_their_state_and_their_caches(
@@ -304,7 +302,7 @@ def test_what_cannot_be_is_refused(changes: dict, message: str, job: Job) -> Non
 
 
 @pytest.mark.parametrize(
-    ("stages", "message"),
+    ("parts", "message"),
     [
         (
             [(0, 2, (0,)), (3, 6, (1,))],
@@ -315,13 +313,10 @@ def test_what_cannot_be_is_refused(changes: dict, message: str, job: Job) -> Non
         ([(0, 6, (0, 1))], r"A ring has one device at each stage"),
     ],
 )
-def test_assignments_that_are_no_ring_are_refused(stages: list, message: str, job: Job) -> None:
+def test_assignments_that_are_no_ring_are_refused(parts: list, message: str, job: Job) -> None:
     def given() -> Plan:
-        cut = tuple(
-            Stage(start=start, stop=stop, shares=tuple(Share(rank=rank, samples=2 // len(ranks)) for rank in ranks))
-            for start, stop, ranks in stages
-        )
-        return Plan(method="ringada", stages=cut, micro_batch_size=2, num_micro_batches=job.batch_size // 2)
+        cut = tuple(stage(start, stop, dict.fromkeys(ranks, 2 // len(ranks))) for start, stop, ranks in parts)
+        return plan_of(cut, method="ringada", micro_batches=job.batch_size // 2)
 
     with pytest.raises(ConfigError, match=message):
         experiment.run(job, two_devices(), "simulate", chosen_plan=given())

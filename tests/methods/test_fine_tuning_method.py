@@ -14,12 +14,14 @@ import pytest
 import torch
 from tiny_job import tiny_job, two_devices, write_data
 
+from tests.caches import own_cache
+from tests.plans import staged_plan, stages
+from tests.profiles import grid
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.catalogue import load_cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.plan import Plan, Share, Stage
-from workbench.core.profile import Grid, LayerProfile
+from workbench.core.profile import LayerProfile
 from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.methods.base import ignore
 from workbench.methods.common.rank_results import RankResult
@@ -48,25 +50,18 @@ PAIR = ("data_parallel", "pipeline_parallel")
 
 def steady_layers(stack: LayerStack, config: TechniqueConfig, *, max_length: int) -> tuple[LayerProfile, ...]:
     """Return measured bytes and made-up seconds."""
-
-    def seconds(value: float) -> Grid:
-        return Grid(batch_sizes=(1,), sequence_lengths=(1,), seconds=((value,),))
-
     layers = measure_layers(stack, config, max_length=max_length, batch_sizes=(1,), lengths=(), budget_s=0.01)
     assert all(sum(layer.seconds(kind, 1, max_length) for layer in layers) > 0 for kind in ("F", "B", "STEP"))
-    return tuple(
-        replace(layer, times={"F": seconds(4e-3), "B": seconds(8e-3), "STEP": seconds(1e-3)}) for layer in layers
-    )
+    times = {"F": grid(4e-3), "B": grid(8e-3), "STEP": grid(1e-3)}
+    return tuple(replace(layer, times=times) for layer in layers)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measure coarsely, take times that no load on this machine changes, and leave nothing behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with own_cache(tmp_path_factory) as patch:
         patch.setattr(fine_tuning, "measure_layers", steady_layers)
         yield
-        default_pool().stop()
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +207,7 @@ def test_paper_scale_from_the_catalogue(technique: str) -> None:
 def test_which_stages_share_parameters() -> None:
     """T5's encoder tables, its decoder's, and the word embedding where encoder and decoder begin."""
     facts = model_facts("tiny-t5")
-    stages = tuple(Stage(start=at, stop=at + 1, shares=(Share(rank=at, samples=1),)) for at in range(6))
-    plan = Plan(method="test", stages=stages, micro_batch_size=1, num_micro_batches=1)
+    plan = staged_plan(*((1, {rank: 1}) for rank in range(6)))
     found = {
         shared_parameter.name: shared_parameter.stages for shared_parameter in shared_parameters(facts, "full", plan)
     }
@@ -278,8 +272,7 @@ def test_a_device_whose_step_was_given_up_goes_on_with_its_layers(data: Path, sc
     method = fine_tuning.FineTuning()
     prepared = method.prepare(job, ignore)
     profile = method.catalogue(prepared, cluster)
-    whole = Stage(start=0, stop=2, shares=(Share(rank=0, samples=job.batch_size),))
-    plan = replace(method.plan(prepared, profile, cluster), stages=(whole,))
+    plan = replace(method.plan(prepared, profile, cluster), stages=stages((2, {0: job.batch_size})))
     rank_job = method.rank_job(prepared, profile, cluster, plan)
 
     def phase(of: FineTuningRankJob) -> TechniquePhase:
@@ -295,7 +288,7 @@ def test_a_device_whose_step_was_given_up_goes_on_with_its_layers(data: Path, sc
     optimizer.gradients.fill_(1.0)
     optimizer.compute_with(optimizer.keep_version())
     optimizer.parameters.fill_(2.0)
-    half = replace(plan, stages=(replace(whole, stop=1),))
+    half = replace(plan, stages=stages((1, {0: job.batch_size})))
     assert not phase(replace(rank_job, plan=half)).take(saved)
     assert next_one.take(saved) and next_one.compute is given_up.compute
     assert not optimizer.gradients.any()

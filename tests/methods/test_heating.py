@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from tiny_job import tiny_job, write_data
 
+from tests.caches import own_cache
+from tests.clusters import cluster_of
 from workbench import experiment
-from workbench.core import Cluster, Device, Job, Link
+from workbench.core import Cluster, Job
 from workbench.core.heat import Heat, Level, Levels
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.training.faults import predict
 from workbench.methods.training.timetable import Timetable
-from workbench.runtime.engines import default_pool
 from workbench.runtime.fleet import Fleet
 from workbench.runtime.pacing import Pacer
 
@@ -25,23 +26,16 @@ def curve(*levels: tuple[float, float]) -> Levels:
     return tuple(Level(heat_s=heat_s, speed=speed) for heat_s, speed in ((0.0, 1.0), *levels))
 
 
-def cluster(*curves: Levels, flops_per_s: float = 1e9, **settings: Any) -> Cluster:
-    link = Link(bytes_per_s=1e8)
-    names = ("alpha", "beta", "gamma")
-    devices = (
-        Device(name=name, flops_per_s=flops_per_s, memory_bytes=10**9, link=link, sustained=levels, **settings)
-        for name, levels in zip(names, curves, strict=False)
-    )
-    return Cluster(name="hot", devices=tuple(devices))
+def cluster(*curves: Levels, **settings: Any) -> Cluster:
+    names = ("alpha", "beta", "gamma")[: len(curves)]
+    return cluster_of(names, bytes_per_s=1e8, sustained=list(curves), **settings)
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with own_cache(tmp_path_factory):
         options = {"technique": "lora"}
         yield tiny_job(write_data(tmp_path_factory.mktemp("data")), method="fine_tuning", epochs=6, options=options)
-        default_pool().stop()
 
 
 def timetable_of(job: Job, devices: Cluster, paradigm: str) -> Timetable:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from computed import computed
 
+from tests.weights import same_weights
 from workbench.core.catalogue import load_cluster
 from workbench.core.serial import from_json, to_json
 from workbench.methods.training.state_costs import Substitution
@@ -205,8 +206,7 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
         optimizer.step()
         optimizer.zero_grad()
         history.append({name: weight.detach().clone() for name, weight in weights.items()})
-    for name, weight in model.trained().items():
-        torch.testing.assert_close(weight, weights[name], rtol=1e-5, atol=1e-5)
+    same_weights(model.trained(), weights)
     assert len(losses) == len(batches) == 8
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from tests.methods.conftest import four_devices
-from tests.methods.ring_builders import ring_job, train_on_ring
-from workbench.core import Plan, Share, Stage
+from tests.methods.ring_builders import ring_job, train_on_ring, whole_plan
+from tests.weights import same_weights
 from workbench.core.errors import ConfigError
 from workbench.methods.ringada.rank_job import RingRankJob
-from workbench.models.loading import load_stack
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare import flower
 from workbench_studies.papers.compare.clients import WEIGHT, Client, State
@@ -24,20 +23,14 @@ MODEL = "tiny-bert"
 
 def federated_job(folder: Path) -> RingRankJob:
     """Return a run of three rounds on four devices with mini-batches of one size, because Flower weights by samples."""
-    whole = Stage(
-        start=0, stop=load_stack(MODEL).num_layers, shares=tuple(Share(rank=rank, samples=8) for rank in range(4))
-    )
-    plan = Plan(method="ringada", stages=(whole,), micro_batch_size=8, num_micro_batches=1)
     settings: dict[str, Any] = {"unfreezing": "all", "local_iterations": 1, "epochs": 1, "samples": 96}
-    return ring_job(MODEL, plan, four_devices(), folder, federated=True, **settings)
+    return ring_job(MODEL, whole_plan(MODEL), four_devices(), folder, federated=True, **settings)
 
 
 def check_weights(ours: dict[str, torch.Tensor], state: State) -> None:
     """Compare every weight."""
-    assert set(ours) == {name.removeprefix(f"{WEIGHT}/") for name in state if name.startswith(f"{WEIGHT}/")}
-    for name, tensor in ours.items():
-        if not name.endswith("key_value.bias"):  # its gradient is float noise
-            torch.testing.assert_close(state[f"{WEIGHT}/{name}"], tensor, rtol=1e-5, atol=1e-5)
+    weights = {name: tensor for name, tensor in state.items() if name.startswith(f"{WEIGHT}/")}
+    same_weights({f"{WEIGHT}/{name}": one for name, one in ours.items()}, weights, noise="key_value.bias")
 
 
 def test_the_mean_of_clients_that_train_by_themselves_is_our_devices(tmp_path: Path) -> None:
