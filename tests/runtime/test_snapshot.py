@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tests.waiting import LIMIT_S
 from workbench.core import files
 from workbench.core.errors import WriteError
 from workbench.models import sealed_tensors
+from workbench.runtime import snapshot
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
 from workbench.runtime.snapshot import (
     SNAPSHOTS,
@@ -72,15 +75,15 @@ def test_when_a_snapshot_is_taken(every: int, due: list[int], last: list[int]) -
     assert [rule.last(step) for step in range(1, 6)] == last
 
 
-def test_a_run_goes_on_from_the_last_two_steps_and_from_the_end_of_every_epoch(tmp_path: Path) -> None:
+def test_a_run_goes_on_from_the_last_three_steps_and_from_the_end_of_every_epoch(tmp_path: Path) -> None:
     """Each as if nothing had been; the older one's place on the disk is used again."""
     first, states = optimizer(), {}
     places = writer(tmp_path, first)
-    for at in ((0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)):
+    for at in ((0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3)):
         take(places, first, at)
         states[at] = first.num_steps, [vector.clone() for vector in first.state_vectors()]
     take_step(first)
-    assert whole(tmp_path) == [(1, 0), (2, 0), (2, 1), (2, 2)] and remove_damaged(tmp_path, RUN) == []
+    assert whole(tmp_path) == [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] and remove_damaged(tmp_path, RUN) == []
     for at in whole(tmp_path):
         second = optimizer(seed=1)
         load_state(covering(snapshot_files(tmp_path), Position(*at), LAYERS[1]), RUN, second.named_tensors())
@@ -164,8 +167,8 @@ def test_a_full_disk_costs_the_snapshot_being_taken_alone(tmp_path: Path, monkey
     """The one before it stays, and with room again the next one is taken; nothing half written is left."""
     mine = optimizer()
     places = writer(tmp_path, mine)
-    take(places, mine, (0, 1), (0, 2))
-    expected = state_at(tmp_path, (0, 2))
+    take(places, mine, (0, 1), (0, 2), (0, 3))
+    expected = state_at(tmp_path, (0, 3))
 
     def refuse(*about: object) -> None:
         raise OSError(28, "No space left on device")
@@ -173,21 +176,21 @@ def test_a_full_disk_costs_the_snapshot_being_taken_alone(tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(sealed_tensors, "_digest", refuse)
         with pytest.raises(WriteError, match="No space left on device"):
-            take(places, mine, (0, 3))
-    assert whole(tmp_path) == [(0, 2)] and not list(tmp_path.rglob("*.part"))
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state_at(tmp_path, (0, 2)).items())
-    take(places, mine, (0, 4))
-    assert whole(tmp_path) == [(0, 2), (0, 4)]
+            take(places, mine, (0, 4))
+    assert whole(tmp_path) == [(0, 2), (0, 3)] and not list(tmp_path.rglob("*.part"))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state_at(tmp_path, (0, 3)).items())
+    take(places, mine, (0, 5))
+    assert whole(tmp_path) == [(0, 2), (0, 3), (0, 5)]
 
 
-def test_a_snapshot_takes_the_place_of_the_older_one(tmp_path: Path) -> None:
+def test_a_snapshot_takes_the_place_of_the_oldest_one(tmp_path: Path) -> None:
     """The same blocks of the disk, so that a disk that filled up meanwhile does not matter."""
     mine = optimizer()
     places = writer(tmp_path, mine)
-    take(places, mine, (0, 9), (0, 10))
+    take(places, mine, (0, 9), (0, 10), (0, 11))
     older = {path.stat().st_ino for path in (tmp_path / SNAPSHOTS).glob("*-step-9-*")}
-    take(places, mine, (0, 11))
-    assert {path.stat().st_ino for path in (tmp_path / SNAPSHOTS).glob("*-step-11-*")} == older
+    take(places, mine, (0, 12))
+    assert {path.stat().st_ino for path in (tmp_path / SNAPSHOTS).glob("*-step-12-*")} == older
     path = tmp_path / "short"
     path.write_bytes(b"longer than that")
     with files.quick_file(tmp_path / "new", path) as part:
@@ -196,7 +199,7 @@ def test_a_snapshot_takes_the_place_of_the_older_one(tmp_path: Path) -> None:
 
 
 def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
-    """Also if the next snapshot is half written: its place was the older one's."""
+    """Also if the next snapshot is half written: its place was the oldest one's."""
     script = f"""
 import os, signal, sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
@@ -205,21 +208,63 @@ from test_snapshot import optimizer, take, writer
 from workbench.runtime import snapshot
 mine = optimizer()
 places = writer(Path({str(tmp_path)!r}), mine)
-take(places, mine, (0, 1), (0, 2), (0, 3))
+take(places, mine, (0, 1), (0, 2), (0, 3), (0, 4))
 def die(path, owner, contents):
     path.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 snapshot.write_sealed_tensors = die
-take(places, mine, (0, 4))
+take(places, mine, (0, 5))
 """
     with run_script(script, tmp_path / "printed") as process:
         process.join(LIMIT_S)
         assert process.exitcode == -signal.SIGKILL
     expected = optimizer()
-    for _ in range(3):
+    for _ in range(4):
         take_step(expected)
-    assert whole(tmp_path) == [(0, 3)] and remove_damaged(tmp_path, RUN) == []
+    assert whole(tmp_path) == [(0, 3), (0, 4)] and remove_damaged(tmp_path, RUN) == []
     assert all(
-        torch.equal(state_at(tmp_path, (0, 3))[name], tensor) for name, tensor in expected.named_tensors().items()
+        torch.equal(state_at(tmp_path, (0, 4))[name], tensor) for name, tensor in expected.named_tensors().items()
     )
     assert len([path for path in passing(tmp_path) if path.suffix == ".part"]) == 1
+
+
+def test_a_copy_is_written_while_the_state_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the state as it was, and is written before the next one and before the writer is closed."""
+    mine, may_write, told = optimizer(), threading.Event(), list[list[tuple[int, int]]]()
+    places = writer(tmp_path, mine)
+
+    def wait_and_write(*contents: Any) -> None:
+        assert may_write.wait(LIMIT_S)
+        sealed_tensors.write_sealed_tensors(*contents)
+
+    monkeypatch.setattr(snapshot, "write_sealed_tensors", wait_and_write)
+    take_step(mine)
+    expected = {name: tensor.clone() for name, tensor in mine.named_tensors().items()}
+    places.write_copy(Position(0, 1), lambda: told.append(whole(tmp_path)))
+    take_step(mine)
+    assert whole(tmp_path) == [] and told == []
+    may_write.set()
+    places.write_copy(Position(0, 2), lambda: told.append(whole(tmp_path)))
+    places.close()
+    assert told == [[(0, 1)], [(0, 1), (0, 2)]]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in state_at(tmp_path, (0, 1)).items())
+    newest = state_at(tmp_path, (0, 2))
+    assert all(torch.equal(tensor, newest[name]) for name, tensor in mine.named_tensors().items())
+
+
+def test_a_copy_that_could_not_be_written_is_told_of_at_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, told = optimizer(), list[int]()
+    places = writer(tmp_path, mine)
+
+    def refuse(*about: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed_tensors, "_digest", refuse)
+        places.write_copy(Position(0, 1), lambda: told.append(1))
+        with pytest.raises(WriteError, match="No space left on device"):
+            places.write_copy(Position(0, 2), lambda: told.append(2))
+    places.close()
+    assert told == [] and whole(tmp_path) == []

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from workbench.core.errors import MissingDataError
@@ -30,8 +32,8 @@ from workbench.runtime.state import load_state
 
 MOMENTS, WEIGHTS = KINDS = ("moments", "weights")
 SMALL_BYTES = 32_000_000
-"""Parameters and moments of a stage that are saved after every step by default.  Saving more would cost more than a
-crash loses."""
+"""Parameters and moments of a stage that are saved after every step by default.  A copy is written while the device
+computes.  Saving more would cost more than a crash loses."""
 
 _WEIGHT = f"{STATE_KINDS[0]}/"
 _NAME = re.compile(r"(moments|weights)-epoch-(\d+)-step-(\d+)-layers-(\d+)-(\d+)\.safetensors")
@@ -53,13 +55,13 @@ class Snapshot:
     every: steps of the run between two snapshots; 0: only when the devices pause.  There is also one at the end of
     every epoch, always on the disk, from which the epoch's predictions are made.  to: 'disk', the run's folder;
     'neighbour', the memory of the device and of the next one.
-    keeps_moments: whether the moments of all epochs stay on the disk until the run ends, so that a damaged file costs
-    only its epoch.
+    is_small: whether every stage's state is at most SMALL_BYTES.  Then a device writes a copy while it computes.  The
+    moments of all epochs stay on the disk until the run ends, so that a damaged file costs only its epoch.
     """
 
     every: int
     to: SnapshotPlace = "disk"
-    keeps_moments: bool = True
+    is_small: bool = True
 
     def is_due(self, steps: int) -> bool:
         """Return whether a snapshot is taken after this number of steps."""
@@ -170,10 +172,10 @@ def weights_after(folder: Path, run: str, epoch: int, num_layers: int) -> dict[s
 
 
 class SnapshotWriter:
-    """Writes the snapshots of some layers into a run's folder.
+    """Writes the snapshots of some layers into a run's folder.  Close it.
 
-    Between the ends of epochs it keeps two snapshots, because the devices are at most one apart; the next one replaces
-    the older one.
+    Between the ends of epochs it keeps three snapshots; the next one replaces the oldest.  Two would not be enough: the
+    devices are at most one step apart, and each may still be writing its newest.
     """
 
     def __init__(self, folder: Path, run: str, layers: tuple[int, int], optimizer: Optimizer) -> None:
@@ -183,11 +185,56 @@ class SnapshotWriter:
         self._passing = sorted(
             {file.position for file in snapshot_files(folder) if file.layers == layers and file.position.step}
         )
+        self._copies: tuple[Tensor, ...] = ()
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
 
     def write(self, position: Position, *, keeps_moments: bool) -> None:
-        """Save the optimizer's state.  keeps_moments: see Snapshot.  Raises WriteError if the system refuses."""
-        former = self._passing.pop(0) if position.step and len(self._passing) > 1 else None
-        contents = self._contents()
+        """Save the optimizer's state, once the snapshot before it is written.
+
+        keeps_moments: whether those of the epoch before the last stay.  Raises WriteError if the system refuses this
+        one or the one before.
+        """
+        self.wait()
+        self._write(position, self._optimizer.state_vectors(), keeps_moments)
+
+    def write_copy(self, position: Position, written: Callable[[], None]) -> None:
+        """Copy the optimizer's state, and save the copy in a thread while the device computes: for a small state.
+
+        written: called in that thread afterwards.  Raises the WriteError of the snapshot before.
+        """
+        self.wait()
+        vectors = self._optimizer.state_vectors()
+        if not self._copies:
+            self._copies = tuple(torch.empty_like(vector) for vector in vectors)
+            self._thread = ThreadPoolExecutor(1, "snapshots")
+        for copy, vector in zip(self._copies, vectors, strict=True):
+            copy.copy_(vector)
+
+        def write() -> None:
+            self._write(position, self._copies, True)
+            written()
+
+        assert self._thread is not None
+        self._writing = self._thread.submit(write)
+
+    def wait(self) -> None:
+        """Wait until the last snapshot is written.  Raises WriteError if the system refused it."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """Wait as `wait` does, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def _write(self, position: Position, vectors: Sequence[Tensor], keeps_moments: bool) -> None:
+        former = self._passing.pop(0) if position.step and len(self._passing) > 2 else None
+        contents = self._contents(vectors)
         for kind in KINDS:
             path = self._path(kind, position)
             with quick_file(path, former and self._path(kind, former)) if position.step else whole_file(path) as part:
@@ -203,17 +250,15 @@ class SnapshotWriter:
     def _path(self, kind: str, position: Position) -> Path:
         return SnapshotFile(self._folder, kind, position, self._layers).path
 
-    def _contents(self) -> Mapping[str, Content]:
+    def _contents(self, vectors: Sequence[Tensor]) -> Mapping[str, Content]:
         """Return the state by name.  It lies one tensor after the other in a few vectors: looking at these
         is quicker.
         """
         contents, rest = {}, memoryview(b"")
-        vectors = iter(
-            self._optimizer.state_vectors()
-        )  # an optimizer that keeps versions has other vectors after every step
+        vector = iter(vectors)
         for name, (dtype, shape) in self._shapes.items():
             nbytes = dtype.itemsize * math.prod(shape)
             if nbytes and not rest:
-                rest = content_of(next(vectors)).data
+                rest = content_of(next(vector)).data
             contents[name], rest = Content(dtype, shape, rest[:nbytes]), rest[nbytes:]
         return contents

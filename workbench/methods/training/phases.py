@@ -277,7 +277,7 @@ class RankJob(PhasedJob):
         job, stages = self.job, self.plan.stages
         trained = max(sum(layer.trainable_bytes for layer in self.layers[stage.start : stage.stop]) for stage in stages)
         is_small = len(STATE_KINDS) * trained <= self.small_bytes
-        return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, keeps_moments=is_small)
+        return Snapshot(every=job.snapshot_every or int(is_small), to=job.snapshot_to, is_small=is_small)
 
     def writers(self, *, cached: bool) -> dict[int, tuple[int, int]]:
         """Return the first rank of each stage (see PhasedJob); from a cache one rank has the whole state."""

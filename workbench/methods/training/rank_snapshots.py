@@ -6,8 +6,8 @@ In memory, a device copies its trained tensors and sends those that no other dev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Self
 
 from torch import Tensor
 
@@ -104,7 +104,7 @@ class Neighbours(Generic[AJob]):
 
 
 class RankSnapshots(Generic[AJob]):
-    """One rank's snapshots during a phase whose layers are loaded.
+    """One rank's snapshots during a phase whose layers are loaded; use it as a context manager.
 
     begins: where the phase begins.  in_memory: this device's memory.
     """
@@ -123,6 +123,13 @@ class RankSnapshots(Generic[AJob]):
         if phase.is_writer and optimizer is not None:
             self._writer = SnapshotWriter(rank_job.folder, rank_job.fingerprint, phase.layers, optimizer)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
     def restore(self, num_steps: int) -> None:
         """Restore the snapshot with which the job begins.  num_steps: number of the run's steps before it."""
         optimizer, rank_job = self._optimizer, self._rank_job
@@ -134,11 +141,23 @@ class RankSnapshots(Generic[AJob]):
         if optimizer is not None and (rank_job.homes or rank_job.state):
             optimizer.set_num_steps(num_steps)
 
-    def stepped(self, position: Position) -> None:
-        """Take a snapshot after a step within an epoch, if it is due."""
+    def stepped(self, position: Position, then: Callable[[], None]) -> None:
+        """Take a snapshot after a step within an epoch, if it is due.  then: called when it is written."""
         self._at = position
-        if self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps):
+        is_due = self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps)
+        if is_due and self._writer is not None and self._neighbours is None and self._rule.is_small:
+            self._taken = position
+            self._writer.write_copy(position, then)
+            return
+        if is_due:
             self._take()
+        self.wait()  # `then` is called in the order of the steps
+        then()
+
+    def wait(self) -> None:
+        """Wait until the last snapshot is written."""
+        if self._writer is not None:
+            self._writer.wait()
 
     def pause(self) -> None:
         """Take a snapshot after the last step, unless there is one, so that no step is repeated and a leaving device's
@@ -146,6 +165,7 @@ class RankSnapshots(Generic[AJob]):
         """
         if self._taken != self._at and self._optimizer is not None:
             self._take()
+        self.wait()
 
     def end_epoch(self, epoch: int) -> None:
         """Take the snapshot at the end of an epoch."""
@@ -166,5 +186,5 @@ class RankSnapshots(Generic[AJob]):
     def _write(self) -> None:
         if self._writer is not None:
             # A run that may converge may end an epoch or two before the last one done, and go on from there later.
-            keeps_moments = self._rule.keeps_moments or self._rank_job.job.converged_after > 0
+            keeps_moments = self._rule.is_small or self._rank_job.job.converged_after > 0
             self._writer.write(self._at, keeps_moments=keeps_moments)

@@ -167,7 +167,8 @@ class TrainingWorker(StepWorker[AJob]):
         if is_begun:
             snapshots.restore(epochs.start * len(phase.phase.steps(epochs.start)) + rank_job.start_step)
         try:
-            _do_epochs(phase, epochs, snapshots, before, controls)
+            with snapshots:
+                _do_epochs(phase, epochs, snapshots, before, controls)
         except (Paused, DeviceLostError, RuntimeError):
             self._loaded[:] = filter(None, [phase.hand_on()])
             raise
@@ -249,15 +250,18 @@ def _note(
     last: int,
     trace: StepTrace,
 ) -> None:
-    """Log a finished step of an epoch, store its state and report it.
+    """Log a finished step of an epoch, store its state and then report it, so that no step is reported that is lost.
 
     first: the number of the epoch's first step.
     last: the epoch's last step.
     """
     log.append(trace)
+    report = partial(publish, StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
     if trace.step < last:
-        snapshots.stepped(Position(trace.epoch, trace.step + 1))
-    publish(StepDone(first + trace.step, trace.busy_s, trace.loss, trace.transfers))
+        snapshots.stepped(Position(trace.epoch, trace.step + 1), report)
+    else:
+        snapshots.wait()  # steps are reported in order
+        report()
 
 
 def _sweep(phase: RankPhase) -> None:
