@@ -314,7 +314,7 @@ def sweep(
     costs = method.profile(prepared, cluster, notify, emulated=mode == "execute", engines=engines)
 
     def measured(engines: Engines | None, words: str, most_late: float = math.inf) -> tuple[SweepPoint, ...]:
-        """Return the plans' points up to the first one in which more than this share of a device's time is late."""
+        """Return the plans' points up to the first one in which more than this share of the devices' time is late."""
         points: list[SweepPoint] = []
         notify(Event("phase", message=words, stage="sweep"))
         for number, (name, plan) in enumerate(plans.items()):
@@ -427,8 +427,8 @@ def _report(
         notes += (dilation_note(dilation),)
     if busy:
         late = (
-            f"{outcome.overrun_share:.0%} of an emulated device's time was late, at most {BUSY_OVERRUN_SHARE:.0%} "
-            "is valid"
+            f"the emulated devices were late by {outcome.overrun_share:.0%} of the time, at most "
+            f"{BUSY_OVERRUN_SHARE:.0%} is valid"
         )
         notes += (f"Host too busy: {late}. Close other programs and run again.",)
     return replace(

@@ -24,7 +24,7 @@ from workbench.core.timeline import Span
 from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Contents, Execution, Executor
 from workbench.runtime.pacing import RankLinks
-from workbench.runtime.stamps import stamped, without_stamp
+from workbench.runtime.stamps import Stamp, stamped, without_stamp
 from workbench.schedules import check
 
 SIZE = 500
@@ -76,10 +76,11 @@ def ring_of_three() -> Schedule:
 def test_a_busy_stream_holds_nothing_up() -> None:
     """Rank 1 computes until rank 0 has what came through rank 1: this ends only if the transport passes it on and adds
     by itself."""
-    arrived = threading.Event()
+    arrived, busy_until_s = threading.Event(), list[float]()
 
     def long(op: Op, reads: Contents) -> Contents:
         assert arrived.wait(LIMIT_S), "the sum did not come round while rank 1 computed"
+        busy_until_s.append(time.monotonic())
         return (torch.zeros(1),)
 
     def last(op: Op, reads: Contents) -> Contents:
@@ -99,7 +100,7 @@ def test_a_busy_stream_holds_nothing_up() -> None:
     assert sorted(kinds) == ["ADD", "LONG", "RECV", "RECV", "SEND", "SEND", "TERM"]
     (added,) = [span for span in middle.spans if span.op.kind == "ADD"]
     (busy,) = [span for span in middle.spans if span.op.kind == "LONG"]
-    assert busy.start_s <= added.start_s and added.end_s <= busy.end_s
+    assert busy.start_s <= added.start_s and added.end_s <= busy_until_s[0]
     assert [span.op.kind for span in end.spans if not span.op.is_communication] == ["FIRST"]
 
 
@@ -295,10 +296,11 @@ def test_a_message_is_not_under_way_before_the_one_before_it_has_left(fidelity: 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3,), (5, 7)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "int8", "bool"])
-def test_a_message_that_carries_its_time_keeps_its_content(dtype: str, shape: tuple[int, ...]) -> None:
+def test_a_message_that_carries_its_times_keeps_its_content(dtype: str, shape: tuple[int, ...]) -> None:
     content = (torch.randn(shape) * 100).to(getattr(torch, dtype))
-    received, time_s = without_stamp(stamped(content, 1234.5), Spec(shape, dtype))
-    assert received.dtype == content.dtype and torch.equal(received, content) and time_s == 1234.5
+    received, stamp = without_stamp(stamped(content, Stamp(1234.5, 0.25)), Spec(shape, dtype))
+    assert received.dtype == content.dtype and torch.equal(received, content)
+    assert stamp == Stamp(1234.5, 0.25)
 
 
 @pytest.mark.parametrize(

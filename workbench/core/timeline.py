@@ -26,13 +26,13 @@ INVALID_MARK = "(!)"
 
 
 def late_share_of(devices: Iterable[tuple[float, float]]) -> float:
-    """Return the late time of the device that the host held up most, as a share of the time of all of them.
+    """Return the late time of all devices as a share of their time: by so much, at most, the host made a run longer.
 
-    devices: the late and the paced seconds of each (see Pacer).  The devices run at the same time, so the longest paced
-    time counts.
+    devices: the late and the paced seconds of each (see Pacer).  Where devices wait for each other, what each was late
+    adds up.  They run at the same time, so the longest paced time counts.
     """
-    late_s, paced_s = (max(seconds) for seconds in zip((0.0, 0.0), *devices, strict=True))
-    return late_s / paced_s if paced_s else 0.0
+    late_s, paced_s = (list(seconds) for seconds in zip((0.0, 0.0), *devices, strict=True))
+    return sum(late_s) / max(paced_s) if max(paced_s) else 0.0
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:

@@ -18,7 +18,7 @@ from workbench.core.schedule import ALLGATHER, COLLECTIVES, REDUCESCATTER, Op, V
 from workbench.core.threads import in_background
 from workbench.core.timeline import MemorySample, Span
 from workbench.profiler.processors import Place, pinned
-from workbench.runtime.pacing import Pacer
+from workbench.runtime.pacing import Pacer, behind
 from workbench.runtime.step_values import RankPart, StepValues, never_late
 from workbench.runtime.transport import Transport
 
@@ -229,6 +229,8 @@ class Executor:
                     pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
                     results, span = self._collective(step.program, op, handle()[0])
+                    behind_s = behind(max(ready_s, free_s), span.start_s) if pacer.factor else 0.0
+                    span = span._replace(start_s=span.start_s - behind_s, end_s=span.end_s - behind_s)
                     free_s = span.end_s
                     if pacer.factor:
                         pacer.wait(span.end_s - span.start_s, never_late)
@@ -331,8 +333,8 @@ class Step:
         """Break the reference cycles, so that the handlers' memory is freed now and not at the next
         garbage collection.
         """
-        self.values.on_present(lambda value, content: None)
-        self.handlers, self._leave = {}, lambda value, content: None
+        self.values.on_present(lambda value, content, time_s: None)
+        self.handlers, self._leave = {}, lambda value, content, time_s: None
 
     def run_in_thread(self, stream: str) -> None:
         """Run another stream on its own thread.  `finish` raises its error."""
@@ -361,8 +363,8 @@ class Step:
         step = f", {self.name}" if self.name else ""
         return f"Device '{device}' (rank {rank}){step}, operation {op.label}:\n{schedule.grid((rank, index), window=4)}"
 
-    def _present(self, value: Value, content: Any) -> None:
-        self._leave(value, content)
+    def _present(self, value: Value, content: Any, time_s: float) -> None:
+        self._leave(value, content, time_s)
         for op in self.part.inline.get(value, ()):
             with self._lock:
                 self._num_missing[id(op)] -= 1
@@ -373,6 +375,9 @@ class Step:
     def _run_inline(self, op: Op) -> None:
         start_s = time.monotonic()
         arrivals = [self.values.get(read) for read in op.reads]
+        behind_s = 0.0
+        if self._executor.pacer.factor:
+            behind_s = behind(max(arrival.time_s for arrival in arrivals), start_s)
         try:
             with torch.inference_mode():
                 results = self.handlers[op.kind](op, tuple(arrival.content for arrival in arrivals))
@@ -381,8 +386,8 @@ class Step:
             if self.values.fail(error) is error:
                 self._error = error
             raise
-        end_s = time.monotonic()
-        self.spans.append(Span(self._executor.rank, op, start_s, end_s))
+        end_s = time.monotonic() - behind_s
+        self.spans.append(Span(self._executor.rank, op, start_s - behind_s, end_s))
         lateness = [arrival.late_s for arrival in arrivals]
         self.write(op, results, end_s, lambda: max(late_s() for late_s in lateness))
         for read in op.reads:

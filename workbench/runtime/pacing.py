@@ -103,15 +103,15 @@ class RankLinks:
 
 T = TypeVar("T")
 
-# An operation may end late by up to this (about one scheduler slice), and the next operations compensate for it.  A
-# longer delay means
-# that the host was too busy.
-_GRAIN_S = 4e-3
+GRAIN_S = 4e-3
+"""By up to so much (about one scheduler slice) this machine may be behind the emulated device: whatever follows, on
+whichever device, makes up for it.  If it is further behind, it was too busy."""
 
 
 LADDER = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 CALIBRATED_SHARE = 0.03
-"""Share of a device's time that may be late when a dilation is chosen: below the share that makes a run invalid."""
+"""Share of the time by which the devices may be late when a dilation is chosen: below the share that makes a run
+invalid."""
 _LEAST_FALL = 0.8
 """A larger dilation helps if it lowers the late share to this part or less.  Where operations are late by seconds that
 do not depend on the dilation, 1.33 times the dilation lowers it to 0.75."""
@@ -120,10 +120,17 @@ _OPEN_WAITS = 100
 """Number of a stream's latest waits of which it is not yet certain how late their messages were."""
 
 
-class Paced(NamedTuple, Generic[T]):
-    """The result of a paced call and its time span, in seconds of the pacer's clock.
+def behind(ready_s: float, now_s: float) -> float:
+    """Return by how much this machine, which begins something now, is behind the emulated device, which could have
+    begun it earlier: as far as the machine makes up for it.
+    """
+    return min(max(0.0, now_s - ready_s), GRAIN_S)
 
-    late_s: how long after its deadline it ended, without the part that the next operations compensate for.
+
+class Paced(NamedTuple, Generic[T]):
+    """The result of a paced call and its time span on the emulated device, in seconds of the pacer's clock.
+
+    The call itself may have ended up to GRAIN_S later.  late_s: how long after its deadline it ended, without that.
     """
 
     result: T
@@ -139,8 +146,9 @@ class Pacer:
     that is four times slower than its program says, 0 to run as fast as the host can.  dilation: all emulated devices
     and links run this many times slower, so that the host can keep up (see RankContext).  Operations end slightly after
     their deadlines, because sleeps overshoot and because a short operation takes the host longer than the device.  The
-    next deadlines are earlier by the same amount, so that delays do not add up over thousands of operations.  Not
-    thread safe: each compute stream has its own pacer (`for_stream`); their totals are the device's.
+    next ones begin, on the emulated device, when they could have begun without that, so that delays do not add up over
+    thousands of operations.  Not thread safe: each compute stream has its own pacer (`for_stream`); their totals are
+    the device's.
 
     heat: the device's, by its own undilated clock; operations heat it, and take longer while it is hot.
     """
@@ -205,25 +213,24 @@ class Pacer:
         """Call `function`, which takes the device `duration_s` at factor 1.  Returns at the deadline, or at the end of
         the call if later.
 
-        begin_s: when the emulated device could have started (inputs present, device idle).  The host's bookkeeping
-        since then is hidden in the operation's time, because the device would not need it.
+        begin_s: when the emulated device could have started (inputs present, device idle); None: when the last call
+        ended.  The host's bookkeeping since then is hidden in the operation's time, because the device would not need
+        it.
         """
         now_s = self._clock()
-        start_s = now_s if begin_s is None else min(begin_s, now_s)
+        start_s = now_s - self._behind_s if begin_s is None else min(begin_s, now_s)
         result = function()
         done_s = self._clock()
         if not self.factor:
             return Paced(result, start_s, done_s, 0.0)
-        due_s = start_s - self._behind_s  # as if all operations so far had ended in time
-        duration_s = self._device._heated_s(due_s, duration_s * self.factor * self._dilation)
-        deadline_s = due_s + duration_s
+        duration_s = self._device._heated_s(start_s, duration_s * self.factor * self._dilation)
+        deadline_s = start_s + duration_s
         end_s = wait_until(deadline_s, self._clock, self._sleep) if done_s < deadline_s else done_s
-        overrun_s = end_s - deadline_s
-        self._behind_s = min(overrun_s, _GRAIN_S)
-        late_s = overrun_s - self._behind_s
+        self._behind_s = min(end_s - deadline_s, GRAIN_S)
+        late_s = end_s - deadline_s - self._behind_s
         self._late_s += late_s
-        self._paced_s += max(duration_s, end_s - start_s)
-        return Paced(result, start_s, end_s, late_s)
+        self._paced_s += duration_s + late_s
+        return Paced(result, start_s, deadline_s + late_s, late_s)
 
     def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.
@@ -307,11 +314,11 @@ def find_dilation(
     most_s: float = math.inf,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Return the first dilation of LADDER at which at most the tolerated share of the devices' time is late, else the
-    last one.
+    """Return the first dilation of LADDER at which the devices are late by at most the tolerated share of the time,
+    else the last one.
 
-    late_share(dilation): a measurement, which lasts about as many times longer as the devices are slower.  If half of
-    a device's time is late, it must run at least twice as slowly, so the dilations in between are skipped.  Devices
+    late_share(dilation): a measurement, which lasts about as many times longer as the devices are slower.  If they are
+    late by half of the time, they must run at least twice as slowly, so the dilations in between are skipped.  Devices
     also wait for other processes of this machine, however slow they are.  So the search ends, too, where a larger
     dilation hardly lowers a share that is valid (see BUSY_OVERRUN_SHARE); of the two, the one with the smaller share is
     returned.

@@ -13,6 +13,7 @@ import queue
 import re
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -63,6 +64,8 @@ from workbench.runtime.messages import (
 from workbench.runtime.process_group import close_group
 
 _MOST_MESSAGE_BYTES = 1 << 32
+_SWITCH_S = 2e-4
+"""For how long a thread of Python goes on while others wait. The default, 5 ms, is as long as a short operation."""
 """This machine's commands are the user's own: a job may hold any data."""
 
 
@@ -385,6 +388,7 @@ def serve(table: CallTable) -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
+    sys.setswitchinterval(_SWITCH_S)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(psutil.cpu_count(logical=False) or 1)
     os.environ["WORKBENCH_THREADS"] = str(torch.get_num_threads())  # a device is measured as it runs

@@ -26,7 +26,9 @@ def never_late() -> float:
 
 
 class Arrival(NamedTuple):
-    """A value and the time at which it became present, in seconds of the monotonic clock.
+    """A value and the time at which it became present on the emulated device, in seconds of the monotonic clock.
+
+    This machine may have been up to GRAIN_S behind it (see pacing).
 
     late_s(): by how much later than on emulated links a message came, because the host was busy.  The answer may become
     less: a message that comes soon afterwards may have slowed it down.
@@ -62,12 +64,12 @@ class StepValues:
         self._next: StepValues | None = None
         self._later: list[StepValues] = []
         self._for_next: dict[Value, Arrival] = {}
-        self._on_present: Callable[[Value, Any], None] = lambda value, content: None
+        self._on_present: Callable[[Value, Any, float], None] = lambda value, content, time_s: None
         self._live_bytes = 0
         self.memory: list[MemorySample] = []
 
-    def on_present(self, call: Callable[[Value, Any], None]) -> None:
-        """Call call(value, content) right after a value is present, on the thread that writes it."""
+    def on_present(self, call: Callable[[Value, Any, float], None]) -> None:
+        """Call call(value, content, time_s) right after a value is present, on the thread that writes it."""
         self._on_present = call
 
     def put(self, value: Value, content: Any, time_s: float, late_s: Callable[[], float] = never_late) -> None:
@@ -85,7 +87,7 @@ class StepValues:
                 self._for_next[carried] = arrival
         if carried is not None and following is not None:
             following.put(carried, content, time_s, late_s)
-        self._on_present(value, content)
+        self._on_present(value, content, time_s)
 
     def get(self, value: Value) -> Arrival:
         """Wait for a value.  Raises DeviceLostError if its sender failed or became silent, or if another stream of this

@@ -10,6 +10,9 @@ at which it begins to occupy the egress (all clocks are this machine's), and the
 its share.  So what the host needs to deliver a message is hidden in its latency.
 On shared air only the kernel knows how long a message takes.  It is held back for its latency and jitter from when it
 arrives.
+All these times are the emulated devices', behind which this machine may be (see pacing.GRAIN_S).  What the kernel takes
+for a message begins when this machine sends it.  So the message also carries by how much that was too late, and counts
+as come as much earlier.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from workbench.core.threads import in_background
 from workbench.core.timeline import Span
 from workbench.runtime.collectives import run_collective
 from workbench.runtime.ingress import Due, SharedIngress
-from workbench.runtime.pacing import RankLinks, wait_until
-from workbench.runtime.stamps import empty_with_stamp, stamped, without_stamp
+from workbench.runtime.pacing import GRAIN_S, RankLinks, wait_until
+from workbench.runtime.stamps import Stamp, empty_with_stamp, stamped, without_stamp
 from workbench.runtime.step_values import StepValues, empty, nbytes, never_late
 
 WINDOW = 16
@@ -68,6 +71,7 @@ class _Channel:
         self.lock = threading.Lock()
         self.pending: deque[_Message] = deque()
         self.num_sent = 0
+        self.ready_s = 0.0  # when the last message that left was ready
 
 
 class _Expected(NamedTuple):
@@ -87,6 +91,7 @@ class _Source:
         self.coming: deque[_Expected] = deque()
         self.posted: queue.SimpleQueue[tuple[_Expected, torch.Tensor, Any] | None] = queue.SimpleQueue()
         self.num_posted = self.posted_bytes = self.number = 0
+        self.came_s = 0.0  # when the last message came
 
 
 class Transport:
@@ -125,7 +130,9 @@ class Transport:
         self.failure: BaseException | None = None
         in_background(self._send_loop, name="send")
 
-    def expect_sends(self, sends: Sequence[Op], values: StepValues, spans: list[Span]) -> Callable[[Value, Any], None]:
+    def expect_sends(
+        self, sends: Sequence[Op], values: StepValues, spans: list[Span]
+    ) -> Callable[[Value, Any, float], None]:
         """Announce a step's SENDs, in list order.  Returns a function that must be called with each value once it is
         present.
 
@@ -138,8 +145,9 @@ class Transport:
             outgoing.setdefault(op.reads[0], []).append((channel, message))
             channel.pending.append(message)
 
-        def present(value: Value, content: Any) -> None:
+        def present(value: Value, content: Any, time_s: float) -> None:
             for channel, message in outgoing.pop(value, ()):
+                message.ready_s = time_s
                 message.content = content.detach().contiguous()
                 message.nbytes = nbytes(message.content)
                 self._advance(channel)
@@ -220,9 +228,9 @@ class Transport:
         with channel.lock:
             while channel.pending and channel.pending[0].content is not None:
                 message = channel.pending[0]
+                message.ready_s = channel.ready_s = max(message.ready_s, channel.ready_s)
                 with self._egress:
-                    message.ready_s = time.monotonic()
-                    is_free = not self._num_large and message.ready_s >= self._egress_free_s - MESSAGE_S
+                    is_free = not self._num_large and time.monotonic() >= self._egress_free_s - MESSAGE_S
                     if is_free and not self.slow_links and not self._num_waiting:
                         self._give_to_gloo(message)
                     else:
@@ -236,11 +244,12 @@ class Transport:
         begin_s = time.monotonic()
         if self._is_emulated(self._rank, destination):
             assert self.links is not None and message.content is not None
+            now_s = begin_s
+            begin_s = max(message.ready_s, self._egress_free_s, now_s - GRAIN_S)
             if not self.links.is_shared:
-                begin_s = max(message.ready_s, self._egress_free_s)
                 self._egress_free_s = begin_s + self.links.occupied_s(self._rank, destination, message.nbytes)
                 message.end_s = self._egress_free_s - MESSAGE_S
-            message.content = stamped(message.content, begin_s)
+            message.content = stamped(message.content, Stamp(begin_s, max(0.0, now_s - begin_s)))
         message.start_s = message.start_s or begin_s
         try:
             message.work = self._group.send([message.content], self._peer(destination), channel.num_sent)
@@ -322,19 +331,21 @@ class Transport:
                     expected.num_posted -= 1
                     expected.posted_bytes -= nbytes(buffer)
                 if not is_emulated:
-                    self._deliver(message, buffer, start_s, None)
+                    self._deliver(expected, message, buffer, Stamp(start_s), None)
                 else:
                     arrived_s = time.monotonic()
-                    content, sent_s = without_stamp(buffer, message.spec)
+                    content, stamp = without_stamp(buffer, message.spec)
                     if is_shared:
                         assert self.links is not None
                         delay_s = self.links.delay_s(source, self._rank, message.spec.nbytes, num_arrived)
                         num_arrived += 1
-                        delayed.put((message, content, sent_s, Due(arrived_s + delay_s + MESSAGE_S)))
+                        due = Due(arrived_s - stamp.behind_s + delay_s + MESSAGE_S)
+                        delayed.put((expected, message, content, stamp, due))
                     else:
                         assert self.links is not None
                         seconds = self.links.occupied_s(source, self._rank, message.spec.nbytes)
-                        self._deliver(message, content, sent_s, self._ingress.hold(source, sent_s, seconds))
+                        due = self._ingress.hold(source, stamp.sent_s, seconds)
+                        self._deliver(expected, message, content, stamp, due)
                 self._post(source, expected)
         except BaseException as error:  # passed to the streams, which raise it
             while not expected.posted.empty():
@@ -352,14 +363,19 @@ class Transport:
             try:
                 self._deliver(*delivery)
             except BaseException as error:  # passed to the streams, which raise it
-                self._fail(delivery[0].values, error)
+                self._fail(delivery[1].values, error)
 
-    def _deliver(self, message: _Expected, content: torch.Tensor, start_s: float, due: Due | None) -> None:
+    def _deliver(
+        self, source: _Source, message: _Expected, content: torch.Tensor, stamp: Stamp, due: Due | None
+    ) -> None:
         """Wait until a message is due, and put its value into the step.  due: None if it is not emulated."""
         # The last MESSAGE_S until it is due are this machine's (see SharedIngress).
         end_s = wait_until(0.0 if due is None else due.end_s - MESSAGE_S)
-        message.spans.append(Span(self._rank, message.op, start_s, end_s, message.spec.nbytes))
-        late_s = never_late if due is None else partial(due.late_s, end_s)
+        late_s = never_late
+        if due is not None:
+            end_s = source.came_s = max(source.came_s, end_s - min(stamp.behind_s, due.late_s(end_s)))
+            late_s = partial(due.late_s, end_s)
+        message.spans.append(Span(self._rank, message.op, stamp.sent_s, end_s, message.spec.nbytes))
         message.values.put(message.op.writes[0], content, end_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:

@@ -252,7 +252,8 @@ def serve(
     slowed = (dilation_note(engines.dilation),) if engines.dilation > 1 else ()
     if overrun_share > BUSY_OVERRUN_SHARE:
         notes += (
-            f"Host too busy: {overrun_share:.0%} of an emulated device's time was late. Run again on a quiet host.",
+            f"Host too busy: the emulated devices were late by {overrun_share:.0%} of the time. "
+            "Run again on a quiet host.",
         )
     report = log.report(
         policy.samples,
