@@ -72,7 +72,8 @@ class Executor:
         self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
         self._threads: dict[str, queue.SimpleQueue] = {}
-        self._free_s: dict[str, float] = {}
+        self._free_s: dict[str, float] = {}  # when the emulated device's stream was free
+        self._ended_s: dict[str, float] = {}  # when its last operation ended here, up to GRAIN_S later (see Pacer)
         self._idle_until_s: float | None = None
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
@@ -229,15 +230,15 @@ class Executor:
                     pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
                     results, span = self._collective(step.program, op, handle()[0])
-                    behind_s = behind(max(ready_s, free_s), span.start_s) if pacer.factor else 0.0
-                    span = span._replace(start_s=span.start_s - behind_s, end_s=span.end_s - behind_s)
-                    free_s = span.end_s
+                    could_s, free_s = max(ready_s, free_s), span.end_s
                     if pacer.factor:
+                        free_s -= behind(could_s, span.start_s)
                         pacer.wait(span.end_s - span.start_s, never_late)
                 else:
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
-                    results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
-                    span = Span(self.rank, op, start_s, free_s, 0, late_s)
+                    results, start_s, end_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
+                    span = Span(self.rank, op, max(start_s, self._ended_s.get(stream, 0.0)), end_s, 0, late_s)
+                self._ended_s[stream] = span.end_s
                 step.spans.append(span)
                 step.write(op, results, free_s)
             except Exception as error:
@@ -386,10 +387,10 @@ class Step:
             if self.values.fail(error) is error:
                 self._error = error
             raise
-        end_s = time.monotonic() - behind_s
-        self.spans.append(Span(self._executor.rank, op, start_s - behind_s, end_s))
+        end_s = time.monotonic()
+        self.spans.append(Span(self._executor.rank, op, start_s, end_s))
         lateness = [arrival.late_s for arrival in arrivals]
-        self.write(op, results, end_s, lambda: max(late_s() for late_s in lateness))
+        self.write(op, results, end_s - behind_s, lambda: max(late_s() for late_s in lateness))
         for read in op.reads:
             self.values.release(read)
 

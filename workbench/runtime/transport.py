@@ -241,10 +241,9 @@ class Transport:
     def _give_to_gloo(self, message: _Message) -> None:
         destination = message.op.ranks[1]
         channel = self._channels[destination]
-        begin_s = time.monotonic()
+        begin_s = now_s = time.monotonic()
         if self._is_emulated(self._rank, destination):
             assert self.links is not None and message.content is not None
-            now_s = begin_s
             begin_s = max(message.ready_s, self._egress_free_s, now_s - GRAIN_S)
             if not self.links.is_shared:
                 self._egress_free_s = begin_s + self.links.occupied_s(self._rank, destination, message.nbytes)
@@ -370,13 +369,13 @@ class Transport:
     ) -> None:
         """Wait until a message is due, and put its value into the step.  due: None if it is not emulated."""
         # The last MESSAGE_S until it is due are this machine's (see SharedIngress).
-        end_s = wait_until(0.0 if due is None else due.end_s - MESSAGE_S)
+        came_s = end_s = wait_until(0.0 if due is None else due.end_s - MESSAGE_S)
         late_s = never_late
         if due is not None:
-            end_s = source.came_s = max(source.came_s, end_s - min(stamp.behind_s, due.late_s(end_s)))
-            late_s = partial(due.late_s, end_s)
+            came_s = source.came_s = max(source.came_s, end_s - min(stamp.behind_s, due.late_s(end_s)))
+            late_s = partial(due.late_s, came_s)
         message.spans.append(Span(self._rank, message.op, stamp.sent_s, end_s, message.spec.nbytes))
-        message.values.put(message.op.writes[0], content, end_s, late_s)
+        message.values.put(message.op.writes[0], content, came_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:
         """Return whether messages between two ranks are held back, and carry the time for it."""
