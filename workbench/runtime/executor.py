@@ -37,11 +37,15 @@ The handler of a collective returns one tensor, this rank's contribution (see Tr
 
 @dataclass(slots=True, kw_only=True)
 class Execution:
-    """Record of one rank's step.  spans: in monotonic seconds.  outputs: the schedule's outputs on this rank, without
-    carried ones.
+    """Record of one rank's step.
+
+    spans: in monotonic seconds of the emulated device.  ended_s: when its last operation ended, and its last message
+    came, on this machine, which may be up to GRAIN_S behind (see pacing).  outputs: the schedule's outputs on this
+    rank, without carried ones.
     """
 
     spans: list[Span] = field(default_factory=list)
+    ended_s: float = 0.0
     memory: list[MemorySample] = field(default_factory=list)
     outputs: dict[Value, Any] = field(default_factory=dict)
 
@@ -52,7 +56,7 @@ class Execution:
             for span in self.spans
         ]
         memory = [sample._replace(time_s=sample.time_s / dilation) for sample in self.memory]
-        return Execution(spans=spans, memory=memory, outputs=self.outputs)
+        return Execution(spans=spans, ended_s=self.ended_s / dilation, memory=memory, outputs=self.outputs)
 
 
 class Executor:
@@ -72,8 +76,7 @@ class Executor:
         self._pinned = ExitStack()
         self._pacers: dict[str, Pacer] = {COMPUTE: pacer}
         self._threads: dict[str, queue.SimpleQueue] = {}
-        self._free_s: dict[str, float] = {}  # when the emulated device's stream was free
-        self._ended_s: dict[str, float] = {}  # when its last operation ended here, up to GRAIN_S later (see Pacer)
+        self._free_s: dict[str, float] = {}
         self._idle_until_s: float | None = None
         self._parts: dict[int, tuple[Program, RankPart]] = {}
         self._last: Step | None = None
@@ -230,15 +233,15 @@ class Executor:
                     pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
                     results, span = self._collective(step.program, op, handle()[0])
-                    could_s, free_s = max(ready_s, free_s), span.end_s
+                    behind_s = behind(max(ready_s, free_s), span.start_s) if pacer.factor else 0.0
+                    span = span._replace(start_s=span.start_s - behind_s, end_s=span.end_s - behind_s)
+                    free_s = span.end_s
                     if pacer.factor:
-                        free_s -= behind(could_s, span.start_s)
                         pacer.wait(span.end_s - span.start_s, never_late)
                 else:
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
-                    results, start_s, end_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
-                    span = Span(self.rank, op, max(start_s, self._ended_s.get(stream, 0.0)), end_s, 0, late_s)
-                self._ended_s[stream] = span.end_s
+                    results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
+                    span = Span(self.rank, op, start_s, free_s, 0, late_s)
                 step.spans.append(span)
                 step.write(op, results, free_s)
             except Exception as error:
@@ -281,6 +284,7 @@ class Step:
         self.program, self.part, self.handlers, self.name = program, part, handlers, name
         self.begin_s = begin_s
         self.spans: list[Span] = []
+        self._ended_s = 0.0
         self._executor = executor
         transport = executor.transport
         self.values = StepValues(part.uses, part.sources, part.carried, timeout_s=transport.timeout_s)
@@ -328,7 +332,8 @@ class Step:
         for value in self.program.schedule.outputs[self._executor.rank]:
             if value not in self.part.carried:
                 outputs[value] = self.values.take(value)
-        return Execution(spans=self.spans, memory=self.values.memory, outputs=outputs)
+        ended_s = max(self._ended_s, self.values.present_s)
+        return Execution(spans=self.spans, ended_s=ended_s, memory=self.values.memory, outputs=outputs)
 
     def let_go(self) -> None:
         """Break the reference cycles, so that the handlers' memory is freed now and not at the next
@@ -354,6 +359,7 @@ class Step:
     def write(self, op: Op, results: Contents, time_s: float, late_s: Callable[[], float] = never_late) -> None:
         """Store the results of an operation.  time_s, late_s: see Arrival."""
         assert len(results) == len(op.writes), f"{op.label} wrote {len(results)} of {len(op.writes)} values"
+        self._ended_s = time.monotonic()
         for value, content in zip(op.writes, results, strict=True):
             self.values.put(value, content, time_s, late_s)
 
@@ -387,10 +393,10 @@ class Step:
             if self.values.fail(error) is error:
                 self._error = error
             raise
-        end_s = time.monotonic()
-        self.spans.append(Span(self._executor.rank, op, start_s, end_s))
+        end_s = time.monotonic() - behind_s
+        self.spans.append(Span(self._executor.rank, op, start_s - behind_s, end_s))
         lateness = [arrival.late_s for arrival in arrivals]
-        self.write(op, results, end_s - behind_s, lambda: max(late_s() for late_s in lateness))
+        self.write(op, results, end_s, lambda: max(late_s() for late_s in lateness))
         for read in op.reads:
             self.values.release(read)
 

@@ -128,16 +128,14 @@ def behind(ready_s: float, now_s: float) -> float:
 
 
 class Paced(NamedTuple, Generic[T]):
-    """The result of a paced call and its time span, in seconds of the pacer's clock.
+    """The result of a paced call and its time span on the emulated device, in seconds of the pacer's clock.
 
-    start_s: when the emulated device began.  end_s: when the call ended here; due_s: when the device's operation ended,
-    up to GRAIN_S earlier.  late_s: how long after its deadline it ended, without that.
+    Here the call may have ended up to GRAIN_S later.  late_s: how long after its deadline it ended, without that.
     """
 
     result: T
     start_s: float
     end_s: float
-    due_s: float
     late_s: float
 
 
@@ -224,7 +222,7 @@ class Pacer:
         result = function()
         done_s = self._clock()
         if not self.factor:
-            return Paced(result, start_s, done_s, done_s, 0.0)
+            return Paced(result, start_s, done_s, 0.0)
         duration_s = self._device._heated_s(start_s, duration_s * self.factor * self._dilation)
         deadline_s = start_s + duration_s
         end_s = wait_until(deadline_s, self._clock, self._sleep) if done_s < deadline_s else done_s
@@ -232,7 +230,7 @@ class Pacer:
         late_s = end_s - deadline_s - self._behind_s
         self._late_s += late_s
         self._paced_s += duration_s + late_s
-        return Paced(result, start_s, end_s, deadline_s + late_s, late_s)
+        return Paced(result, start_s, deadline_s + late_s, late_s)
 
     def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.

@@ -66,6 +66,7 @@ class StepValues:
         self._for_next: dict[Value, Arrival] = {}
         self._on_present: Callable[[Value, Any, float], None] = lambda value, content, time_s: None
         self._live_bytes = 0
+        self.present_s = 0.0  # when the last value was put
         self.memory: list[MemorySample] = []
 
     def on_present(self, call: Callable[[Value, Any, float], None]) -> None:
@@ -75,6 +76,7 @@ class StepValues:
     def put(self, value: Value, content: Any, time_s: float, late_s: Callable[[], float] = never_late) -> None:
         """Store a value, wake the streams that wait for it, and forward it.  time_s, late_s: see Arrival."""
         arrival = Arrival(content, time_s, nbytes(content), late_s)
+        self.present_s = time.monotonic()
         with self._lock:
             if self._uses.get(value, 0):
                 self._present[value] = arrival

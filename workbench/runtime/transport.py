@@ -374,7 +374,7 @@ class Transport:
         if due is not None:
             came_s = source.came_s = max(source.came_s, end_s - min(stamp.behind_s, due.late_s(end_s)))
             late_s = partial(due.late_s, came_s)
-        message.spans.append(Span(self._rank, message.op, stamp.sent_s, end_s, message.spec.nbytes))
+        message.spans.append(Span(self._rank, message.op, stamp.sent_s, came_s, message.spec.nbytes))
         message.values.put(message.op.writes[0], content, came_s, late_s)
 
     def _is_emulated(self, source: int, destination: int) -> bool:

@@ -233,7 +233,7 @@ class InferenceSession(DeviceSession):
         return Answer(
             output,
             min((span.start_s for span in computed), default=begin),
-            max((span.end_s for span in computed), default=begin),
+            done.ended_s if computed else begin,
             tuple(done.spans),
             tuple(sample._replace(nbytes=sample.nbytes + kept_bytes) for sample in done.memory),
         )

@@ -320,7 +320,7 @@ def _trace_of(
         step=step,
         samples=shape.samples,
         start_s=min((span.start_s for span in done.spans), default=0.0),
-        end_s=max((span.end_s for span in compute), default=0.0),
+        end_s=done.ended_s,
         loss=loss,
         spans=tuple(done.spans) if keep else (),
         memory=tuple(done.memory) if keep else (),

@@ -40,7 +40,7 @@ class ReportingPacer(Pacer):
         done = super().run(function, duration_s, begin_s)
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
             block = function.args[0].stage
-            seconds = (done.due_s - done.start_s - done.late_s) / self._dilation
+            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
             self._blocks[block] = self._blocks.get(block, 0.0) + seconds
             if done.end_s - self._told_s > self._every_s:
                 self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
