@@ -181,6 +181,17 @@ def test_dilation_slows_every_operation_down_and_gives_the_host_time(stream: boo
     assert hurried.overrun_share == pytest.approx(0.6, abs=0.01)
 
 
+def test_an_operation_that_waits_does_not_make_up_for_the_one_before() -> None:
+    """The device was not behind any more when what it waited for came."""
+    fake = FakeTime()
+    device = pacer(1.0, fake)
+    first = device.run(lambda: fake.work(0.012), 0.01)
+    assert (first.end_s, first.late_s) == (pytest.approx(100.01), 0.0)
+    fake.now_s = 100.02
+    waited = device.run(lambda: None, 0.01, 100.02)
+    assert (waited.start_s, waited.end_s, fake.now_s) == pytest.approx((100.02, 100.03, 100.03))
+
+
 def test_late_wake_up_is_an_overrun() -> None:
     fake = FakeTime(overshoot_s=0.5)
     paced = pacer(2.0, fake).run(lambda: None, 0.01)
