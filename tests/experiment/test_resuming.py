@@ -77,16 +77,17 @@ def test_a_cache_that_cannot_be_used_is_told_and_filled_again(
     )
 
 
-def test_a_damaged_snapshot_costs_its_epoch_only(
+def test_a_damaged_snapshot_costs_its_epoch_at_most(
     job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
 ) -> None:
+    """If a snapshot within the epoch is still there, only the steps after it."""
     copied(stopped, tmp_path)
     [snapshot] = (tmp_path / "snapshots").glob("weights-epoch-2-step-0-*")
     content = bytearray(snapshot.read_bytes())
     content[-1] ^= 1
     snapshot.write_bytes(content)
     resumed = run(job, tmp_path, resume=True)
-    assert resumed.notes[0].startswith("Resumed after epoch 1 of 3")
+    assert resumed.notes[0].startswith(("Resumed after epoch 1 of 3", "Resumed after step 3 of epoch 2 of 3"))
     assert any("were changed after they were written" in note for note in resumed.notes)
     assert losses(resumed) == losses(whole[0])
 
