@@ -19,7 +19,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.widgets import passages_folder
 from workbench.widgets.tables import Table
-from workbench_labs.exercises.straggling import goodput, usable_rule, world
+from workbench_labs.exercises.straggling import goodput, three_in_a_row, world
 from workbench_labs.inference_problem import PLANNERS, StragglerLab, measured_problem, serve_here, settings_for
 from workbench_labs.planning import on_this_computer
 from workbench_labs.plots.request_latencies import request_latencies
@@ -39,7 +39,6 @@ __all__ = [
     "straggler_lab",
     "text_table",
     "token_share",
-    "usable_rule",
     "world",
     "write_text",
 ]
@@ -76,12 +75,16 @@ def straggler_lab() -> StragglerLab:
     return StragglerLab(world().problem, num_requests=200)
 
 
-def serve_three(rule: Rule, whose: str) -> dict[str, ServingReport]:
+def _whose(rule: Rule) -> str:
+    return "three slow reports in a row" if rule is three_in_a_row else "yours"
+
+
+def serve_three(rule: Rule) -> dict[str, ServingReport]:
     """Serve a stream whose device 1 is slow for a while: by a rule, without one, by the workbench's (simulated)."""
     whole_s = 200 * world().request_s
     faults = (Fault(kind="slow", rank=1, start=0.2 * whole_s, end=0.8 * whole_s, factor=5.0),)
     return {
-        whose: world().serve(faults, decided_by=ruled_by(rule, [10.0] * world().size)),
+        _whose(rule): world().serve(faults, decided_by=ruled_by(rule, [10.0] * world().size)),
         NEVER: world().serve(faults, decided_by=Rescheduler, reaction="none"),
         OURS: world().serve(faults, decided_by=Rescheduler),
     }
@@ -152,7 +155,7 @@ class Host:
             **settings,
         )
 
-    def serve_three(self, rule: Rule, whose: str) -> dict[str, ServingReport]:
+    def serve_three(self, rule: Rule) -> dict[str, ServingReport]:
         """Serve a stream in which one device becomes slower: by a rule, without one, by the workbench's."""
         whole_s, given = self._given.stream_requests * self._request_s, self._given
         slow = Fault(kind="slow", rank=given.straggler, start=0.2 * whole_s, end=0.8 * whole_s, factor=given.slower)
@@ -160,7 +163,7 @@ class Host:
         blocks = simulated_times(self._problem.profile, self._cluster, lengths)(self._first, {}).blocks
         usual_ms = [1e3 * sum(blocks.get(rank, {}).values()) for rank in range(self._cluster.world_size)]
         return {
-            whose: self._serve(slow, decided_by=ruled_by(rule, usual_ms)),
+            _whose(rule): self._serve(slow, decided_by=ruled_by(rule, usual_ms)),
             NEVER: self._serve(slow, "none"),
             OURS: self._serve(slow),
         }

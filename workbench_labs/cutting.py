@@ -20,12 +20,12 @@ from workbench.simulator.steps import step_s
 from workbench.widgets import LiveProgress
 from workbench.widgets.tables import Table
 from workbench_labs import planning
-from workbench_labs.exercises.cuts import Seconds, cut_of, every_cut, require_fastest, stage_seconds
+from workbench_labs.course.verdict import usable
+from workbench_labs.exercises.cuts import Seconds, cut_of, every_cut, stage_seconds
 from workbench_labs.exercises.cuts import equal_cut as equal_cut  # the lab calls these
 from workbench_labs.exercises.cuts import makespan_s as makespan_s
 from workbench_labs.exercises.cuts import pipeline as pipeline
-from workbench_labs.exercises.groups import DIVIDE, slowest_s
-from workbench_labs.exercises.judging import every_division
+from workbench_labs.exercises.groups import DIVIDE
 from workbench_labs.exercises.pipelines import BACKWARD, Both, both_ways, named, program_on, schedule_of
 from workbench_labs.planning import by_hand, paper_problem, refusals
 
@@ -73,16 +73,9 @@ def run_cut(
     )
 
 
-def usable(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:
-    """Return a student's cut, or the best of all cuts as long as the student's is not written or not right."""
-    layers, size = len(layer_s[0]), len(layer_s)
-    possible = list(every_cut(layers, size))
-    try:
-        counts = cut_of(cut(layer_s), layers, size)
-        require_fastest(counts, possible, layer_s)
-    except Exception:  # the student's own code
-        counts = min(possible, key=lambda each: max(stage_seconds(each, layer_s)))
-    return list(counts)
+def cut_by(cut: Callable[[Seconds], Sequence[int]], layer_s: Seconds) -> list[int]:
+    """Return the cut of a right function, as numbers of layers."""
+    return list(cut_of(cut(layer_s), len(layer_s[0]), len(layer_s)))
 
 
 def cut_table(runs: Mapping[str, tuple[Sequence[int], Timeline, Timeline]]) -> Table:
@@ -122,11 +115,7 @@ def divided(problem: TrainingProblem, divide: Divide) -> Plan:
     layers = [problem.profile.num_layers]
     sample_s = [step_s(problem, by_hand(problem, layers, [[rank]])) / problem.batch_size for rank in ranks]
     size = problem.micro_batch_size
-    if DIVIDE.check(divide, "0").passed:
-        counts = [int(count) for count in divide(size, sample_s)]
-    else:
-        best = min(every_division(size, len(sample_s)), key=lambda one: slowest_s(one, sample_s))
-        counts = list(best)
+    counts = [int(count) for count in usable([DIVIDE], DIVIDE.name, divide)(size, sample_s)]
     plan = by_hand(problem, layers, [list(ranks)], dispatch="equal")
     [stage] = plan.stages
     shares = tuple(Share(rank=rank, samples=counts[rank]) for rank in ranks)

@@ -15,7 +15,6 @@ from workbench.tasks.batching import split_samples
 from workbench.trainings.rings import Training
 from workbench.widgets.tables import Table
 from workbench_labs.exercises.pipelines import both_table
-from workbench_labs.exercises.ring import usable_detector, usable_policy, usable_reader
 from workbench_labs.exercises.unfreezing import Policy, run_policy
 from workbench_labs.learning import Learned, LearningLab, Tried
 from workbench_labs.ring import RingLab, memory_by_depth, ring_table, ring_timeline
@@ -45,9 +44,6 @@ __all__ = [
     "ring_table",
     "ring_timeline",
     "run_policy",
-    "usable_detector",
-    "usable_policy",
-    "usable_reader",
     "watch",
     "words_read",
 ]

@@ -20,7 +20,7 @@ from workbench.runtime.engines import EngineCluster, default_pool
 from workbench.widgets import ClusterForm, lines
 from workbench.widgets.tables import Table
 from workbench_labs import device_tables
-from workbench_labs.course.verdict import Verdict
+from workbench_labs.course.verdict import Verdict, usable
 from workbench_labs.exercises import devices
 from workbench_labs.planning import with_bandwidth
 from workbench_labs.probing import Probe, measure_messages, measure_work
@@ -82,7 +82,7 @@ class Bench:
 
     def link_table(self, fit_link: Callable[..., Any], messages: Sequence[Sequence[float]]) -> Table:
         """Return what the student's fit finds in the messages, next to what the cluster's file says."""
-        latency_s, bytes_per_s = devices.usable("fit_link", fit_link)(messages)
+        latency_s, bytes_per_s = usable(devices.EXERCISES, "fit_link", fit_link)(messages)
         return device_tables.links_table(
             {"first to second device": self.cluster.link(0, 1)},
             {"first to second device": Link(latency_s=max(0.0, float(latency_s)), bytes_per_s=float(bytes_per_s))},

@@ -17,8 +17,9 @@ from workbench.core.report import Report, SweepPoint
 from workbench.methods.base import Event
 from workbench.planners import fixed_plan, plan_cached
 from workbench.widgets.tables import Table
+from workbench_labs.course.verdict import usable
 from workbench_labs.exercises.cuts import equal_cut
-from workbench_labs.exercises.projects import Case, Planner, usable
+from workbench_labs.exercises.projects import EXERCISES, Case, Planner
 from workbench_labs.planning import problem_of
 
 
@@ -77,7 +78,7 @@ def three_plans(planner: Planner, job: Job, cluster: Cluster) -> dict[str, Plan]
     """
     profile = experiment.profile(job, cluster, "execute")
     case = case_of(job, cluster, profile)
-    answer = usable(planner)(*(getattr(case, field.name) for field in fields(case)))
+    answer = usable(EXERCISES, "planner", planner)(*(getattr(case, field.name) for field in fields(case)))
     plans = {
         "yours": plan_of(answer, job, cluster, profile),
         "the workbench's": experiment.plan(job, cluster, "execute"),

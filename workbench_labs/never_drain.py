@@ -31,15 +31,14 @@ from workbench_labs.confidant import (
     version_table,
     version_words,
 )
-from workbench_labs.exercises.cuts import equal_cut, stage_seconds
+from workbench_labs.exercises.cuts import cut_of, equal_cut, stage_seconds
 from workbench_labs.exercises.never_drain import (
     PAPER_CLUSTER,
     PAPER_MODEL,
     PAPER_TOKENS,
     delayed_weights,
     operations_of,
-    usable_descend,
-    usable_partition,
+    plain_descend,
 )
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, Both, both_table, both_ways, program_on
 from workbench_labs.planning import on_this_computer
@@ -52,6 +51,7 @@ __all__ = [
     "StaleLab",
     "both_table",
     "busy_note",
+    "cut_by",
     "cut_to_run",
     "descend_table",
     "equal_cut",
@@ -64,8 +64,6 @@ __all__ = [
     "simulate_all",
     "stashed",
     "stood_still",
-    "usable_descend",
-    "usable_partition",
     "version_table",
     "version_words",
     "write_run",
@@ -95,6 +93,12 @@ def cut_to_run(cluster_name: str, layer_ms: float) -> tuple[Any, ...]:
     return layer_s, link_s, [4] * len(lengths), 1, budgets
 
 
+def cut_by(partition: Callable[..., Any], case: Sequence[Any]) -> list[int]:
+    """Return the cut of a right function for such arguments, as numbers of layers."""
+    layer_s, _, layer_mb, *_ = case
+    return list(cut_of(partition(*case), len(layer_mb), len(layer_s)))
+
+
 def run_partition(
     counts: Sequence[int],
     layer_s: Sequence[Sequence[float]],
@@ -120,8 +124,9 @@ def _descend_rank(context: RankContext, given: tuple[Any, tuple[Any, ...]]) -> l
     return [float(weight) for weight in descend(*arguments)]
 
 
-def descend_table(descend: Callable[..., Any], whose: str, *, cluster_name: str, fidelity: Fidelity = "auto") -> Table:
-    """Return what a function computes on each emulated device, as that stage, next to the workbench's.  whose: its."""
+def descend_table(descend: Callable[..., Any], *, cluster_name: str, fidelity: Fidelity = "auto") -> Table:
+    """Return what a function computes on each emulated device, as that stage, next to the weights as they should be."""
+    whose = "the workbench's" if descend is plain_descend else "yours"
     cluster, draws = on_this_computer(load_cluster(cluster_name)), Random(0)
     size = cluster.world_size
     start = [draws.uniform(-1, 1) for _ in range(WIDTH)]

@@ -19,8 +19,9 @@ from workbench.models.quantization import QuantizationConfig, held_bytes, quanti
 from workbench.models.stack import LayerStack
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 from workbench.widgets.tables import Table
+from workbench_labs.course.verdict import usable
 from workbench_labs.exercises.caches import Record
-from workbench_labs.exercises.side_layers import side_output, usable
+from workbench_labs.exercises.side_layers import EXERCISES, side_output
 from workbench_labs.precision import stored
 
 Layer = Callable[[list[float], list[float], list[list[float]], float], Sequence[float]]
@@ -108,8 +109,9 @@ def pooled_taps(stack: LayerStack, batch: Batch) -> Tensor:
 
 def made(sentences: Sentences, layer: Layer | None, gradient: Gradient | None) -> SideNetwork:
     """Return a new side network for the sentences' model.  A part that is not right yet is replaced by torch's."""
-    functions = (layer and usable("side_layer", layer)), (gradient and usable("side_gradient", gradient))
-    return SideNetwork(*functions, sentences.stack.num_taps, sentences.stack.hidden_size)
+    layer = layer and usable(EXERCISES, "side_layer", layer)
+    gradient = gradient and usable(EXERCISES, "side_gradient", gradient)
+    return SideNetwork(layer, gradient, sentences.stack.num_taps, sentences.stack.hidden_size)
 
 
 def gradients_table(sentences: Sentences, layer: Layer, gradient: Gradient) -> Table:
@@ -227,7 +229,7 @@ def records_of(stack: LayerStack, batch: Batch) -> dict[str, Record]:
 
 def cache_test_table(sentences: Sentences, model: str, stale_records: Callable[..., Any]) -> Table:
     """Return how many of three sentences' records a student's test calls stale, after several things were done."""
-    test, stack = usable("stale_records", stale_records), sentences.stack
+    test, stack = usable(EXERCISES, "stale_records", stale_records), sentences.stack
     batch = collate(sentences.split, range(0, len(sentences.split), len(sentences.split) // 3 + 1))
     fresh = records_of(stack, batch)
     tolerance = max(abs(number) for record in fresh.values() for tap in record for number in tap) / 100

@@ -25,8 +25,8 @@ from workbench.core.errors import ConfigError
 from workbench.core.report import Report
 from workbench_labs.course import interruption, release
 from workbench_labs.course.lab import EXERCISES, HandIn, Lab, exercises_of
-from workbench_labs.course.verdict import is_right
-from workbench_labs.exercises.pipelines import both_table, gpipe_over_1f1b, run_both, usable
+from workbench_labs.course.verdict import is_right, usable
+from workbench_labs.exercises.pipelines import both_table, gpipe_over_1f1b, run_both
 from workbench_labs.progress import exercises_of as in_order
 
 
@@ -285,8 +285,9 @@ def test_what_cannot_be_is_refused(call: Callable[[Path], Any], message: str, tm
 
 def test_a_students_list_is_simulated_and_executed(right: Functions) -> None:
     """Both have the same operations; what is not right yet is replaced by the workbench's own."""
-    assert usable(right["one_f_one_b"]) is right["one_f_one_b"]
-    assert usable(right["gpipe"])(3, 2, 2) == ["F0", "B0", "F1", "B1"]
+    exercises = exercises_of("02").values()
+    assert usable(exercises, "one_f_one_b", right["one_f_one_b"]) is right["one_f_one_b"]
+    assert usable(exercises, "one_f_one_b", right["gpipe"])(3, 2, 2) == ["F0", "B0", "F1", "B1"]
     settings: dict[str, Any] = {"num_micro_batches": 3, "forward_s": 0.002, "backward_s": 0.004, "fidelity": "paced"}
     simulated, executed = run_both(right["one_f_one_b"], **settings)
     assert executed.source == "emulated"
@@ -312,8 +313,12 @@ def test_a_lab_goes_on_only_with_a_function_that_is_right(lab: str) -> None:
         if exercise.is_code:
             assert not is_right(exercises, exercise.name, never_right)
             assert is_right(exercises, exercise.name, defined(ALL[lab][exercise.name])[exercise.name]), exercise.name
+        if exercise.stand_in is not None:
+            assert usable(exercises, exercise.name, never_right) is exercise.stand_in
+            # The policy that stands in is a simple one, which the judge refuses.
+            assert is_right(exercises, exercise.name, exercise.stand_in) == (exercise.name != "unfreeze"), exercise.name
 
 
 def test_a_function_that_never_ends_does_not_hold_up_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interruption, "SECONDS", 0.2)
-    assert usable(loops) is not loops
+    assert usable(exercises_of("02").values(), "one_f_one_b", loops) is not loops

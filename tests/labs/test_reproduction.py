@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from workbench.cli.app import add_commands
 from workbench.core.errors import ConfigError
 from workbench_labs import reproduction
+from workbench_labs.course.verdict import usable
 from workbench_labs.exercises import clinic
 from workbench_labs.reproduction import reproduced
 
@@ -19,7 +20,7 @@ from workbench_labs.reproduction import reproduced
 def test_a_students_deviation_equals_the_commands_and_fitted_cells_do_not_count() -> None:
     pytest.importorskip("workbench_studies")
     found = reproduction.reproduced("p_rge", "table3")
-    own = clinic.usable(lambda cells: [0.0, 0.0])  # wrong: the judge's own stands in
+    own = usable(clinic.EXERCISES, "deviation", lambda cells: [0.0, 0.0])  # wrong: the judge's own stands in
     offs = [cell["deviation"] for cell in found.part("comparisons")]
     for cell, off in zip(found.cells, offs, strict=True):
         result = own([["predicted", *cell[1:]]])
@@ -42,6 +43,6 @@ def test_without_the_studies_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(reproduction.subprocess, "run", run)
     found = reproduced("p_rge", "table3")
-    own = clinic.usable(lambda cells: None)
+    own = usable(clinic.EXERCISES, "deviation", lambda cells: None)
     shown = [found.kinds(), found.table(), found.judged(own), found.claims(), found.words().data]
     assert all("not installed" in str(one) for one in shown) and "unknown" in str(found.median(own))

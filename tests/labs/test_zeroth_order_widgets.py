@@ -24,6 +24,7 @@ from workbench.planners import Problem
 from workbench.tasks.prompts import PromptBatch
 from workbench.trainings.queries import QueryTraining, Trial
 from workbench_labs import forward_only, step_memory, training_panel
+from workbench_labs.course.verdict import usable
 from workbench_labs.exercises import queries
 from workbench_labs.planning import QueryDivider, query_counts, query_seconds, query_step_s, with_memory
 from workbench_labs.query_division import divided, division_plan, division_table, equal_division, linear_costs
@@ -286,7 +287,8 @@ def _only_first_holds(problem: Problem):
 def test_a_students_division_is_planned_and_timed(problem: Problem) -> None:
     firsts, each = linear_costs(problem)
     assert each[3] > 3 * each[1] > 5 * each[0] and min(firsts) >= 0
-    counts = divided(problem, queries.usable_spread(lambda *given: [0]))  # a wrong rule: the planner's stands in
+    rule = usable(queries.EXERCISES, "spread", lambda *given: [0])  # a wrong one: the planner's stands in
+    counts = divided(problem, rule)
     assert query_step_s(problem, counts) <= 1.02 * plan_queries(problem).total_s
     assert equal_division(problem) == (2, 2, 2, 2)
     assert query_counts(problem, division_plan(problem, (5, 3, 0, 0))) == (5, 3, 0, 0)

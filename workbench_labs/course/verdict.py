@@ -75,6 +75,7 @@ class Exercise:
     judge: (answer, numbers) -> what to say of a right answer.  Raises WrongAnswerError.
     hints: three steps, each shown on demand.  is_code: the answer is a function, which is called with numbers,
     texts and lists of them, and returns such; so it can run in a separate process.
+    stand_in: the workbench's own answer, with which a lab goes on until a student's is right; None: the lab needs none.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Exercise:
     draw: Callable[[Random], Numbers]
     judge: Callable[[Any, Numbers], str]
     is_code: bool = False
+    stand_in: Callable[..., Any] | None = None
 
     def numbers(self, seed: str) -> Numbers:
         """Return the numbers of one student: the same for the same seed, on every machine."""
@@ -128,12 +130,22 @@ def _drawn(exercise: Exercise, seed: str) -> Numbers:
 
 
 def is_right(exercises: Iterable[Exercise], name: str, answer: Any) -> bool:
-    """Return whether an answer to one of some exercises is right, with numbers of no student.
+    """Return whether an answer to one of some exercises is right, with numbers of no student."""
+    return bool(_named(exercises, name).check(answer, "is it right").passed)
 
-    A lab that goes on with a student's function takes one of its own until then.
-    """
+
+def usable(exercises: Iterable[Exercise], name: str, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a student's function, or the exercise's stand-in as long as it is not written or not right."""
+    if is_right(exercises, name, answer):
+        return answer
+    stand_in = _named(exercises, name).stand_in
+    assert stand_in is not None, f"nothing stands in for {name}"
+    return stand_in
+
+
+def _named(exercises: Iterable[Exercise], name: str) -> Exercise:
     [exercise] = [candidate for candidate in exercises if candidate.name == name]
-    return bool(exercise.check(answer, "is it right").passed)
+    return exercise
 
 
 def in_short(message: str) -> str:

@@ -16,7 +16,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     require_number,
 )
 from workbench_labs.exercises.judging import Function, code_exercise, is_none, require_close
@@ -183,6 +182,7 @@ such as `"OOM"`). If none counts, it returns `None`.""",
             "statistics.median; of an even number of values it is the mean of both in the middle.",
         ),
         judge=judge_deviation,
+        stand_in=_median_and_largest,
     ),
     code_exercise(
         name="holds",
@@ -200,8 +200,3 @@ unless one of its seconds is `None`, or both cells are `"fitted"`: these had to 
         judge=judge_holds,
     ),
 )
-
-
-def usable(deviation: Function) -> Function:
-    """Return a student's function, or the judge's own as long as it is not written or not right."""
-    return deviation if is_right(EXERCISES, "deviation", deviation) else _median_and_largest

@@ -27,10 +27,10 @@ from workbench_labs.course.verdict import (
     Verdict,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_list,
     require_number,
+    usable,
 )
 from workbench_labs.exercises.judging import Function, code_exercise
 from workbench_labs.probing import WITHIN, Amounts, fresh_probes, measure
@@ -263,6 +263,20 @@ def _transfer(draws: Random) -> Numbers:
             }
 
 
+def _plain_fit(messages: Sequence[Sequence[float]]) -> list[float]:
+    """Return the link through the medians of the smallest and the largest messages."""
+    sizes = sorted({size for size, _ in messages})
+    small, large = (median(taken for size, taken in messages if size == end) for end in (sizes[0], sizes[-1]))
+    bytes_per_s = (sizes[-1] - sizes[0]) / max(large - small, 1e-9)
+    return [max(0.0, small - sizes[0] / bytes_per_s), bytes_per_s]
+
+
+def _plain_seconds(operation: Rates, device: Rates) -> float:
+    work_s = max(operation["flops"] / device["flops_per_s"], operation["memory_bytes"] / device["memory_bytes_per_s"])
+    sent = operation["sent_bytes"]
+    return work_s + (device["latency_s"] + sent / device["bytes_per_s"] if sent else 0.0)
+
+
 EXERCISES = (
     Exercise(
         name="cluster",
@@ -296,6 +310,7 @@ is sent if `sent_bytes` is 0.""",
             "A message of 0 bytes is no message: it has no latency either.",
         ),
         judge=judge_seconds_of,
+        stand_in=_plain_seconds,
     ),
     code_exercise(
         name="fit_link",
@@ -310,6 +325,7 @@ did something else. Both numbers must be within 10 %.""",
             "size counts alike: `numpy.linalg.lstsq`.",
         ),
         judge=judge_fit_link,
+        stand_in=_plain_fit,
     ),
     Exercise(
         name="transfer",
@@ -342,25 +358,6 @@ decide (to 1)?""",
 )
 
 
-def usable(name: str, answer: Function) -> Function:
-    """Return a student's function, or the workbench's own as long as the student's is not written or not right."""
-    return answer if is_right(EXERCISES, name, answer) else _OWN[name]
-
-
-def _plain_fit(messages: Sequence[Sequence[float]]) -> list[float]:
-    """Return the link through the medians of the smallest and the largest messages."""
-    sizes = sorted({size for size, _ in messages})
-    small, large = (median(taken for size, taken in messages if size == end) for end in (sizes[0], sizes[-1]))
-    bytes_per_s = (sizes[-1] - sizes[0]) / max(large - small, 1e-9)
-    return [max(0.0, small - sizes[0] / bytes_per_s), bytes_per_s]
-
-
-def _plain_seconds(operation: Rates, device: Rates) -> float:
-    work_s = max(operation["flops"] / device["flops_per_s"], operation["memory_bytes"] / device["memory_bytes_per_s"])
-    sent = operation["sent_bytes"]
-    return work_s + (device["latency_s"] + sent / device["bytes_per_s"] if sent else 0.0)
-
-
 def usable_cluster(text: str | None) -> str:
     """Return a student's text, or the given one as long as it describes no two devices that can be emulated."""
     try:
@@ -368,12 +365,6 @@ def usable_cluster(text: str | None) -> str:
     except WorkbenchError:
         return GIVEN
     return text if text and len(described_devices) > 1 and all(_shares(described_devices)) else GIVEN
-
-
-_OWN: dict[str, Function] = {
-    "fit_link": _plain_fit,
-    "seconds_of": _plain_seconds,
-}
 
 
 def twelve(
@@ -394,7 +385,7 @@ def twelve(
     """
     probes = fresh_probes(Random(seed), cluster, rank, host, most_s)
     began = time.perf_counter()
-    model = usable("seconds_of", seconds_of)
+    model = usable(EXERCISES, "seconds_of", seconds_of)
     predicted = [number_of(model(probe.amounts, dict(device))) for probe in probes]
     measured = measure(cluster, rank, probes, host, fidelity)
     off = [value / true - 1 for value, true in zip(predicted, measured, strict=True)]

@@ -1,4 +1,4 @@
-"""A student's detector of leaks and reader of hidden states: their judges, and what stands in until they are right."""
+"""A student's detector of leaks and reader of hidden states: their judges, and ours, with which a lab goes on."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def judge_leak(answer: Function, draws: Random) -> str:
                 comparison("The ids", ("looked for",), [(" ".join(map(str, secret)),)]),
             )
     return f"It finds ids that stand one after the other, and only these, in {CASES} messages."
+
+
+def contains(numbers: list[float], ids: list[int]) -> bool:
+    """Return whether the ids stand one after the other in a message."""
+    return any(numbers[place : place + len(ids)] == ids for place in range(len(numbers) - len(ids) + 1))
 
 
 def judge_invert(answer: Function, draws: Random) -> str:

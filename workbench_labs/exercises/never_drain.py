@@ -25,7 +25,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_list,
     require_number,
@@ -124,6 +123,14 @@ def pace(counts: Sequence[int], layer_s: Seconds, link_s: Sequence[float]) -> fl
     """Return the seconds of a mini-batch in the long run: the slowest stage, or twice the slowest link (Eq. 3)."""
     links = (2 * link_s[start - 1] for start, _ in spans_of(counts) if start)
     return max(*stage_seconds(counts, layer_s), *links, 0.0)
+
+
+def best_cut(
+    layer_s: Seconds, link_s: Sequence[float], layer_mb: Sequence[float], activation_mb: float, budgets: Sequence[float]
+) -> tuple[int, ...] | None:
+    """Return the fastest of all cuts that fit, None if none does."""
+    possible = fitting_cuts(layer_mb, activation_mb, budgets)
+    return min(possible, key=lambda cut: pace(cut, layer_s, link_s), default=None)
 
 
 def cut_case(draws: Random) -> tuple[list[list[float]], list[float], list[int], int, list[int]]:
@@ -258,6 +265,12 @@ def judge_notice(answer: Any, numbers: Numbers) -> str:
     return require_number(answer, expected, 0.005, right)
 
 
+def plain_descend(operations: Sequence[str], weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
+    """Return the weights after a stage's operations, by the workbench's own descent with old gradients."""
+    delay = sum(operation.startswith("F") for operation in operations[: operations.index("B0")]) - 1
+    return delayed_weights(weights, inputs, targets, rate, delay)
+
+
 EXERCISES = (
     code_exercise(
         name="partition",
@@ -274,6 +287,7 @@ versions) and `activation_mb` of each layer 1 + *d* times. The least seconds of 
             "they do not fit.",
         ),
         judge=judge_partition,
+        stand_in=best_cut,
     ),
     Exercise(
         name="order",
@@ -317,6 +331,7 @@ subtracts rate times the gradient from the *newest* weights. Return the weights 
             "At F: stash[m] = copy. At B: error with stash[m], step from the newest weights, delete stash[m].",
         ),
         judge=judge_descend,
+        stand_in=plain_descend,
     ),
     Exercise(
         name="stable_rate",
@@ -379,23 +394,3 @@ the move ({move_s} s). How many seconds before it leaves must a device give noti
         judge=judge_notice,
     ),
 )
-
-
-def usable_descend(descend: Function) -> tuple[Function, str]:
-    """Return a student's function with its name, or the workbench's descent while it is not right."""
-    return (descend, "yours") if is_right(EXERCISES, "descend", descend) else (_descended, "the workbench's")
-
-
-def _descended(operations: Sequence[str], weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:
-    delay = sum(operation.startswith("F") for operation in operations[: operations.index("B0")]) - 1
-    return delayed_weights(weights, inputs, targets, rate, delay)
-
-
-def usable_partition(partition: Function, case: Sequence[Any]) -> list[int]:
-    """Return a student's cut, or the best of all that fit while the student's is not right."""
-    layer_s, link_s, layer_mb, activation_mb, budgets = case
-    if is_right(EXERCISES, "partition", partition):
-        return list(cut_of(partition(*case), len(layer_mb), len(layer_s)))
-    possible = fitting_cuts(layer_mb, activation_mb, budgets)
-    best = min(possible, key=lambda cut: pace(cut, layer_s, link_s))
-    return list(best)

@@ -31,7 +31,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_list,
     require_number,
@@ -185,6 +184,11 @@ def judge_bubble(answer: Any, numbers: Numbers) -> str:
     )
 
 
+def named(order: Callable[[int, int, int], list[Slot]]) -> OrderOf:
+    """Return an order of ours as texts."""
+    return lambda stages, stage, count: [f"{kind}{number}" for kind, number in order(stages, stage, count)]
+
+
 EXERCISES = (
     code_exercise(
         name="event_loop",
@@ -229,6 +233,7 @@ operations of one stage. It must be as short as GPipe, but stage *s* of *p* may 
             "p - s - 1 forward passes first, then one forward and one backward in turn, then the backward passes left.",
         ),
         judge=judge_one_f_one_b,
+        stand_in=named(one_f_one_b_order),
     ),
     Exercise(
         name="bubble",
@@ -292,16 +297,6 @@ def run_both(
     size = cluster.world_size
     schedule = schedule_of(order, size, num_micro_batches)
     return both_ways(program_on(cluster, schedule, [forward_s] * size, [backward_s] * size), cluster, fidelity)
-
-
-def usable(order: OrderOf) -> OrderOf:
-    """Return a student's order, or the workbench's 1F1B as long as the student's is not written or not right."""
-    return order if is_right(EXERCISES, "one_f_one_b", order) else named(one_f_one_b_order)
-
-
-def named(order: Callable[[int, int, int], list[Slot]]) -> OrderOf:
-    """Return an order of ours as texts."""
-    return lambda stages, stage, count: [f"{kind}{number}" for kind, number in order(stages, stage, count)]
 
 
 def both_table(expected: Timeline, executed: Timeline) -> Table:

@@ -15,7 +15,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_number,
 )
@@ -165,6 +164,15 @@ def _traffic(draws: Random) -> Numbers:
     return {"queries": queries, "own": draws.randint(1, queries // 2), "values": draws.randint(100, 900) * 1000}
 
 
+def _planned(queries: int, first_s: Sequence[float], query_s: Sequence[float]) -> list[int]:
+    """Return the planner's queries of each device."""
+    tables = [
+        [0.0, *(first + count * each for count in range(1, queries + 1))]
+        for first, each in zip(first_s, query_s, strict=True)
+    ]
+    return list(smallest_maximum(tables, queries) or ())
+
+
 EXERCISES = (
     Exercise(
         name="ridge",
@@ -242,18 +250,6 @@ All wait for the slowest: make it as fast as possible.""",
             "min(devices, key=lambda d: first_s[d] + (counts[d] + 1) * query_s[d]), once for each query.",
         ),
         judge=judge_spread,
+        stand_in=_planned,
     ),
 )
-
-
-def usable_spread(spread: Function) -> Function:
-    """Return a student's rule, or the planner's own as long as it is not written or not right."""
-    return spread if is_right(EXERCISES, "spread", spread) else _planned
-
-
-def _planned(queries: int, first_s: Sequence[float], query_s: Sequence[float]) -> list[int]:
-    tables = [
-        [0.0, *(first + count * each for count in range(1, queries + 1))]
-        for first, each in zip(first_s, query_s, strict=True)
-    ]
-    return list(smallest_maximum(tables, queries) or ())

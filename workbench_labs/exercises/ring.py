@@ -5,7 +5,7 @@ The judges run the workbench's ring in virtual time, try all devices, or know th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise
 from random import Random
 from typing import Any
@@ -18,13 +18,12 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     require_number,
     whole_number,
 )
 from workbench_labs.exercises.judging import Function, code_exercise, require_close
-from workbench_labs.exercises.looking import judge_invert, judge_leak, nearest
-from workbench_labs.exercises.unfreezing import Policy, every, judge_unfreeze
+from workbench_labs.exercises.looking import contains, judge_invert, judge_leak, nearest
+from workbench_labs.exercises.unfreezing import every, judge_unfreeze
 from workbench_labs.ring import ring_memory_bytes, ring_plan, ring_timeline
 
 CASES, MEMORY_CASES = 50, 12
@@ -193,6 +192,7 @@ until the loss is 0.3, on 12 trainings whose pace differs. Be 5 % faster, on ave
             "it.",
         ),
         judge=judge_unfreeze,
+        stand_in=every(2),
     ),
     Exercise(
         name="link_bytes",
@@ -223,6 +223,7 @@ other.""",
             "Try every i from 0 to len(message) - len(ids), the last one included.",
         ),
         judge=judge_leak,
+        stand_in=contains,
     ),
     code_exercise(
         name="invert",
@@ -236,24 +237,6 @@ Layer norms change the length of a vector; its direction stays about the same.""
             "Divide every vector by its length, then take the word with the largest dot product.",
         ),
         judge=judge_invert,
+        stand_in=nearest,
     ),
 )
-
-
-def usable_reader(invert: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
-    """Return a student's function, or the nearest embedding by the cosine as long as the student's is not right."""
-    return invert if is_right(EXERCISES, "invert", invert) else nearest
-
-
-def usable_detector(leak: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a student's function, or one of ours as long as the student's is not right."""
-    if not is_right(EXERCISES, "leak", leak):
-        return lambda numbers, ids: any(
-            numbers[place : place + len(ids)] == ids for place in range(len(numbers) - len(ids) + 1)
-        )
-    return leak
-
-
-def usable_policy(policy: Policy) -> tuple[Policy, str]:
-    """Return a student's policy with its name, or one more adapter every 2 rounds while it is not right."""
-    return (policy, "yours") if is_right(EXERCISES, "unfreeze", policy) else (every(2), "every 2 rounds")

@@ -16,12 +16,11 @@ from workbench_labs.course.verdict import (
     Exercise,
     Numbers,
     WrongAnswerError,
-    is_right,
     require_list,
     require_number,
 )
 from workbench_labs.exercises import caches
-from workbench_labs.exercises.caches import CASES, Record
+from workbench_labs.exercises.caches import CASES
 from workbench_labs.exercises.judging import Function, code_exercise, require_close
 
 
@@ -104,6 +103,19 @@ def _epochs(draws: Random) -> Numbers:
             return drawn
 
 
+def _torch_layer(*given: Any) -> Any:
+    return side_output(*map(torch.tensor, given)).tolist()
+
+
+def _torch_gradient(*given: Any) -> Any:
+    tap, *trained, after = map(torch.tensor, given)
+    with torch.enable_grad():  # a backward pass has switched it off
+        for tensor in trained:
+            tensor.requires_grad_()
+        side_output(tap, *trained).backward(after)
+    return dict(zip(("side", "down", "mix"), (tensor.grad.tolist() for tensor in trained), strict=True))
+
+
 EXERCISES = (
     code_exercise(
         name="side_layer",
@@ -117,6 +129,7 @@ activation `tap` of one token (*d* numbers), the output `side` of the side layer
             "`math.tanh(mix * down_tap[i] + (1 - mix) * side[i])` for each i; import math inside the function.",
         ),
         judge=judge_side_layer,
+        stand_in=_torch_layer,
     ),
     code_exercise(
         name="side_gradient",
@@ -131,6 +144,7 @@ activation `tap` of one token (*d* numbers), the output `side` of the side layer
             "mix: the sum of dz[i] * (u[i] - side[i]). side: (1 - mix) * dz[i]. down[i][j]: mix * dz[i] * tap[j].",
         ),
         judge=judge_side_gradient,
+        stand_in=_torch_gradient,
     ),
     *caches.EXERCISES,
     Exercise(
@@ -148,37 +162,3 @@ does the whole training take at most half as long as without a cache?""",
         judge=judge_half_time,
     ),
 )
-
-
-def usable(name: str, answer: Function) -> Function:
-    """Return a student's function, or torch's as long as the student's is not written or not right."""
-    return answer if is_right(EXERCISES, name, answer) else STAND_INS[name]
-
-
-def _torch_layer(*given: Any) -> Any:
-    return side_output(*map(torch.tensor, given)).tolist()
-
-
-def _torch_gradient(*given: Any) -> Any:
-    tap, *trained, after = map(torch.tensor, given)
-    with torch.enable_grad():  # a backward pass has switched it off
-        for tensor in trained:
-            tensor.requires_grad_()
-        side_output(tap, *trained).backward(after)
-    return dict(zip(("side", "down", "mix"), (tensor.grad.tolist() for tensor in trained), strict=True))
-
-
-def _torch_stale(fresh: Mapping[str, Record], cached: Mapping[str, Record], tolerance: float) -> list[str]:
-    def is_kept(name: str) -> bool:
-        taps, other = torch.tensor(fresh[name]), torch.tensor(cached.get(name, []))
-        return taps.shape == other.shape and torch.allclose(taps, other, rtol=0, atol=tolerance)
-
-    return [name for name in fresh if not is_kept(name)]
-
-
-STAND_INS: dict[str, Function] = {
-    "side_layer": _torch_layer,
-    "side_gradient": _torch_gradient,
-    "stale_records": _torch_stale,
-}
-"""What is run as long as a student's function is not right."""

@@ -21,7 +21,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_list,
     require_number,
@@ -212,6 +211,21 @@ def _slope(draws: Random) -> Numbers:
     return {"plus": plus, "minus": minus, "epsilon": draws.choice([0.01, 0.02, 0.05])}
 
 
+def _walk(theta: Sequence[float], moves: Moves) -> list[float]:
+    """Return theta after moves, with the workbench's noise."""
+    values, noise = torch.tensor(theta), torch.empty(len(theta))
+    for seed, scale in moves:
+        NORMAL.draw(int(seed)).fill(noise, ((len(theta),),))
+        values.add_(noise, alpha=scale)
+    return values.tolist()
+
+
+def _moves_of(losses: Any, seeds: Sequence[int], epsilon: float, learning_rate: float) -> list[list[float]]:
+    """Return a step's moves from the workbench's projected gradients."""
+    slopes = gradients_of(torch.tensor(losses).flatten(), epsilon)
+    return [[seed, -learning_rate * slope / len(slopes)] for seed, slope in zip(seeds, slopes, strict=True)]
+
+
 EXERCISES = (
     Exercise(
         name="slope",
@@ -238,6 +252,7 @@ over the queries of slope times noise.""",
             "q is len(losses), d is len(noise[0]).  NumPy or torch may be imported inside.",
         ),
         judge=judge_estimate,
+        stand_in=mean_slope,
     ),
     Exercise(
         name="queries_needed",
@@ -268,6 +283,7 @@ the same bits, in one go and in two.""",
             "Add each move to theta before the next one; a sum of all noises first rounds differently.",
         ),
         judge=judge_walk,
+        stand_in=_walk,
     ),
     code_exercise(
         name="moves_of",
@@ -281,6 +297,7 @@ order of the seeds, with which `walk` goes against the estimated gradient.""",
             "Downhill: the scale is negative where the slope is positive.",
         ),
         judge=judge_moves,
+        stand_in=_moves_of,
     ),
     Exercise(
         name="log",
@@ -319,27 +336,3 @@ def best_on_bowl(estimate: Function, queries: Sequence[int], *, passes: int) -> 
     """Return which number of queries ends lowest on the bowl with the same number of passes: medians of 25 descents."""
     curves = descents(Bowl(), queries, passes=passes, repeats=25, estimate=estimate)
     return min(queries, key=lambda count: curves[f"q = {count}"][-1][1])
-
-
-def _walk(theta: Sequence[float], moves: Moves) -> list[float]:
-    """Return theta after moves, with the workbench's noise."""
-    values, noise = torch.tensor(theta), torch.empty(len(theta))
-    for seed, scale in moves:
-        NORMAL.draw(int(seed)).fill(noise, ((len(theta),),))
-        values.add_(noise, alpha=scale)
-    return values.tolist()
-
-
-def _moves_of(losses: Any, seeds: Sequence[int], epsilon: float, learning_rate: float) -> list[list[float]]:
-    """Return a step's moves from the workbench's projected gradients."""
-    slopes = gradients_of(torch.tensor(losses).flatten(), epsilon)
-    return [[seed, -learning_rate * slope / len(slopes)] for seed, slope in zip(seeds, slopes, strict=True)]
-
-
-_OWN: dict[str, Function] = {"estimate": mean_slope, "walk": _walk, "moves_of": _moves_of}
-
-
-def usable(answer: Function) -> Function:
-    """Return a student's function, or the workbench's own of its name as long as it is not written or not right."""
-    name = answer.__name__
-    return answer if is_right(EXERCISES, name, answer) else _OWN[name]

@@ -21,7 +21,6 @@ from workbench_labs.course.verdict import (
     Numbers,
     WrongAnswerError,
     comparison,
-    is_right,
     number_of,
     require_number,
 )
@@ -176,6 +175,17 @@ def judge_outage(answer: Any, numbers: Numbers) -> str:
     return require_number(answer, expected, 0.005, f"{parts} = {expected:g} s.")
 
 
+def three_in_a_row(times_ms: list[float | None], history: list[list[float | None]]) -> list[int]:
+    """Return the devices that were slow in the last three reports."""
+    lately = [*history, times_ms][-3:]
+
+    def is_slow(device: int) -> bool:
+        usual = median(round_ms[device] or 0.0 for round_ms in [*history, times_ms][:3])
+        return len(lately) == 3 and all((round_ms[device] or 0.0) > 1.8 * usual for round_ms in lately)
+
+    return [device for device in range(len(times_ms)) if is_slow(device)]
+
+
 EXERCISES = (
     Exercise(
         name="break_even",
@@ -227,6 +237,7 @@ goodput must be 97 % of what is possible: the better of never leaving out and th
             "condition takes it back.",
         ),
         judge=judge_rule,
+        stand_in=three_in_a_row,
     ),
     Exercise(
         name="outage",
@@ -250,18 +261,3 @@ answered, to 0.5 %?""",
         judge=judge_outage,
     ),
 )
-
-
-def usable_rule(rule: Rule) -> tuple[Rule, str]:
-    """Return a student's rule with its name, or one of ours while the student's is not right."""
-    return (rule, "yours") if is_right(EXERCISES, "rule", rule) else (_three_in_a_row, "three slow reports in a row")
-
-
-def _three_in_a_row(times_ms: list[float | None], history: list[list[float | None]]) -> list[int]:
-    lately = [*history, times_ms][-3:]
-
-    def is_slow(device: int) -> bool:
-        usual = median(round_ms[device] or 0.0 for round_ms in [*history, times_ms][:3])
-        return len(lately) == 3 and all((round_ms[device] or 0.0) > 1.8 * usual for round_ms in lately)
-
-    return [device for device in range(len(times_ms)) if is_slow(device)]
