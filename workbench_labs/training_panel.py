@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -21,14 +20,13 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.core.threads import in_background
+from workbench.core.errors import ConfigError
 from workbench.core.units import size_words
 from workbench.methods.p_rge.inference_engine import EngineConfig, EngineTrainer, export_program, require_executorch
 from workbench.methods.p_rge.zeroth_order import CausalModel, Prge
 from workbench.tasks.tokenize import padded_length
 from workbench.trainings.queries import Curve, QueryTraining, Trial
-from workbench.widgets.controls import Headline, Message, Panel, button
+from workbench.widgets.controls import Headline, Message, WorkPanel, button
 from workbench.widgets.fields import Field, lab_controls, ranged, require_valid
 from workbench.widgets.figure_box import FigureBox
 from workbench.widgets.tables import Table
@@ -182,8 +180,8 @@ FIELDS = ("queries", "batch_size", "epsilon", "learning_rate", "loss")
 LOSSES = {"vocabulary": "over all tokens", "label_words": "among the label words"}
 
 
-class TrainingPanel(Panel):
-    """Trains in a thread, so that the kernel stays free; `trained()` gives a cell the finished training.
+class TrainingPanel(WorkPanel):
+    """Trains in a thread; `trained()` gives a cell the finished training.
 
     folder: where the logs of steps are, one for each setting.  A stopped training resumes from its log, also after a
     restart of the kernel.
@@ -192,18 +190,13 @@ class TrainingPanel(Panel):
 
     def __init__(self, settings: Trial, steps: int, *, folder: Path | None = None) -> None:
         self._origin, self._folder = settings, folder
-        self._stop = threading.Event()
         first = {name: getattr(settings, name) for name in FIELDS}
         self.controls = dict(zip(FIELDS, lab_controls("forward_passes", **first), strict=True))
         self.steps = ranged("Steps", steps, "Steps in all, those of the log included", 1, 100_000)
         self.run_button = button("Learn", "Train in this process, on one thread or more", "play", self.start, "success")
-        self.stop_button = button(
-            "Pause", "End after this step; Learn goes on from it", "pause", self._stop.set, "warning"
-        )
-        self.stop_button.disabled = True
+        self.stop_button = button("Pause", "End after this step; Learn goes on from it", "pause", self.stop, "warning")
         self.message, self.headline, self.figure = Message(), Headline(), FigureBox()
         self._training: QueryTraining | None = None
-        self._thread: threading.Thread | None = None
         self._drawn_at = 0.0
         queries, samples, *others = self.controls.values()
         rows = [[queries, samples, self.steps], others, [self.run_button, self.stop_button]]
@@ -224,21 +217,7 @@ class TrainingPanel(Panel):
 
     def start(self) -> None:
         """Start or resume in a thread."""
-        self.message.clear()
-        try:
-            if self._thread is not None and self._thread.is_alive():
-                raise RuntimeSetupError("Training was asked for.", "It is going on.", "Wait, or press Pause.")
-            settings, steps = self._described()
-        except Exception as error:  # nobody would see the error of a callback
-            self.message.show_exception(error)
-            return
-        self._stop.clear()
-        self._thread = in_background(self._work, settings, steps, name="workbench-training")
-
-    def wait(self) -> None:
-        """Wait until the thread is done."""
-        if self._thread is not None:
-            self._thread.join()
+        self._start(self._in_thread)
 
     def trained(self) -> QueryTraining:
         """Return the training of the fields' settings after the fields' number of steps; missing steps are done now.
@@ -246,9 +225,13 @@ class TrainingPanel(Panel):
         Raises the errors of the training.
         """
         self.wait()
-        self._stop.clear()
-        settings, steps = self._described()
-        return self._train(settings, steps)
+        described = self._described()
+        with self._in_cell():
+            return self._train(*described)
+
+    def _in_thread(self, described: tuple[Trial, int]) -> Callable[[], None]:
+        self._train(*described)
+        return self.message.clear
 
     def _described(self) -> tuple[Trial, int]:
         require_valid(control for control in (*self.controls.values(), self.steps) if isinstance(control, Field))
@@ -267,14 +250,8 @@ class TrainingPanel(Panel):
         self._show(self._training.curve)
         return self._training
 
-    def _work(self, settings: Trial, steps: int) -> None:
-        self.run_button.disabled, self.stop_button.disabled = True, False
-        try:
-            self._train(settings, steps)
-        except BaseException as error:
-            self.message.show_exception(error)
-        finally:
-            self.run_button.disabled, self.stop_button.disabled = False, True
+    def _enable(self) -> None:
+        self.run_button.disabled, self.stop_button.disabled = self.running, not self.running
 
     def _tell(self, curve: Curve) -> None:
         now = time.monotonic()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +17,8 @@ import traitlets
 from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import RuntimeSetupError, WorkbenchError
+from workbench.core.threads import in_background
 from workbench.plots.style import dark_css
 
 Control = TypeVar("Control", bound=widgets.Widget)
@@ -69,6 +74,88 @@ class Html(widgets.HTML):
     @traitlets.validate("value")
     def _escaped(self, proposal: Any) -> str:
         return escape(proposal["value"])
+
+
+class WorkPanel(Panel):
+    """A panel that works in a thread, so that the kernel stays free, with a button that stops the work.  Failures are
+    shown.
+
+    running: whether work is in progress, in the thread or in a cell.
+    """
+
+    message: Message
+    stop_button: widgets.Button
+    running = traitlets.Bool(False)
+
+    def __init__(self, children: Sequence[widgets.Widget]) -> None:
+        self._thread: threading.Thread | None = None
+        self._changing = threading.RLock()  # the thread and the kernel's both change the panel
+        self._stop = threading.Event()
+        super().__init__(children)
+        self.observe(lambda _: self._enable(), names="running")
+        self._enable()
+
+    @abstractmethod
+    def _described(self) -> Any:
+        """Return what the controls ask for.  Raises ConfigError."""
+
+    @abstractmethod
+    def _enable(self) -> None:
+        """Enable the buttons that can be pressed now."""
+
+    def _clear(self) -> None:
+        """Remove an old result before new work."""
+
+    def stop(self) -> None:
+        """End the work at its next step, as Ctrl-C would."""
+        self._stop.set()
+        with self._changing:
+            if self.running:
+                self.message.say("Stopping at the next step ...")
+
+    def wait(self) -> None:
+        """Wait until the panel's thread is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, work: Callable[[Any], Callable[[], object]]) -> None:
+        """Begin what the controls ask for in a thread; errors in them are shown at once.
+
+        work: (what the controls ask for) -> what shows the outcome.
+        """
+        with self._changing:
+            try:
+                if self.running:
+                    todo = f"Wait for it, or press {self.stop_button.description}."
+                    raise RuntimeSetupError("A run was asked for.", "One is in progress.", todo)
+                self.message.clear()
+                self._clear()
+                described = self._described()
+            except Exception as error:  # nobody would see the error of a callback
+                self.message.show_exception(error)
+                return
+            self._stop.clear()
+            self.running = True  # before the thread starts, which may end at once
+        self._thread = in_background(self._work, work, described, name="workbench-run")
+
+    def _work(self, work: Callable[[Any], Callable[[], object]], described: Any) -> None:
+        try:
+            show = work(described)
+        except BaseException as error:
+            show = partial(self.message.show_exception, error)
+        with self._changing:  # Stop says nothing over the outcome
+            self.running = False
+            show()
+
+    @contextmanager
+    def _in_cell(self) -> Iterator[None]:
+        """Work in a cell: meanwhile the buttons start nothing."""
+        self._stop.clear()
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
 
 
 class Headline(Html):

@@ -24,13 +24,12 @@ from workbench.core.errors import ConfigError, RuntimeSetupError
 from workbench.core.job import Fidelity, Job, Mode, Tracker
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.core.threads import in_background
 from workbench.methods.base import Event
 from workbench.plots.trace import trace_text
 from workbench.runs.progress import RunState
 from workbench.runs.tracking import Tracking
 from workbench.widgets.cluster_form import ClusterForm
-from workbench.widgets.controls import Html, Message, Panel, button, described
+from workbench.widgets.controls import Html, Message, WorkPanel, button, described
 from workbench.widgets.copying import CopyButtons
 from workbench.widgets.download import trace_button
 from workbench.widgets.job_form import JobForm
@@ -166,7 +165,7 @@ class DeviceButtons(widgets.HBox):
             self._faults.end(self.device.value, 0.0)
 
 
-class RunPanel(Panel):
+class RunPanel(WorkPanel):
     """Simulates or runs what two forms describe.
 
     `report(mode)` gives a notebook's cell the Report of exactly that job and cluster: the panel's if it has already
@@ -187,10 +186,6 @@ class RunPanel(Panel):
     ) -> None:
         self._job_form, self._cluster_form = job_form, cluster_form
         self._fidelity, self._runner, self._chosen_plan, self._tracker = fidelity, runner, chosen_plan, tracker
-        self._thread: threading.Thread | None = None
-        self._running = False
-        self._changing = threading.RLock()  # the run's thread and the kernel's both change the panel
-        self._stop = threading.Event()
         self._finished: list[Report] = []
         self._interrupted: tuple[Job, Cluster] | None = None
         self.simulate_button = button(
@@ -214,43 +209,10 @@ class RunPanel(Panel):
         self.trace = trace_button(self._trace)
         self.trace.layout.display = "none"
         super().__init__([buttons, copies, self.devices, self.message, self.live, self.result, self.trace])
-        self._enable()
-
-    @property
-    def running(self) -> bool:
-        """Return whether a run is in progress, in the panel's thread or in a cell."""
-        return self._running
 
     def start(self, mode: Mode, *, resume: bool = False) -> None:
         """Start in a thread; errors in the forms are shown at once.  resume: see experiment.run."""
-        with self._changing:
-            try:
-                if self.running:
-                    raise RuntimeSetupError(
-                        "A run was asked for.", "One is in progress.", "Wait for it, or press Stop."
-                    )
-                self.message.clear()
-                self.live.show({})
-                self.result.value, self.trace.layout.display = Markup(), "none"  # no old result under a new error
-                described = self._described()
-            except Exception as error:  # nobody would see the error of a callback
-                self.message.show_exception(error)
-                return
-            self._stop.clear()
-            self._enable(running=True)  # before the thread starts, which may end at once
-        self._thread = in_background(self._work, described, mode, resume, name="workbench-run")
-
-    def stop(self) -> None:
-        """End the run at its next event, as Ctrl-C would."""
-        self._stop.set()
-        with self._changing:
-            if self.running:
-                self.message.say("Stopping at the next step ...")
-
-    def wait(self) -> None:
-        """Wait until the panel's thread is done."""
-        if self._thread is not None:
-            self._thread.join()
+        self._start(partial(self._run, mode, resume))
 
     def report(self, mode: Mode) -> Report:
         """Return the report of the forms' job on the forms' cluster.
@@ -263,10 +225,9 @@ class RunPanel(Panel):
         for report in reversed(self._finished):
             if (report.job, report.cluster, report.mode) == (job, cluster, mode) and plan in (None, report.plan):
                 return report
-        self._stop.clear()
-        self._enable(running=True)
         try:
-            return self._report_of((job, cluster, plan), mode)
+            with self._in_cell():
+                return self._report_of((job, cluster, plan), mode)
         except KeyboardInterrupt:
             request, problem = (
                 f"{'A run' if mode == 'execute' else 'A simulation'} was asked for in this cell.",
@@ -274,8 +235,6 @@ class RunPanel(Panel):
             )
             todo = "Press Resume in the panel to go on from the last completed step, then run this cell again."
             raise RuntimeSetupError(request, problem, todo if mode == "execute" else "Run this cell again.") from None
-        finally:
-            self._enable(running=False)
 
     def _described(self) -> Described:
         """Return the job and cluster of the forms, and the plan to run (None: the planner's).  Raises ConfigError for
@@ -314,20 +273,22 @@ class RunPanel(Panel):
         self._finished.append(report)
         return report
 
-    def _work(self, described: Described, mode: Mode, resume: bool) -> None:
-        show: Callable[[], None]
+    def _run(self, mode: Mode, resume: bool, described: Described) -> Callable[[], None]:
+        """Run in the panel's thread; return what shows the outcome."""
         try:
             report = self._report_of(described, mode, resume=resume, view=self.live)
-            show = partial(self._show, report, report_table(report)._repr_html_())
         except KeyboardInterrupt:
             words = "Stopped. Nothing is left running; Run starts again, Resume goes on from the last completed step."
-            show = partial(self.message.say, words)
-        except BaseException as error:
-            show = partial(self.message.show_exception, error)
-        with self._changing:  # Stop says nothing over the outcome
-            self._enable(running=False)
-            show()
-            self.keep(self.live.still + Markup(self.result.value))
+            return partial(self.message.say, words)
+        return partial(self._show, report, report_table(report)._repr_html_())
+
+    def _work(self, *work: Any) -> None:
+        super()._work(*work)
+        self.keep(self.live.still + Markup(self.result.value))
+
+    def _clear(self) -> None:
+        self.live.show({})
+        self.result.value, self.trace.layout.display = Markup(), "none"
 
     def _show(self, report: Report, table: str) -> None:
         self.message.clear()
@@ -346,11 +307,9 @@ class RunPanel(Panel):
         except ConfigError:
             return False
 
-    def _enable(self, *, running: bool | None = None) -> None:
-        """Enable the buttons that can be pressed now.  running: a run begins or has ended; None: as before."""
+    def _enable(self) -> None:
         with self._changing:
-            self._running = self._running if running is None else running
             is_valid = self._job_form.is_valid and self._cluster_form.is_valid
-            self.simulate_button.disabled = self.run_button.disabled = self._running or not is_valid
-            self.stop_button.disabled = not self._running
-            self.resume_button.disabled = self._running or not self._can_resume()
+            self.simulate_button.disabled = self.run_button.disabled = self.running or not is_valid
+            self.stop_button.disabled = not self.running
+            self.resume_button.disabled = self.running or not self._can_resume()
