@@ -221,6 +221,16 @@ Parts = Mapping[int, Ended]
 """How each surviving member ended its generation, by rank in the cluster."""
 
 
+def is_broken(parts: Parts, lost: frozenset[int]) -> bool:
+    """Return whether a generation ended because a device was lost, be it one that the others could not reach."""
+    return bool(lost) or any(ended.end == "lost" for ended in parts.values())
+
+
+def is_finished(parts: Parts, lost: frozenset[int]) -> bool:
+    """Return whether all members of a generation did all of its work."""
+    return not lost and all(ended.end == "finished" for ended in parts.values())
+
+
 class Policy(Protocol):
     """The method-specific decisions: how the work is divided, how a loss is handled, how steps are recorded."""
 

@@ -29,8 +29,8 @@ from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, r
 from workbench.methods.p_rge.worker import record_of, usable_of
 from workbench.methods.p_rge.zeroth_order import LogFile, StepLog
 from workbench.methods.training.phases import Plans
-from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, shares_of
-from workbench.runtime.commands import Generation, Parts, StepDone
+from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, is_same_work
+from workbench.runtime.commands import Generation, Parts, StepDone, is_broken
 
 TOLERATED = 1.5
 """A step may take this multiple of its first duration before its setting is changed."""
@@ -206,8 +206,7 @@ class SettingPolicy(StepPolicy):
         moved for it.
         """
         members, job = self._next_job(ready, factors)
-        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
-        return job.change.setting != self.setting or not is_same
+        return job.change.setting != self.setting or not is_same_work(generation, members, job.plan)
 
     def _fitted(self, ranks: Sequence[int], factors: Factors) -> Setting:
         """Return the setting for some devices at their speed; it is raised again, up to the requested one, when that is
@@ -262,9 +261,8 @@ class QueryPolicy(SettingPolicy):
             for record in part.records[-2:]:
                 if record.step == self.step:
                     self._add(record)
-        if lost:
-            self.now = None
-        if self.step < self.num_steps and (lost or any(ended.end == "lost" for ended in parts.values())):
+        super().ended(generation, parts, lost)
+        if self.step < self.num_steps and is_broken(parts, lost):
             self._make_lost_step(generation, results, lost)
 
     def _make_lost_step(self, generation: Generation, parts: Mapping[int, QueryResult], lost: frozenset[int]) -> None:

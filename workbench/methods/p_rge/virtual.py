@@ -10,7 +10,7 @@ from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.rank_job import Change
 from workbench.methods.training.faults import VirtualJob, VirtualPolicy
 from workbench.methods.training.phases import Plans
-from workbench.runtime.commands import Generation, Parts, StepDone
+from workbench.runtime.commands import Generation, Parts, StepDone, is_broken
 
 
 class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
@@ -47,10 +47,8 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Repeat the step of a loss, or let the others finish it."""
-        if lost:
-            self.now = None
-        is_broken = lost or any(ended.end == "lost" for ended in parts.values())
-        if not is_broken or self.step >= self.num_steps:
+        super().ended(generation, parts, lost)
+        if not is_broken(parts, lost) or self.step >= self.num_steps:
             return
         if self.prepared.options.after_loss == "repeat" or len(lost) == len(generation.members):
             self.say(f"Step {self.step + 1} is repeated")

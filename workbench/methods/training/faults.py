@@ -23,7 +23,7 @@ from workbench.methods.training.state_costs import snapshots_s
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, timetable_at
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
-from workbench.runtime.commands import Generation, Parts
+from workbench.runtime.commands import Generation, Parts, is_broken
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.fleet import fleet_of
 from workbench.runtime.virtual_devices import VirtualDevices
@@ -171,12 +171,10 @@ class VirtualTraining(VirtualPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Go back to the last snapshot after a loss (see Policy)."""
+        super().ended(generation, parts, lost)
         rule, job = generation.job.job.snapshot, generation.job
-        if lost:
-            self.now = None
-        is_broken = lost or any(ended.end == "lost" for ended in parts.values())
         begins = self._timetable.number(self._timetable.epoch_of(self._step)[0], 0)
-        last = rule.last(self._step) if is_broken else self._step
+        last = rule.last(self._step) if is_broken(parts, lost) else self._step
         if rule.to == "disk":
             self._step = max(last, begins)
             return
@@ -187,7 +185,7 @@ class VirtualTraining(VirtualPolicy):
         step, homes = self._snapshot
         homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
         self._snapshot = step, homes
-        if is_broken:
+        if is_broken(parts, lost):
             self._step = max(step if all(homes.values()) else 0, begins)
 
 

@@ -18,7 +18,7 @@ from workbench.methods.common.rank_results import RankResult
 from workbench.methods.training.interrupted import Interrupted, take_up
 from workbench.methods.training.phases import Plans, RankJob
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy
-from workbench.runtime.commands import Generation, Parts, StepDone
+from workbench.runtime.commands import Generation, Parts, StepDone, is_broken, is_finished
 from workbench.runtime.snapshot import Position
 
 LEAST_FALL = 0.01
@@ -158,9 +158,8 @@ class TrainingPolicy(StepPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Store the results of a generation; after a loss the folder determines where the next one begins."""
-        if lost:
-            self.now = None
-        self._some_lost = bool(lost) or any(ended.end == "lost" for ended in parts.values())
+        super().ended(generation, parts, lost)
+        self._some_lost = is_broken(parts, lost)
         self.results = [ended.part for _, ended in sorted(parts.items()) if ended.part is not None]
         self._trained = {name for result in self.results for name in result.trained} or self._trained
         self._in_memory = {rank: snapshots for rank, snapshots in self._in_memory.items() if rank not in lost}
@@ -168,7 +167,7 @@ class TrainingPolicy(StepPolicy):
         for name in {name for result in self.results for name in result.spent_s}:
             most_s = max(result.spent_s.get(name, 0.0) for result in self.results)
             self.spent_s[name] = self.spent_s.get(name, 0.0) + most_s
-        is_over = not lost and all(ended.end == "finished" for ended in parts.values())
+        is_over = is_finished(parts, lost)
         if self._converged is not None:
             is_over = self._up_to(self.last.job, self._converged).epochs == self._converged
             if not is_over:  # a device was lost before it had saved its part

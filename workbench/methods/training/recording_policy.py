@@ -20,7 +20,7 @@ from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import Progress, show_device
 from workbench.methods.common.session import LOADING, WAITING
 from workbench.planners.pace import Pace
-from workbench.runtime.commands import Generation, Parts, Policy, StepDone
+from workbench.runtime.commands import Generation, Parts, Policy, StepDone, is_finished
 from workbench.runtime.coordinator import Coordinator
 from workbench.runtime.devices import Devices
 from workbench.runtime.fleet import Fleet, fleet_of
@@ -155,7 +155,7 @@ class OncePolicy(RecordingPolicy):
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Take the results, unless it is to be done again."""
-        if not lost and all(ended.end == "finished" for ended in parts.values()):
+        if is_finished(parts, lost):
             self.results = [ended.part for _, ended in sorted(parts.items())]
 
     def differs(self, generation: Generation, ready: Ranks, factors: Factors) -> bool:

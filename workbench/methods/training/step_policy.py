@@ -25,7 +25,7 @@ from workbench.methods.training.phases import PhasedJob, Plans
 from workbench.methods.training.recording_policy import RecordingPolicy
 from workbench.methods.training.state_costs import repartition_s, substitution
 from workbench.methods.training.timetable import Timetable
-from workbench.runtime.commands import Generation, StepDone
+from workbench.runtime.commands import Generation, Parts, StepDone
 
 REAL_REGROUP_S = 1.0
 """Seconds in which real devices form another group (measured: 1.3 to 1.6 s with the end of a step, on a busy
@@ -188,6 +188,11 @@ class StepPolicy(RecordingPolicy):
         """Count a step."""
         self._step = max(self._step, done.step + 1)
 
+    def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
+        """Forget the plan after a loss: all remaining devices get a new one (see Policy)."""
+        if lost:
+            self.now = None
+
     def charged(self, charges: Mapping[str, float]) -> None:
         """Take the present charge of devices (see Policy)."""
         self._charges = dict(charges)
@@ -217,8 +222,7 @@ class StepPolicy(RecordingPolicy):
         """
         self.factors = dict(factors)
         members, job = self._next_job(ready, factors)
-        is_same = members == generation.members and shares_of(job.plan) == shares_of(generation.plan)
-        if self.now is None or is_same:
+        if self.now is None or is_same_work(generation, members, job.plan):
             return False
         try:
             self._require_room(generation, factors)
@@ -329,7 +333,12 @@ def timetable_at(members: Sequence[int], job: PhasedJob, factors: Factors) -> Ti
     return Timetable(slow_links, job.profile.part(range(len(members)), slower))
 
 
-def shares_of(plan: Plan) -> tuple[Any, ...]:
+def is_same_work(generation: Generation, members: Ranks, plan: Plan) -> bool:
+    """Return whether the members of a generation keep their shares of the computation under another plan."""
+    return members == generation.members and _shares_of(plan) == _shares_of(generation.plan)
+
+
+def _shares_of(plan: Plan) -> tuple[Any, ...]:
     """Return each device's share of the computation."""
     assignments = (
         (first, tuple((stage.start, stage.stop, stage.shares) for stage in stages))

@@ -40,7 +40,7 @@ from workbench.methods.galaxy_plus.serving.rescheduler import Rescheduler, means
 from workbench.methods.galaxy_plus.serving.worker import SERVING
 from workbench.methods.training.recording_policy import OncePolicy
 from workbench.models.sharding import ShardSpec, shard_spec
-from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone
+from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone, is_broken
 from workbench.runtime.fleet import Fleet
 from workbench.runtime.memory import MemoryReading
 
@@ -331,7 +331,7 @@ class ServingPolicy:
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Repeat the request that was in service when a device was lost."""
-        if not lost and all(ended.end != "lost" for ended in parts.values()):
+        if not is_broken(parts, lost):
             next_plan = self.rescheduler.wanted
             if next_plan not in (-1, self.rescheduler.current) and self._is_tight(self.log.plans[next_plan]):
                 self.rescheduler.paused(self.now_s)
