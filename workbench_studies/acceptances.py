@@ -5,12 +5,11 @@ The texts are those of `workbench reproduce compare acceptance`, the drafts thos
 
 from __future__ import annotations
 
-import json
 import sys
 
 from workbench.core.acceptances import Acceptance, acceptances_in
 from workbench.core.catalogue import data_folder
-from workbench.core.serial import to_builtins, write_text
+from workbench.core.serial import write_json
 from workbench.methods.galaxy_plus.serving.draft_advice import draft_names
 from workbench.models.sharding import model_layout
 from workbench_studies.papers.compare.acceptance import MODEL, PROMPTS, TOKENS, measured
@@ -37,7 +36,7 @@ def main() -> None:
                 command="python -m workbench_studies.acceptances",
             )
         )
-        write_text(path, json.dumps(to_builtins(known), indent=1) + "\n")
+        write_json(path, known)
 
 
 if __name__ == "__main__":

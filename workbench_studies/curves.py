@@ -7,7 +7,6 @@ samples seen by a device) have no curve.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -22,7 +21,7 @@ from workbench.core.catalogue import data_folder, load_cluster
 from workbench.core.curves import DIVIDING, Curve, curves_in
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
-from workbench.core.serial import to_builtins, write_text
+from workbench.core.serial import write_json
 from workbench.runs.advice import combinations
 from workbench.tasks import load_task
 
@@ -75,7 +74,7 @@ def main(
             sys.stdout.write(f"{name}\n")
             sys.stdout.flush()
             curves.append(curve(job, chosen, f"python -m workbench_studies.curves --seeds {seeds}"))
-            write_text(path, json.dumps(to_builtins(curves), indent=1) + "\n")
+            write_json(path, curves)
 
 
 if __name__ == "__main__":

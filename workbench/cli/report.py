@@ -9,7 +9,7 @@ import typer
 
 from workbench.cli.output import Json, print_json, print_text
 from workbench.core.files import require_writable
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import write_json
 
 
 def report(
@@ -28,7 +28,7 @@ def report(
 
     board = board_report(name)
     if share is not None:
-        write_text(share, to_json(board) + "\n")
+        write_json(share, board)
     if as_json or share is None:
         print_json(board)
     else:

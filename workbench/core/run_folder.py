@@ -21,7 +21,7 @@ from pathlib import Path
 from workbench.core import processes
 from workbench.core.errors import WorkbenchError, WriteError
 from workbench.core.processes import ProcessId, note_process, remove_run_folder
-from workbench.core.serial import from_json, to_json, write_text
+from workbench.core.serial import from_json, write_json
 from workbench.core.units import size_words
 
 _PREFIX = "workbench-run-"
@@ -76,7 +76,7 @@ def make_run_folder() -> Path:
     sweep_stale_folders()
     require_temporary_space()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_base()))
-    write_text(folder / _OWNER, to_json(Owner.current()))
+    write_json(folder / _OWNER, Owner.current())
     return folder
 
 

@@ -175,6 +175,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as a JSON file, completely or not at all (see to_json, whole_file).  Raises WriteError."""
+    write_text(path, to_json(value) + "\n")
+
+
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError
 from workbench.core.schedule import COLLECTIVES, SEND, Op
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import write_json
 
 Source = Literal["simulated", "emulated", "real"]
 Fidelity = Literal["", "kernel", "paced"]
@@ -84,7 +84,7 @@ class SourcedReport:
     def write(self, path: Path | str) -> Path:
         """Write the report as JSON, completely or not at all, and return its path."""
         path = Path(path)
-        write_text(path, to_json(self) + "\n")
+        write_json(path, self)
         return path
 
 

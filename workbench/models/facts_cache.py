@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from workbench.assets.fetch import cache_folder
 from workbench.core.errors import ConfigError
-from workbench.core.serial import read_stored, text_digest, to_json, write_text
+from workbench.core.serial import read_stored, text_digest, write_json
 from workbench.models.hub import has_weights, locate, shape_settings
 
 FORMAT = 1
@@ -33,7 +33,7 @@ def cached_facts(name: str, kind: type[T], find: Callable[[], T]) -> T:
     if facts is None:
         facts = find()
         with contextlib.suppress(ConfigError):  # a cache that cannot be written
-            write_text(path, to_json(facts) + "\n")
+            write_json(path, facts)
     return facts
 
 

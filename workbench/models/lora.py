@@ -256,4 +256,16 @@ def save_lora(
         "bias": "none",
         "inference_mode": True,
     }
+    write_peft_config(folder, described)
+
+
+def read_peft_config(folder: Path) -> dict[str, Any]:
+    """Return peft's description of what a folder holds."""
+    described: dict[str, Any] = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))
+    return described
+
+
+def write_peft_config(folder: Path, described: Mapping[str, Any]) -> None:
+    """Write peft's description of what a folder holds."""
+    # In ASCII: peft opens it in the encoding of the reader's system.
     write_text(folder / PEFT_CONFIG, json.dumps(described, indent=1) + "\n")

@@ -5,7 +5,6 @@ The whole model is written as transformers reads it: a folder, which needs neith
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection
 from pathlib import Path
@@ -22,7 +21,7 @@ from workbench.core.serial import write_text
 from workbench.models.chat_template import TEMPLATE_FILE
 from workbench.models.configuration import is_tiny, model_config
 from workbench.models.loading import load_model
-from workbench.models.lora import PEFT_CONFIG, PEFT_WEIGHTS, PeftTask
+from workbench.models.lora import PEFT_WEIGHTS, PeftTask, read_peft_config
 from workbench.models.partial_loading import parameters_on_meta
 from workbench.models.quiet import quiet_transformers
 from workbench.models.saving import published, published_model, require_floats, save_tokenizer
@@ -38,7 +37,7 @@ def merged_lora(name: str, folder: Path) -> Any:
     Raises ConfigError if the matrices do not fit the model.
     """
     request = f"The LoRA matrices in '{folder}' were to be merged into '{name}'."
-    settings = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))
+    settings = read_peft_config(folder)
     state = require_floats(load_file(folder / PEFT_WEIGHTS), request)
     task, shape = settings["task_type"], published(name, settings["task_type"])
     assert shape is not None, "so it was saved"

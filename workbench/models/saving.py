@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder, whole_file
 from workbench.core.names import FloatType
-from workbench.core.serial import from_json, shown, to_json, user_path, write_text
+from workbench.core.serial import from_json, shown, user_path, write_json, write_text
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.configuration import is_tiny, local_folder, model_config, stored_weights
 from workbench.models.families import family_of
@@ -74,7 +74,7 @@ def save_adapter(
     # Loading checks names and shapes now, so that errors do not surface later.
     _build(description.config, state, f"The adapter for '{folder}'")
     save_tensors(folder / WEIGHTS, state)
-    write_text(folder / DESCRIPTION, to_json(description) + "\n")
+    write_json(folder / DESCRIPTION, description)
     return folder
 
 
@@ -184,7 +184,7 @@ def save_trained(
     full_description = replace(
         description, model=kept_name(name), config=replace(config, label_mean=0.0, label_std=1.0)
     )
-    write_text(folder / TRAINED_DESCRIPTION, to_json(full_description) + "\n")
+    write_json(folder / TRAINED_DESCRIPTION, full_description)
     return folder
 
 

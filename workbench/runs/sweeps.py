@@ -19,7 +19,7 @@ from workbench.core.files import make_folder
 from workbench.core.processes import ProcessId, note_process
 from workbench.core.report import Report
 from workbench.core.run_folder import scratch_folder, uninterrupted
-from workbench.core.serial import from_json, shown, to_json, write_text
+from workbench.core.serial import from_json, shown, to_json, write_json, write_text
 from workbench.core.waiting import as_finished
 from workbench.methods.base import Notify
 from workbench.runs.comparison import reports_frame
@@ -166,7 +166,7 @@ def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
         **parts,
         "job": point.job,
     }
-    write_text(failed, to_json(said) + "\n")
+    write_json(failed, said)
     return Done(point, None, result)
 
 

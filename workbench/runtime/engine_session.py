@@ -19,7 +19,7 @@ from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import MessageError, RuntimeSetupError
 from workbench.core.processes import ProcessId, note_process, remove_run_folder
 from workbench.core.run_folder import make_run_folder, start_janitor
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import write_json
 from workbench.core.threads import in_background
 from workbench.runtime.engine import SETTINGS_FILE, START_TIMEOUT_S, EngineSettings
 from workbench.runtime.engine_slots import EngineSlot, Inbox
@@ -273,7 +273,7 @@ class EngineSession:
             self.endpoints = self._network.endpoints
         owner = ProcessId.of(os.getpid())
         settings = EngineSettings(owner_pid=owner.pid, owner_started=owner.started, endpoints=self.endpoints)
-        write_text(folder / SETTINGS_FILE, to_json(settings))
+        write_json(folder / SETTINGS_FILE, settings)
         for slot in self.slots:
             slot.open(max(0.0, deadline_s - time.monotonic()))
         for number, slot in enumerate(self.slots):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from workbench.core.errors import ConfigError, check_choice
-from workbench.core.serial import read_stored, text_digest, to_json, write_text
+from workbench.core.serial import read_stored, text_digest, to_json, write_json
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.zeroth_order import (
     FirstOrder,
@@ -252,4 +252,4 @@ class QueryTraining:
 
     def _keep(self) -> None:
         if self._curve_path is not None:
-            write_text(self._curve_path, to_json(self.curve) + "\n")
+            write_json(self._curve_path, self.curve)

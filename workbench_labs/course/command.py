@@ -11,7 +11,7 @@ import typer
 from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import write_json
 
 
 def labs(
@@ -47,7 +47,7 @@ def labs(
                 f"'{place}' is there already.",
                 "Remove it first, if it is an older one of yours.",
             )
-        write_text(place, to_json(work) + "\n")
+        write_json(place, work)
         solved = sum(bool(answer.passed) for answer in work.answers.values())
         print_text(f"Handed in: lab {work.lab}, {work.student}, {solved} exercises solved; {place}")
         return
@@ -57,7 +57,7 @@ def labs(
     if action == "collect":
         make_folder(to)
         for work in works:
-            write_text(to / f"{work.lab}-{work.student}.json", to_json(work) + "\n")
+            write_json(to / f"{work.lab}-{work.student}.json", work)
         following = f" Next: workbench labs grade {shlex.quote(str(to))}" if works else ""
         print_text(f"{len(works)} hand-ins in {to}; {len(refused)} files left out.{following}")
         return

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.files import make_folder
-from workbench.core.serial import to_json, write_text
+from workbench.core.serial import write_json, write_text
 from workbench.core.units import counted
 from workbench_labs.course.isolation import foreign_function, require_isolation
 from workbench_labs.course.lab import Answer, Guess, HandIn, exercises_of
@@ -190,7 +190,7 @@ def write_grades(grades: Sequence[Grade], works: Sequence[HandIn], folder: Path)
     make_folder(folder)
     index, table, data = (folder / name for name in ("index.html", "grades.csv", "grades.json"))
     write_text(table, csv_of(grades))
-    write_text(data, to_json([(grade.lab, grade.student, grade.exercise, grade.verdict.points) for grade in grades]))
+    write_json(data, [(grade.lab, grade.student, grade.exercise, grade.verdict.points) for grade in grades])
     sections = [_points(grades), _guesses(works), _explanations(works)]
     write_text(index, page("What was handed in", Markup("\n").join(filter(None, sections))))
     return [index, table, data]

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.files import make_folder
-from workbench.core.serial import from_json, listed, read_text, to_json, write_text
+from workbench.core.serial import from_json, listed, read_text, write_json
 from workbench.core.units import counted, three_figures
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short, usable
@@ -237,7 +237,7 @@ class Lab:
     def _keep(self, **changes: Any) -> None:
         work = replace(self.work, **changes)
         make_folder(self._path.parent)
-        write_text(self._path, to_json(work) + "\n")
+        write_json(self._path, work)
         self.work = work
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.catalogue import data_folder
-from workbench.core.serial import from_json, read_text, to_json, write_text
+from workbench.core.serial import from_json, read_text, write_json
 
 _WORK = re.compile(r"^\| Time \| about (\d+) minutes", re.MULTILINE)
 
@@ -58,4 +58,4 @@ def measured() -> dict[str, Measured]:
 
 def keep(lab: str, taken: Measured) -> None:
     """Write what a lab's cells took, in place of an earlier measurement of it."""
-    write_text(measured_file(), to_json(dict(sorted((measured() | {lab: taken}).items()))) + "\n")
+    write_json(measured_file(), dict(sorted((measured() | {lab: taken}).items())))

@@ -24,7 +24,7 @@ from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import WorkbenchError
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
-from workbench.core.serial import write_text
+from workbench.core.serial import write_json
 from workbench.experiment import environment, run
 from workbench.profiler.timing import tiny
 from workbench.runs.advice import Choice, advise
@@ -111,7 +111,7 @@ def bench(
             points = [point for point in points if (point["setting"], point["what"]) != (number, choice.name)]
             points.append(_executed(choice, cluster, number, place == 0, progress))
             if path is not None:
-                write_text(path, json.dumps(_result(chosen_names, points), indent=1) + "\n")
+                write_json(path, _result(chosen_names, points))
     return _result(chosen_names, points)
 
 

@@ -19,7 +19,7 @@ from workbench.cli.output import Json, Png, print_json, print_table, print_text,
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder, require_writable
 from workbench.core.methods import title_of
-from workbench.core.serial import to_builtins, to_json, write_text
+from workbench.core.serial import to_builtins, write_json, write_text
 from workbench.core.units import with_capital
 from workbench_studies.papers import COMPARE, PAPERS, Item, Result, Settings, Table, find_item, items_of
 from workbench_studies.papers.result import DRAWS, LIMIT_S, Number, Row
@@ -48,7 +48,7 @@ def write(
     for item, result in done:
         drawn = item.draw(result)
         path = folder / f"{item.name}.json"
-        write_text(path, to_json(result))
+        write_json(path, result)
         written.append(path)
         written += [write_html(figure, folder / f"{name}.html") for name, _, figure in drawn]
         figures += drawn

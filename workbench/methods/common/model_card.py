@@ -4,7 +4,6 @@ loads it.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from workbench.core.job import Job
 from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.serial import shown
 from workbench.models.configuration import is_tiny
-from workbench.models.lora import PEFT_CONFIG
+from workbench.models.lora import PEFT_CONFIG, read_peft_config
 from workbench.models.saving import WHOLE_MODEL
 from workbench.tasks.task import Kind
 from workbench.tasks.wording import Prompt
@@ -232,7 +231,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
         )
         if {"precision", "backbone_dtype"} & set(about.job.options):
             description += " It computes with the base model's own weights, not with those in few bits of the training."
-        shape = json.loads((folder / PEFT_CONFIG).read_text(encoding="utf-8"))["task_type"]
+        shape = read_peft_config(folder)["task_type"]
         if shape == "TOKEN_CLS":
             filled["settings"] += f", num_labels={len(about.class_names) or 1}"
             return (

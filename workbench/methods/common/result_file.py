@@ -10,7 +10,7 @@ from typing import Any
 from workbench.core.files import files_digest
 from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
-from workbench.core.serial import from_json, read_text, to_json, user_path, write_text
+from workbench.core.serial import from_json, read_text, user_path, write_json, write_text
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models.configuration import local_folder
 from workbench.models.saving import kept_name
@@ -64,8 +64,13 @@ def write_result(report: Report, prepared: Any, technique: str) -> None:
         source=f"{task.source or job.task}; {trained} training samples",
         digests={name: samples_digest(task, name) for name in SPLITS},
     )
+    write_description(folder, about)
+
+
+def write_description(folder: Path, about: Result) -> None:
+    """Write a result's model card and result.json."""
     write_text(folder / CARD, model_card(folder, about))
-    write_text(folder / RESULT, to_json(about) + "\n")
+    write_json(folder / RESULT, about)
 
 
 def _fields_of(prompt: Prompt) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from the report.  Paths of this computer are taken out before.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from pathlib import Path
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.run_folder import scratch_folder
-from workbench.core.serial import shown, to_json, write_text
-from workbench.methods.common.model_card import CARD, HUB_NAMES, Result, model_card
+from workbench.core.serial import shown
+from workbench.methods.common.model_card import HUB_NAMES, Result
 from workbench.methods.common.result import LoadedResult, load_result
-from workbench.methods.common.result_file import RESULT, find_result, read_result
-from workbench.models.lora import PEFT_CONFIG
+from workbench.methods.common.result_file import RESULT, find_result, read_result, write_description
+from workbench.models.lora import PEFT_CONFIG, read_peft_config, write_peft_config
 from workbench.models.saving import WHOLE_MODEL
 
 
@@ -79,14 +78,12 @@ def from_pretrained(place: Path | str, *, token: str | None = None) -> LoadedRes
 def _take_paths_out(folder: Path, about: Result) -> None:
     """Write result.json, the card and peft's description again, without paths of this computer."""
     base = HUB_NAMES.get(about.job.model, about.job.model)
-    if (described := folder / PEFT_CONFIG).is_file():
-        settings = json.loads(described.read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
-        write_text(described, json.dumps(settings, indent=1) + "\n")
+    if (folder / PEFT_CONFIG).is_file():
+        write_peft_config(folder, read_peft_config(folder) | {"base_model_name_or_path": base})
     data, model = about.job.data, about.job.model
     job = replace(about.job, data=None if data is None else Path(data).name, model=_named(model))
     about = replace(about, job=job)
-    write_text(folder / CARD, model_card(folder, about))
-    write_text(folder / RESULT, to_json(about) + "\n")
+    write_description(folder, about)
 
 
 def _named(model: str) -> str:
