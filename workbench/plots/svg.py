@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape, unescape
 
 from workbench.plots import style
@@ -37,9 +37,15 @@ DARK = {
     "dark-grey": "#C4C4C4",
     "alert": "#FF8A80",
 }
-"""The variables of the page's style sheet on a dark page, as widgets/live.css has them."""
+"""The variables of the page's style sheet on a dark page.  widgets/live.css and server/page.html have the same, by a
+test."""
 CHARACTER = 0.53
 """Mean width of a character relative to the size of its type."""
+
+
+def variables(colours: Mapping[str, str]) -> str:
+    """Return the declarations of variables in a style sheet, from such as DARK."""
+    return "".join(f"--workbench-{name}:{colour};" for name, colour in colours.items())
 
 
 def themed(colour: str) -> str:
@@ -114,8 +120,8 @@ def as_images(page: str) -> str:
     A notebook that its reader does not trust, such as one that a batch has run, shows images; of a drawing in its page
     it leaves the words alone.  An image follows a dark page by itself.
     """
-    dark = "".join(f"--workbench-{name}:{colour};" for name, colour in DARK.items())
-    rules = f"svg{{font-family:Helvetica,Arial,sans-serif}}@media (prefers-color-scheme: dark){{svg{{{dark}}}}}"
+    dark = style.DARK_PAGE(f"svg{{{variables(DARK)}}}")
+    rules = f"svg{{font-family:Helvetica,Arial,sans-serif}}{dark}"
     sheet = tag("style", rules)
 
     def image(drawing: re.Match[str]) -> str:

@@ -34,18 +34,14 @@ Point = tuple[float, float]
 Entry = tuple[str, str, str]
 """Of a legend: BOX, ARROW or DASHED, colour, words."""
 
-LIGHT = {"ink": "#1f1f1f", "muted": "#595959", "paper": "#ffffff", "ground": "#f7f7f5", "track": style.LIGHT_GREY}
-LIGHT |= {"mid-grey": style.MID_GREY, "dark-grey": style.DARK_GREY, "older": "#e4c3d5"}
-DARK = {"ink": "#e9e9e9", "muted": "#b8b8b8", "paper": "#2b2b2d", "ground": "#1d1d1f", "track": "#3d3d40"}
-DARK |= {"mid-grey": "#626266", "dark-grey": "#c4c4c4", "older": "#5f4152"}
+LIGHT = {"ground": "#f7f7f5", "older": "#e4c3d5"}
+"""The variables that only pictures have; the others have their light colours by default (see plots.svg)."""
+DARK = svg.DARK | {"paper": "#2b2b2d", "ground": "#1d1d1f", "older": "#5f4152"}
 
 
 def _sheet() -> str:
-    light, dark = (
-        "".join(f"--workbench-{name}:{colour};" for name, colour in colours.items()) for colours in (LIGHT, DARK)
-    )
-    light_rule = ".picture{" + light + "font-family:Helvetica,Arial,sans-serif}"
-    return light_rule + style.DARK_PAGE(".picture{" + dark + "}")
+    light = f".picture{{{svg.variables(LIGHT)}font-family:Helvetica,Arial,sans-serif}}"
+    return light + style.DARK_PAGE(f".picture{{{svg.variables(DARK)}}}")
 
 
 def card(title: str, description: str, *parts: str, height: float, entries: Sequence[Entry] = ()) -> str:
@@ -53,7 +49,7 @@ def card(title: str, description: str, *parts: str, height: float, entries: Sequ
 
     title, description: words for those who cannot see it.  entries: the legend's, at the bottom.
     """
-    ground = svg.box(0.5, 0.5, WIDTH - 1, height - 1, "var(--workbench-ground)", rx=10, stroke="var(--workbench-track)")
+    ground = svg.box(0.5, 0.5, WIDTH - 1, height - 1, "var(--workbench-ground)", rx=10, stroke=svg.TRACK)
     words = svg.tag("title", svg.escape(title), id="title") + svg.tag("desc", svg.escape(description), id="desc")
     foot = [legend(height - 22, *entries)] if entries else []
     return (
