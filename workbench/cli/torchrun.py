@@ -26,7 +26,7 @@ from workbench.core.files import make_folder
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.report import Report
-from workbench.core.serial import from_json, read_text
+from workbench.core.serial import read_json
 from workbench.experiment import run, run_name
 from workbench.methods.calls import CALLS
 from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_file
@@ -67,8 +67,8 @@ def command(
     speed.
     """
     if job_file is not None:
-        job = from_json(read_text(job_file, "the job"), Job, source=f"'{job_file}'")
-    plan = None if plan_file is None else from_json(read_text(plan_file, "the plan"), Plan, source=f"'{plan_file}'")
+        job = read_json(job_file, Job, "the job")
+    plan = None if plan_file is None else read_json(plan_file, Plan, "the plan")
     described = load_cluster(cluster)
     run_report = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
     if report is not None:

@@ -14,7 +14,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.serial import LARGEST_TEXT, from_json, read_text, shown
+from workbench.core.serial import LARGEST_TEXT, read_json, shown
 from workbench.core.step_parts import StepParts
 from workbench.core.timeline import BUSY_OVERRUN_SHARE, INVALID_MARK, SourcedReport, Timeline
 from workbench.core.units import counted
@@ -189,7 +189,7 @@ class Report(SourcedReport):
         """Read a report.  Raises ConfigError if the file is missing or too large, is no report, or contradicts itself
         (see faults).
         """
-        report = from_json(read_text(path, "the report", most_bytes=most_bytes), cls, source=f"'{path}'")
+        report = read_json(path, cls, "the report", most_bytes=most_bytes)
         if fault := next(report.faults(), None):
             raise ConfigError(
                 f"Asked to read the report '{shown(str(path))}'.", f"{fault}.", "Take a copy of it, or run again."

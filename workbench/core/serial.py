@@ -194,6 +194,11 @@ _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 
 
+def read_json(path: Path | str, kind: type[T], what: str, *, most_bytes: int = LARGEST_TEXT) -> T:
+    """Return the content of a JSON file that a user named.  Raises ConfigError like read_text and from_json."""
+    return from_json(read_text(path, what, most_bytes=most_bytes), kind, source=f"'{path}'")
+
+
 def read_stored(path: Path, kind: type[T]) -> T | None:
     """Return a file's content from an earlier run; None if it is missing, truncated, or written by another version."""
     with contextlib.suppress(OSError, ConfigError):
@@ -215,7 +220,7 @@ def read_records(path: Path, kind: type[T], what: str) -> tuple[T, ...]:
     """Return the list in a file (see read_text); empty if there is no such file."""
     if not path.exists():
         return ()
-    return from_json(read_text(path, what), cast(Any, tuple[kind, ...]), source=f"'{path}'")  # type: ignore[valid-type]
+    return read_json(path, cast(Any, tuple[kind, ...]), what)  # type: ignore[valid-type]
 
 
 def _require_known_fields(kind: inspect.Type, data: msgspec.Raw, source: str) -> None:

@@ -26,7 +26,7 @@ from workbench.core.medium import Medium
 from workbench.core.methods import registered
 from workbench.core.ranges import Seconds, Share
 from workbench.core.report import Report, median_s
-from workbench.core.serial import from_json, read_text, shown
+from workbench.core.serial import read_json, shown
 from workbench.runs.history import one_report
 from workbench.tasks import TASKS
 
@@ -140,7 +140,7 @@ class BoardReport:
 
 def read_board_report(path: Path) -> BoardReport:
     """Read a file that somebody has sent.  Raises ConfigError if it is missing, too large, or not of this form."""
-    return from_json(read_text(path, "the board report", most_bytes=LARGEST_FILE), BoardReport, source=f"'{path}'")
+    return read_json(path, BoardReport, "the board report", most_bytes=LARGEST_FILE)
 
 
 def board_report(name: str, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> BoardReport:

@@ -20,7 +20,7 @@ from workbench.core.job import Job
 from workbench.core.report import Report
 from workbench.core.run_files import IDENTITY, PLAN, REPORT, TAGS, remove_run_files
 from workbench.core.sealed import read_lines
-from workbench.core.serial import from_json, read_text, shown, to_json, write_text
+from workbench.core.serial import from_json, read_json, read_text, shown, to_json, write_text
 from workbench.core.summary import main_metric
 from workbench.core.units import counted, duration_words
 from workbench.runs.comparison import results_in_words, results_of
@@ -316,7 +316,7 @@ def _devices(folder: Path) -> tuple[str, ...]:
 def _tags(folder: Path) -> tuple[str, ...]:
     if not (path := folder / TAGS).exists():
         return ()
-    return from_json(read_text(path, "the run's tags", most_bytes=LARGEST_OTHER), Tags, source=f"'{path}'").tags
+    return read_json(path, Tags, "the run's tags", most_bytes=LARGEST_OTHER).tags
 
 
 def _is_locked(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from workbench.core.errors import ConfigError, check_choice, did_you_mean
 from workbench.core.files import make_folder
-from workbench.core.serial import from_json, listed, read_text, write_json
+from workbench.core.serial import listed, read_json, write_json
 from workbench.core.units import counted, three_figures
 from workbench.widgets import output_folder
 from workbench_labs.course.verdict import Exercise, Verdict, in_short, usable
@@ -96,8 +96,7 @@ class HandIn:
     @classmethod
     def read(cls, path: Path) -> HandIn:
         """Read a file.  Raises ConfigError if it is none, too large, or of a version that is not known."""
-        text = read_text(path, "the hand-in", most_bytes=LARGEST_HAND_IN)
-        return from_json(text, cls, source=f"the hand-in '{path}'")
+        return read_json(path, cls, "the hand-in", most_bytes=LARGEST_HAND_IN)
 
 
 def exercises_of(lab: str) -> dict[str, Exercise]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.core.catalogue import data_folder
-from workbench.core.serial import from_json, read_text, write_json
+from workbench.core.serial import read_json, write_json
 
 _WORK = re.compile(r"^\| Time \| about (\d+) minutes", re.MULTILINE)
 
@@ -53,7 +53,7 @@ def measured() -> dict[str, Measured]:
     path = measured_file()
     if not path.exists():
         return {}
-    return from_json(read_text(path, "the labs' minutes"), dict[str, Measured], source=f"'{path}'")
+    return read_json(path, dict[str, Measured], "the labs' minutes")
 
 
 def keep(lab: str, taken: Measured) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
 from workbench.core.published import PaperValue, constants_of, values_of
-from workbench.core.serial import from_json, load_or_compute, read_text
+from workbench.core.serial import load_or_compute, read_json
 
 Source = Literal["simulated", "executed", "computed"]
 Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
@@ -228,5 +228,5 @@ def shipped_result(paper: str, item: str) -> Result | None:
     """Return an item's result that comes with the project; None if there is none."""
     for path in (paper_folder(paper) / "results" / f"{item}.json", data_folder() / "papers" / paper / f"{item}.json"):
         if path.is_file():
-            return from_json(read_text(path, "the result"), Result, source=f"'{path}'")
+            return read_json(path, Result, "the result")
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from workbench.core.files import files_digest
 from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
-from workbench.core.serial import from_json, read_text, user_path, write_json, write_text
+from workbench.core.serial import read_json, user_path, write_json, write_text
 from workbench.methods.common.model_card import CARD, Result, model_card
 from workbench.models.configuration import local_folder
 from workbench.models.saving import kept_name
@@ -95,4 +95,4 @@ def find_result(place: Path | str) -> Path | None:
 
 def read_result(folder: Path) -> Result:
     """Return what a folder's result.json says.  Raises ConfigError if it is damaged."""
-    return from_json(read_text(folder / RESULT, "the result"), Result, source=f"'{folder / RESULT}'")
+    return read_json(folder / RESULT, Result, "the result")

@@ -18,7 +18,7 @@ from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.core.ranges import Count, Interval, Seconds, Seed, Slowness, Tokens, require_ranges
-from workbench.core.serial import from_json, read_text
+from workbench.core.serial import read_json
 from workbench.core.spread import percentile
 from workbench.core.timeline import SourcedReport
 
@@ -316,7 +316,7 @@ class ServingReport(SourcedReport):
     @classmethod
     def read(cls, path: Path | str) -> ServingReport:
         """Read a report.  Raises ConfigError if the file is missing or is not a report."""
-        return from_json(read_text(path, "the serving report"), cls, source=f"'{path}'")
+        return read_json(path, cls, "the serving report")
 
 
 def by_step(step_s: float, num_steps: int, spans: Iterable[tuple[float, float, float]]) -> list[float]:
