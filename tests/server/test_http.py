@@ -170,6 +170,12 @@ def test_what_is_wrong_or_too_much_is_refused_in_a_sentence(body: Any, status: i
     assert reply.json()["error"]["message"].endswith(".")
 
 
+def test_brackets_that_are_nested_too_deep_are_refused(address: str) -> None:
+    body = '{"unknown": ' + "[" * 5000 + "]" * 5000 + "}"
+    reply = post(f"{address}/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400 and "cannot be read" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "said"),
     [

@@ -21,7 +21,7 @@ import msgspec
 
 from workbench.core.errors import ConfigError, DamagedError
 from workbench.core.files import whole_file
-from workbench.core.serial import from_json, shown
+from workbench.core.serial import NOT_JSON, from_json, shown
 from workbench.core.units import with_capital
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def lines_of(data: bytes) -> Lines:
     for number, line in enumerate(complete.split(b"\n") if newline else (), start=1):
         try:
             content, line_seal = msgspec.json.decode(line, type=tuple[msgspec.Raw, str])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             damage = f"line {number} was changed after it was written"
             break
         if line_seal != (expected := digest(seal, content)):

@@ -27,6 +27,10 @@ _CHUNK_BYTES = 1 << 20
 MOST_LISTED = 20
 
 
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is not JSON, or not of the expected type, or nested too deep."""
+
+
 def to_json(value: Any, *, indent: int = 1) -> str:
     """Return a core dataclass as JSON text; NamedTuples become arrays."""
     return msgspec.json.format(msgspec.json.encode(value), indent=indent).decode()
@@ -50,7 +54,7 @@ def from_json(text: str | bytes, kind: type[T], *, source: str = "JSON text") ->
     """
     try:
         value = msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise _malformed(kind, source, error, lambda: msgspec.json.decode(text)) from error
     _require_known_fields(
         _type_info(cast(Any, kind)), msgspec.Raw(text.encode() if isinstance(text, str) else text), source
@@ -302,12 +306,6 @@ def _found(decode_all: Callable[[], Any], path: str) -> str:
         value = decode_all()
         for step in _STEP.finditer(path):
             value = value[step[1] or int(step[2])]
-    except (
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-        LookupError,
-        TypeError,
-    ):  # LookupError: '[...]', an unnamed entry
+    except (*NOT_JSON, LookupError, TypeError):  # LookupError: '[...]', an unnamed entry
         return ""
     return f" = {shown(repr(value) if isinstance(value, str) else value)}"

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from workbench.core.errors import MissingDataError, WriteError
 from workbench.core.files import advice, whole_file
-from workbench.core.serial import shown
+from workbench.core.serial import NOT_JSON, shown
 
 T = TypeVar("T")
 DTYPES = {
@@ -251,7 +251,7 @@ class _Entry:
 def _decoded(path: Path, data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ValueError(f"'{path}' is malformed: {error}") from error
 
 

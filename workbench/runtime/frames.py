@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from workbench.core.errors import MessageError
-from workbench.core.serial import shown
+from workbench.core.serial import NOT_JSON, shown
 from workbench.core.units import with_capital
 from workbench.runtime.ssh_agent import CHUNK, ENGINE, HEADER, JSON
 
@@ -177,7 +177,7 @@ def decode_json(data: bytes | msgspec.Raw, kind: Any, expected: str) -> Any:
     """Decode an agent's JSON.  Raises MessageError, which names `expected`."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise foreign(expected, str(error)) from error
 
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from workbench.core.ranges import Share
+from workbench.core.serial import NOT_JSON
 from workbench.models.chat_template import Message
 from workbench.models.generation import Sampling, Temperature, TextSeed
 from workbench.models.text import MAX_STOP_WORDS, MAX_TOKENS, TextSettings
@@ -99,7 +100,7 @@ def decoded(body: bytes, kind: type[Body]) -> Body:
     """Return a request's body.  Raises Refusal that names its mistake."""
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise Refusal(400, f"The request cannot be read: {error}.") from error
 
 
