@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -39,6 +39,14 @@ class Grid:
         for axis in (self.batch_sizes, self.sequence_lengths):
             if not axis or list(axis) != sorted(set(axis)) or axis[0] <= 0:
                 raise ConfigError("A cost grid needs ascending positive axes.", f"Found {axis}.", "Sort them.")
+
+    @classmethod
+    def of(
+        cls, batch_sizes: Sequence[int], sequence_lengths: Sequence[int], seconds: Callable[[int, int], float]
+    ) -> Grid:
+        """Return a grid over some sizes.  seconds: (batch size, sequence length) -> seconds."""
+        cells = tuple(tuple(seconds(batch, length) for length in sequence_lengths) for batch in batch_sizes)
+        return cls(batch_sizes=tuple(batch_sizes), sequence_lengths=tuple(sequence_lengths), seconds=cells)
 
     def __call__(self, batch: int, sequence_length: int) -> float:
         """Return the seconds of a batch: 0 for an empty one, extrapolated linearly outside the grid, never below 0."""

@@ -218,10 +218,9 @@ def _mean_layers(profile: Profile) -> Layers:
 
 def _mean_grid(grids: Sequence[Grid]) -> Grid:
     """Return the mean at every batch size and length at which one of the grids was measured."""
-    batch_sizes = tuple(sorted({size for grid in grids for size in grid.batch_sizes}))
-    lengths = tuple(sorted({length for grid in grids for length in grid.sequence_lengths}))
-    seconds = tuple(tuple(fmean(grid(size, length) for grid in grids) for length in lengths) for size in batch_sizes)
-    return Grid(batch_sizes=batch_sizes, sequence_lengths=lengths, seconds=seconds)
+    batch_sizes = sorted({size for grid in grids for size in grid.batch_sizes})
+    lengths = sorted({length for grid in grids for length in grid.sequence_lengths})
+    return Grid.of(batch_sizes, lengths, lambda size, length: fmean(grid(size, length) for grid in grids))
 
 
 PARADIGMS: dict[str, Callable[[Problem[Profile]], Plan]] = {

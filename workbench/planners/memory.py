@@ -138,11 +138,8 @@ def recomputing_layers(layers: Layers, disk: Device | None = None) -> Layers:
 
 def _transfers(layer: LayerProfile, seconds: Callable[[float], float]) -> Grid:
     """Return the seconds of a layer's activations, from those of so many bytes."""
-    grid = layer.times["F"]
-    cells = (
-        (seconds(layer.context_bytes(batch, length)) for length in grid.sequence_lengths) for batch in grid.batch_sizes
-    )
-    return replace(grid, seconds=tuple(map(tuple, cells)))
+    sizes = layer.times["F"]
+    return Grid.of(sizes.batch_sizes, sizes.sequence_lengths, lambda *size: seconds(layer.context_bytes(*size)))
 
 
 def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, samples: int, sequence_length: int) -> int:

@@ -9,8 +9,8 @@ descriptions.py has the counts of a single layer.  Each device's speed turns the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 from workbench.core.cluster import Cluster, Device
@@ -52,10 +52,7 @@ def analytic_profile(
 
     def profile_of(layer: int, device: Device) -> LayerProfile:
         longest = grid[batch_sizes[-1], sequence_lengths[-1]][layer]
-
-        def table(seconds: Callable[[int, int], float]) -> Grid:
-            cells = tuple(tuple(seconds(batch, length) for length in sequence_lengths) for batch in batch_sizes)
-            return Grid(batch_sizes=batch_sizes, sequence_lengths=sequence_lengths, seconds=cells)
+        table = partial(Grid.of, batch_sizes, sequence_lengths)
 
         def computed(flops: str) -> Grid:
             return table(lambda batch, length: getattr(grid[batch, length][layer], flops) / device.flops_per_s)

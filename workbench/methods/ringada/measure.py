@@ -103,8 +103,7 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int, *, c
 
         def of_input(seconds: Callable[[float], float]) -> Grid:
             sizes = forward.batch_sizes, forward.sequence_lengths
-            cells = ((seconds(layer.output_bytes(batch, length)) for length in sizes[1]) for batch in sizes[0])
-            return replace(forward, seconds=tuple(map(tuple, cells)))
+            return Grid.of(*sizes, lambda *size: seconds(layer.output_bytes(*size)))
 
         load, prefix = of_input(device.loaded_s), forward.plus(of_input(device.stored_s)) if caches else forward
         if "SF" in layer.times:  # Parallel Adapters
