@@ -4,17 +4,17 @@ V-A, 'Profiling').
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
 from workbench.core.division import PARTS, Direction, Division
-from workbench.core.plan import DISK, KEEP, Plan
+from workbench.core.plan import DISK, Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import NONE, STEP, Op, Value
 from workbench.schedules.pieces import StepLayout, boundary_of
-from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
+from workbench.schedules.recomputation import AGAIN, INPUT, READ, Size, sizes_in_layers
 from workbench.schedules.tensor import BEGIN, END
 
 SIDE_KINDS = ("SF", "SB")
@@ -118,10 +118,10 @@ def plan_costs(
         size = end - first, layout.lengths[value.microbatch]
         return opaque(sum(getattr(layer, name)(*size) for layer in rank_layers))
 
-    def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
+    def in_layer(layer: int) -> tuple[Size, Size, Size]:
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
 
-        def sized(name: str, start: int) -> Callable[[Value], Spec]:
+        def sized(name: str, start: int) -> Size:
             """Return the bytes of the layer at `start`, or none before the first."""
 
             def spec(value: Value) -> Spec:
@@ -130,11 +130,7 @@ def plan_costs(
 
             return spec
 
-        return {
-            f"{INPUT}{layer}": sized("output_bytes", layer - 1),
-            f"{CONTEXT}{layer}": sized("context_bytes", layer),
-            f"{GRADIENT}{layer}": sized("gradient_bytes", layer - 1),
-        }
+        return sized("output_bytes", layer - 1), sized("context_bytes", layer), sized("gradient_bytes", layer - 1)
 
     def crosses(value: Value) -> Spec:
         piece, length = layout.piece(value), layout.lengths[value.microbatch]
@@ -159,10 +155,6 @@ def plan_costs(
         dict.fromkeys((f"{kind}{back}" for kind in DIVIDED for back in ("", "B")), divided_s) if divisions else {}
     )
     stashed = trained if stashes_weights else {}
-    recomputed: dict[str, Callable[[Value], Spec]] = {}
-    for stage in plan.stages:
-        for layer in range(stage.start, stage.stop) if stage.activations != KEEP else ():
-            recomputed |= in_layer(layer)
     return TableCosts(
         seconds_by_kind=dict.fromkeys(COMPUTED, pass_s)
         | {STEP: lambda rank, op: profile.seconds(rank, STEP, 1, 1, *stage_layers[rank])}
@@ -175,7 +167,7 @@ def plan_costs(
             "ctx": lambda value: bytes_of("context_bytes", rank_of(value), value, layers[rank_of(value)]),
             **dict.fromkeys(("act", "side", "grad", "sgrad"), crosses),
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
-            **recomputed,
+            **sizes_in_layers(plan, in_layer),
         },
         resident_by_rank=lambda rank: resident_bytes(profile, layers.get(rank, ())) - stashed.get(rank, 0),
         cluster=cluster,

@@ -15,16 +15,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from workbench.core.costs import Spec
 from workbench.core.plan import DISK, KEEP, Plan, Stage
 from workbench.core.schedule import Op, Schedule, Value
 
 AGAIN, READ = "R", "READ"
 INPUT, CONTEXT, GRADIENT = "in", "ctx", "grad"
+Size = Callable[[Value], Spec]
+"""What gives a value's size (see TableCosts)."""
 
 
 def of_layer(value: Value, name: str, layer: int) -> Value:
     """Return the value of one layer that replaces a stage's.  name: INPUT, CONTEXT or GRADIENT."""
     return value._replace(name=f"{name}{layer}")
+
+
+def sizes_in_layers(plan: Plan, sizes: Callable[[int], tuple[Size, Size, Size]]) -> dict[str, Size]:
+    """Return the sizes of the values of those layers of a plan whose stages do not keep their activations, by name.
+
+    sizes: layer -> those of its input, its context, and the gradient of its input.
+    """
+    stages = [stage for stage in plan.stages if stage.activations != KEEP]
+    return {
+        f"{name}{layer}": size
+        for stage in stages
+        for layer in range(stage.start, stage.stop)
+        for name, size in zip((INPUT, CONTEXT, GRADIENT), sizes(layer), strict=True)
+    }
 
 
 def recompute(schedule: Schedule, plan: Plan, lowest: Callable[[int], int] = lambda microbatch: 0) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +25,7 @@ from workbench.methods.ringada.schedule import (
     Iteration,
 )
 from workbench.schedules.costs import Crossing, context_bytes, resident_bytes
-from workbench.schedules.recomputation import AGAIN, CONTEXT, GRADIENT, INPUT, READ
+from workbench.schedules.recomputation import AGAIN, CONTEXT, INPUT, READ, Size, sizes_in_layers
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def ring_costs(
         trained = profile.layers[stage.ranks[0]][max(layout.first_unfrozen(m), stage.start) : stage.stop]
         return opaque(sum(layer.context_bytes(sizes[m], lengths[m]) for layer in trained))
 
-    def in_layer(layer: int) -> dict[str, Callable[[Value], Spec]]:
+    def in_layer(layer: int) -> tuple[Size, Size, Size]:
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
 
         def kept(value: Value) -> Spec:
@@ -135,12 +135,7 @@ def ring_costs(
         def state(value: Value) -> Spec:
             return Spec((sizes[value.microbatch], crossing.tokens(layer, lengths[value.microbatch]), width))
 
-        return {f"{INPUT}{layer}": state, f"{CONTEXT}{layer}": kept, f"{GRADIENT}{layer}": state}
-
-    recomputed: dict[str, Callable[[Value], Spec]] = {}
-    for stage in plan.stages:
-        for layer in range(stage.start, stage.stop) if stage.activations != KEEP else ():
-            recomputed |= in_layer(layer)
+        return state, kept, state
 
     def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch
@@ -181,7 +176,7 @@ def ring_costs(
         bytes_by_name={
             **dict.fromkeys(("emb", "act", "mid", "grad", "side"), states),
             CONTEXT: context,
-            **recomputed,
+            **sizes_in_layers(plan, in_layer),
             "head": Spec((head_values,)),
             "mean": Spec((head_values + 3 * sum(layer.trainable_bytes // 4 for layer in profile.layers[0]),)),
             "told": Spec((2,)),
