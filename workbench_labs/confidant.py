@@ -156,12 +156,7 @@ class PartitionLab(Explorer):
                 costs.need(rank, behind, start, stop, num_stages=len(made.order)),
             )
             stashed = behind * trainable_bytes(costs.profile.layers[rank][start:stop])
-            parts[rank] = {
-                "weights": need.weights_bytes - stashed,
-                "stashed versions": stashed,
-                "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
-                "activations and messages": need.context_bytes + need.workspace_bytes + need.boundary_bytes,
-            }
+            parts[rank] = need.purposes | {"weights": need.weights_bytes - stashed, "stashed versions": stashed}
             sizes = {
                 "num_layers": stop - start,
                 "behind": behind,

@@ -17,7 +17,9 @@ from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.core.units import size_words
+from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.prices import SequencePrice
+from workbench.planners.memory import by_purpose
 from workbench.plots import gantt, needs
 from workbench.plots.style import evenly_spaced, time_words
 from workbench.widgets.cluster_form import ClusterForm
@@ -28,7 +30,6 @@ from workbench_labs.inference_problem import (
     SequenceProblem,
     compare_inference,
     fullness,
-    inference_need_parts,
     refusal,
     with_schemes,
 )
@@ -82,7 +83,9 @@ class InferenceExplorer(Explorer):
             lambda: layer_cut(
                 plan, problem.profile.stacks[0], names, length=problem.sequence_length, scheme=plan.schemes[0]
             ),
-            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
+            lambda: needs(
+                by_purpose(galaxy_plus.needs(problem, plan)), problem.cluster, title="What each device holds"
+            ),
             lambda: gantt(SequencePrice(problem).timeline(plan)),
         )
 
@@ -282,7 +285,9 @@ class SchemeEditor(Explorer):
         names = problem.cluster.names
         mine = TradePoint(plan.schemes.count(2), self._seconds(plan), fullness(problem, plan))
         self.show(
-            lambda: needs(inference_need_parts(problem, plan), problem.cluster, title="What each device holds"),
+            lambda: needs(
+                by_purpose(galaxy_plus.needs(problem, plan)), problem.cluster, title="What each device holds"
+            ),
             lambda: trade(
                 self._points(plan), mine, subtitle="the planner's partition; scheme 2 from the first layer on"
             ),

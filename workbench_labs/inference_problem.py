@@ -67,23 +67,10 @@ def with_schemes(problem: SequenceProblem, plan: InferencePlan, schemes: Sequenc
     return replace(plan, method="by hand", schemes=tuple(schemes))
 
 
-def inference_need_parts(problem: SequenceProblem, plan: InferencePlan) -> dict[int, dict[str, int]]:
-    """Return the bytes that each rank of a plan needs by purpose, for the figure of needs."""
-    return {
-        rank: {
-            "attention": need.attention_bytes,
-            "feed-forward": need.feed_forward_bytes,
-            "embedding, head, norms": need.ends_bytes + need.layer_bytes,
-            "activations": need.working_bytes + need.cache_bytes,
-        }
-        for rank, need in galaxy_plus.needs(problem, plan).items()
-    }
-
-
 def fullness(problem: SequenceProblem, plan: InferencePlan) -> float:
     """Return the largest share of its budget that a device of the plan needs; above 1 the device is out of memory."""
-    parts = inference_need_parts(problem, plan)
-    return max(sum(nbytes.values()) / problem.cluster.devices[rank].memory_bytes for rank, nbytes in parts.items())
+    needs, devices = galaxy_plus.needs(problem, plan), problem.cluster.devices
+    return max(need.total_bytes / devices[rank].memory_bytes for rank, need in needs.items())
 
 
 def refusal(problem: SequenceProblem, plan: InferencePlan) -> PlanError | None:

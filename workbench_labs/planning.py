@@ -98,19 +98,6 @@ def needs_of(problem: TrainingProblem, plan: Plan) -> dict[int, Need]:
     return plan_needs(problem.profile, plan, sequence_length=problem.longest)
 
 
-def need_parts(problem: TrainingProblem, plan: Plan) -> dict[int, dict[str, int]]:
-    """Return the bytes that each rank of a plan needs by purpose, for the figure of needs."""
-    return {
-        rank: {
-            "weights": need.weights_bytes,
-            "gradients and optimizer": need.gradient_bytes + need.optimizer_bytes,
-            "activations": need.context_bytes + need.workspace_bytes,
-            "messages": need.boundary_bytes,
-        }
-        for rank, need in needs_of(problem, plan).items()
-    }
-
-
 def refusals(problem: TrainingProblem, plan: Plan) -> tuple[PlanError, ...]:
     """Return an error for each device whose budget a plan exceeds, worst first, naming device, stage and bytes."""
     needs = needs_of(problem, plan)

@@ -14,12 +14,13 @@ from markupsafe import Markup
 from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, proportional_ranges
 from workbench.planners import TrainingProblem
+from workbench.planners.memory import by_purpose
 from workbench.plots import gantt, needs, placement
 from workbench.simulator.steps import simulated_step, step_s
 from workbench.widgets.cluster_form import ClusterForm
 from workbench.widgets.controls import Html, button, described, slider
 from workbench.widgets.explorer import Explorer
-from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, need_parts, on, refusals
+from workbench_labs.planning import PLANNERS, Comparison, by_hand, compare, needs_of, on, refusals
 
 
 class PlannerExplorer(Explorer):
@@ -73,7 +74,7 @@ class PlannerExplorer(Explorer):
         self.show(
             lambda: gantt(simulated_step(problem, plan)),
             lambda: placement(plan, problem.cluster),
-            lambda: needs(need_parts(problem, plan), problem.cluster),
+            lambda: needs(by_purpose(needs_of(problem, plan)), problem.cluster),
         )
 
 
@@ -204,7 +205,7 @@ class SplitEditor(Explorer):
         self.show(
             lambda: placement(made, problem.cluster),
             lambda: gantt(timeline),
-            lambda: needs(need_parts(problem, made), problem.cluster),
+            lambda: needs(by_purpose(needs_of(problem, made)), problem.cluster),
         )
 
     def _headline(self, step_s: float, *, fits: bool, made: Plan) -> tuple[str, str]:

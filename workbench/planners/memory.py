@@ -298,6 +298,11 @@ def too_small(cluster: Cluster, demand: Demand, why: str = "") -> PlanError:
     )
 
 
+def by_purpose(needs: Mapping[int, Needed]) -> dict[int, dict[str, int]]:
+    """Return each rank's bytes by purpose, as plots.needs shows them."""
+    return {rank: need.purposes for rank, need in needs.items()}
+
+
 def fits(cluster: Cluster, needs: Mapping[int, Needed]) -> bool:
     """Return whether each device has room for its need."""
     return all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items())

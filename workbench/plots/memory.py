@@ -221,12 +221,13 @@ def needs(
 ) -> go.Figure:
     """Return each device's planned bytes by purpose and its budget; the subtitle names a device over its budget.
 
-    needed: rank -> purpose -> bytes, the same purposes for every rank.
+    needed: rank -> purpose -> bytes, the same purposes for every rank; those that need nothing are left out.
     """
     total = {rank: sum(parts.values()) for rank, parts in needed.items()}
     unit = style.byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
     ranks, names = sorted(needed), _names(cluster)
-    parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in needed[ranks[0]]}
+    purposes = [name for name in needed[ranks[0]] if any(needed[rank][name] for rank in ranks)]
+    parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in purposes}
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
     marks = []
     for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
