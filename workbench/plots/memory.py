@@ -199,7 +199,7 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
             x=0, y=rank, text=" holds nothing", showarrow=False, xanchor="left", font={"color": style.DARK_GREY}
         )
     for stage in plan.stages[1:]:
-        figure.add_vline(x=stage.start, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
+        figure.add_vline(x=stage.start, line=style.DOTTED)
     figure.update_xaxes(title="layers", range=[0, plan.num_layers], dtick=max(1, plan.num_layers // 12))
     figure.update_yaxes(showgrid=False, **style.rows_for(_names(cluster)))
     return style.finish(

@@ -30,6 +30,8 @@ PALE_GREEN, DARK_GREY, GREY, MID_GREY, LIGHT_GREY = "#86D0BA", "#4D4D4D", "#9999
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 
+DOTTED = {"color": DARK_GREY, "width": 1, "dash": "dot"}
+"""A line that a figure compares with, or a border."""
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
 """Of a trace of bars: its text stands inside, upright."""
 LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"}

@@ -42,6 +42,5 @@ def request_latencies(report: ServingReport) -> go.Figure:
             for request in mine
         ]
     for share, _ in shares:
-        dotted = {"color": style.DARK_GREY, "width": 1.2, "dash": "dot"}
-        figure.add_hline(y=report.percentile_s(share) * unit.factor, line=dotted)
+        figure.add_hline(y=report.percentile_s(share) * unit.factor, line=style.DOTTED)
     return figure

@@ -174,7 +174,7 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
         figure.add_scatter(mode="lines", x=trace.x, y=expected, hoverinfo="skip", **look)
     line = {"color": style.DARK_GREY, "width": 1.5}
     figure.add_scatter(x=[None], y=[None], mode="lines", name="(d + 1) / q", line=line, showlegend=True)
-    return figure.add_hline(y=1, line={"color": style.DARK_GREY, "width": 1, "dash": "dot"})
+    return figure.add_hline(y=1, line=style.DOTTED)
 
 
 def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
@@ -189,8 +189,9 @@ def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, su
     most = 1.15 * max(max(map(abs, values)), 1e-12)
     words = {"title": title, "label": label, "subtitle": subtitle, "y_title": "by two forward passes: g"}
     figure = lines(found, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(mode="markers")
-    diagonal = {"color": style.DARK_GREY, "width": 1, "dash": "dot"}
-    figure.add_scatter(x=[-most, most], y=[-most, most], mode="lines", line=diagonal, name="alike", hoverinfo="skip")
+    figure.add_scatter(
+        x=[-most, most], y=[-most, most], mode="lines", line=style.DOTTED, name="alike", hoverinfo="skip"
+    )
     zero: dict[str, Any] = {"zeroline": True, "zerolinecolor": "#DDDDDD"}
     figure.update_xaxes(range=[-most, most], **zero)
     return figure.update_yaxes(range=[-1.3 * most, 1.3 * most], **zero)

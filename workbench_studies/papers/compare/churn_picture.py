@@ -7,7 +7,7 @@ from statistics import median
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
+from workbench.plots.style import CYCLE, DOTTED, SYMBOLS, finish
 from workbench_studies.papers.compare import churn as simulated
 from workbench_studies.papers.compare.churn import COUNT, LIDS, STAYS_S, WAYS, lessons, points
 from workbench_studies.papers.items import COMPARE, Item
@@ -146,7 +146,7 @@ def draw_churn(result: Result) -> go.Figure:
     drawn.add_trace(bars, row=2, col=1)
     drawn.add_vline(
         x=lesson_rows[0]["lids open, %"] / 100,
-        line={"color": DARK_GREY, "width": 1.5, "dash": "dot"},
+        line=DOTTED,
         row=2,
         col=1,
     )

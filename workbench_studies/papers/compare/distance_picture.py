@@ -9,7 +9,7 @@ from statistics import median, quantiles
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import BLUE, DARK_GREY, GREEN, VERMILLION, finish
+from workbench.plots.style import BLUE, DOTTED, GREEN, VERMILLION, finish
 from workbench_studies.papers.compare.distance import (
     METHODS,
     SAMPLES,
@@ -129,7 +129,7 @@ def draw_distance(result: Result) -> go.Figure:
                     row=1,
                     col=column,
                 )
-        drawn.add_vline(x=1, line={"color": DARK_GREY, "dash": "dot", "width": 1}, row=1, col=column)
+        drawn.add_vline(x=1, line=DOTTED, row=1, col=column)
     drawn.update_xaxes(
         type="log", title="times", tickvals=[0.5, 1, 1.5, 2, 3, 5, 10, 20, 50], range=[-0.2, 1.9], minor={"ticks": ""}
     )

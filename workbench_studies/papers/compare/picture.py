@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import DARK_GREY, finish
+from workbench.plots.style import DOTTED, finish
 from workbench_studies.papers.compare.boards import (
     COUNTS,
     MBIT_PER_S,
@@ -136,7 +136,7 @@ def figure(table: Table, executed: Table | None = None) -> go.Figure:
         ]
         if in_panel:
             drawn.add_trace(_executed(in_panel), row=place["row"], col=place["col"])
-        drawn.add_vline(x=(WIRELESS_UP_TO * 500) ** 0.5, line={"color": DARK_GREY, "dash": "dot", "width": 1}, **place)
+        drawn.add_vline(x=(WIRELESS_UP_TO * 500) ** 0.5, line=DOTTED, **place)
     drawn.update_xaxes(
         type="log",
         tickvals=MBIT_PER_S,

@@ -26,7 +26,7 @@ from workbench.core.program import Program
 from workbench.core.serial import load_or_compute
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.plots.export import Captioned
-from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
+from workbench.plots.style import CYCLE, DOTTED, SYMBOLS, finish
 from workbench.tasks.metrics import spearman
 from workbench_studies.bench.executor import SECONDS, Case, cluster_of, costs_on, measure, schedules_of
 from workbench_studies.papers.items import Item
@@ -214,9 +214,8 @@ def figure(table: Table) -> go.Figure:
                 for row in group
             ],
         )
-    line = {"color": DARK_GREY, "dash": "dot", "width": 1}
-    drawn.add_vline(x=BUSY_OVERRUN_SHARE, line=line)
-    drawn.add_hline(y=WITHIN, line=line)
+    drawn.add_vline(x=BUSY_OVERRUN_SHARE, line=DOTTED)
+    drawn.add_hline(y=WITHIN, line=DOTTED)
     drawn.update_xaxes(type="log", title="late share of the time", tickformat="~%")
     drawn.update_yaxes(type="log", title="measured over simulated, off by", tickformat="~%")
     return finish(
