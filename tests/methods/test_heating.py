@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.training.faults import predict
 from workbench.methods.training.timetable import Timetable
+from workbench.methods.training.worker import TrainingWorker
 from workbench.runtime.fleet import Fleet
 from workbench.runtime.pacing import Pacer
 
@@ -197,3 +199,15 @@ def test_an_emulated_device_gets_hot(job: Job, monkeypatch: pytest.MonkeyPatch, 
     assert (ratios[0], max(ratios)) == pytest.approx((1, 2), rel=0.1)
     predicted = [step.predicted_s for step in report.steps]
     assert (predicted[0], predicted[-1]) == pytest.approx((cold.seconds(0), 2 * cold.seconds(cold.num_steps - 1)))
+
+
+def test_a_hot_device_is_probed_at_its_present_speed() -> None:
+    """A busy host's delays do not count, beyond those that the next operation makes up for."""
+    worker = TrainingWorker(lambda session, result: [], 1.0)
+    [device] = cluster(curve((10.0, 0.5))).devices
+    context: Any = SimpleNamespace(device=device, fidelity="paced")
+    heat = worker.heat(context)
+    assert heat is not None and 1.0 <= worker.relative_s(1.0, lambda: None, 0.02) <= 1.2
+    heat.heat_s = 1e6
+    assert 2.0 <= worker.relative_s(1.0, lambda: None, 0.02) <= 2.2
+    assert 6.0 <= worker.relative_s(3.0, lambda: None, 0.02) <= 6.2

@@ -33,7 +33,6 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.executor import Contents, Execution, Handler
 from workbench.runtime.memory import release_free_memory
-from workbench.runtime.pacing import Pacer
 from workbench.tasks.prompts import PromptBatch
 
 
@@ -301,6 +300,4 @@ class QueryWorker(StepWorker[PRGERankJob]):
         expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *layers)
         if not expected_s:
             return 1.0
-        pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)
-        paced = pacer.run(lambda: compute.forward(job, passing, incoming, batch, step, [0]), expected_s)
-        return (paced.end_s - paced.start_s - paced.late_s) / (self._dilation * expected_s)
+        return self.relative_s(factor, lambda: compute.forward(job, passing, incoming, batch, step, [0]), expected_s)

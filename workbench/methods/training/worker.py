@@ -73,6 +73,15 @@ class DeviceWorker(Worker, Generic[ASessionJob]):
             self._heat = Heat(context.device.sustained)
         return self._heat
 
+    def relative_s(self, factor: float, work: Callable[[], object], expected_s: float, rounds: int = 1) -> float:
+        """Return the seconds of some work over those that a cold device of this kind takes.  Delays by a busy host do
+        not count.  factor: see Pacer.
+        """
+        pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)
+        paced = [pacer.run(work, expected_s) for _ in range(rounds)]
+        taken_s = paced[-1].end_s - paced[0].start_s - pacer.late_s
+        return taken_s / (self._dilation * rounds * expected_s)
+
     @contextmanager
     def session(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
@@ -134,7 +143,7 @@ class TrainingWorker(StepWorker[AJob]):
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
         self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
-        self._reference_s = min(_reference_s(Pacer(0.0)) for _ in range(5))
+        self._reference_s = min(self._dilation * self.relative_s(0.0, _reference_work(), 1.0) for _ in range(5))
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Run all phases of a job (see StepWorker)."""
@@ -183,15 +192,13 @@ class TrainingWorker(StepWorker[AJob]):
 
     def slowness(self, factor: float, detail: None) -> float | None:
         """Return the duration of a fixed computation relative to its duration when the device began."""
-        pacer = Pacer(factor, dilation=self._dilation, heat=self._heat)
-        return _reference_s(pacer, self._reference_s) / (self._dilation * self._reference_s)
+        return self.relative_s(factor, _reference_work(), self._reference_s)
 
 
-def _reference_s(pacer: Pacer, duration_s: float = 0.0) -> float:
-    """Return the seconds of some matrix products; on an emulated device they take `duration_s` at full speed."""
+def _reference_work() -> Callable[[], object]:
+    """Return some matrix products."""
     matrix = torch.ones(256, 256)
-    paced = pacer.run(lambda: [matrix @ matrix for _ in range(8)], duration_s)
-    return paced.end_s - paced.start_s - paced.late_s
+    return lambda: [matrix @ matrix for _ in range(8)]
 
 
 def _do_epochs(phase: RankPhase, epochs: range, snapshots: RankSnapshots, before: int, controls: Controls) -> None:

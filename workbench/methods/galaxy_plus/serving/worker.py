@@ -42,7 +42,6 @@ from workbench.runtime.context import RankContext
 from workbench.runtime.device_server import Controls, serve_device
 from workbench.runtime.jobs import tells_of_peer
 from workbench.runtime.memory import read_memory, release_free_memory
-from workbench.runtime.pacing import Pacer
 
 WARM_UP = -1
 """Number of the requests before the first measured one: a process does much work for the first time then."""
@@ -328,7 +327,6 @@ class ServingWorker(DeviceWorker[Any]):
         if self._is_paced and host is not None:
             costs = host.costs[0][0].scaled(1 / (self._context.device.host_share or 1.0))
             expected_s = sum(costs.seconds(kind, detail, shape.columns) for kind in ("UP", "DOWN"))
-        pacer = Pacer(factor, dilation=self._context.dilation)
         times = max(1, math.ceil(_PROBE_S / expected_s)) if expected_s else 1
         expected_s *= times
 
@@ -336,10 +334,9 @@ class ServingWorker(DeviceWorker[Any]):
             for _ in range(times):
                 (hidden @ up) @ up.T
 
-        rounds = [pacer.run(blocks, expected_s) for _ in range(_PROBE_ROUNDS)]
-        seconds = rounds[-1].end_s - rounds[0].start_s
         if expected_s > 0:
-            return (seconds - pacer.late_s) / self._context.dilation / (_PROBE_ROUNDS * expected_s)
+            return self.relative_s(factor, blocks, expected_s, _PROBE_ROUNDS)
+        seconds = self.relative_s(0.0, blocks, 1.0, _PROBE_ROUNDS)
         self._fastest_probe_s = min(seconds, self._fastest_probe_s or seconds)
         return seconds / self._fastest_probe_s
 
