@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def measure_devices(cluster: Cluster, file: Path, *, as_json: bool) -> dict[str,
             | _described(device.processors)
             for device in devices
         }
-        _keep(file, lambda tables: tables | {"device": [table | rates[table["name"]] for table in tables["device"]]})
+        _keep_of_devices(file, rates)
     result = {"host": host, "devices": devices}
     for device in devices:
         if device.swaps:
@@ -120,12 +120,7 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
         name: curve_of([(sample.busy_s, sample.flops_per_s) for sample in taken]) for name, taken in samples.items()
     }
     written = {name: [[level.heat_s, level.speed] for level in levels] for name, levels in curves.items()}
-    _keep(
-        file,
-        lambda tables: (
-            tables | {"device": [table | {"sustained": written[table["name"]]} for table in tables["device"]]}
-        ),
-    )
+    _keep_of_devices(file, {name: {"sustained": curve} for name, curve in written.items()})
     result = {"sustained": [{"device": name, "curve": written[name], "samples": samples[name]} for name in samples]}
     if as_json:
         return result
@@ -207,6 +202,11 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
 def _keep(file: Path, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Write what was measured into a cluster's file, which loses its comments."""
     write_text(file, _as_toml(changed(read_toml(file, "the kit"))))
+
+
+def _keep_of_devices(file: Path, measured: Mapping[str, dict[str, Any]]) -> None:
+    """Write what was measured of each device, by its name, into its table of a cluster's file."""
+    _keep(file, lambda tables: tables | {"device": [table | measured[table["name"]] for table in tables["device"]]})
 
 
 def _as_toml(tables: dict[str, Any], inside: str = "") -> str:
