@@ -255,7 +255,8 @@ class FaultSchedule:
         """Return how many times slower a device, or its link to another one, is now (or has less memory), by all its
         current faults.
         """
-        return math.prod(self._factors.get((kind, rank, to), {}).values())
+        factors = self._factors.get((kind, rank, to)) if self._factors else None
+        return math.prod(factors.values()) if factors else 1.0
 
 
 def random_faults(

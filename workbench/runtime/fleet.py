@@ -28,6 +28,7 @@ class DeviceNotice(NamedTuple):
 
 RETURNS = 3
 """How often a real device is restarted that was lost: its cable may be in its place again, or its system up."""
+NO_REPLY = Pong()
 
 
 class Fleet(Watch):
@@ -65,6 +66,9 @@ class Fleet(Watch):
         self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
         self._heats = {rank: self._cold(rank) for rank in range(len(described))}
+        self._leavers = [
+            rank for rank, device in enumerate(described) if device.leave_below or device.leave_if_throttled
+        ]
 
     def start(self) -> None:
         """Start the job of every device."""
@@ -226,7 +230,7 @@ class Fleet(Watch):
         run uses.
         """
         shares = {}
-        for rank, device, health in self._replies():
+        for rank, device, health in self._replies(self._heats):
             read = health.memory_bytes
             share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
             shares[device.name] = share / self.faults.factor(rank, kind="memory")
@@ -240,14 +244,15 @@ class Fleet(Watch):
         """
         charges = {
             device.name: _charge(device, health, now_s, is_idle=rank not in busy)
-            for rank, device, health in self._replies()
+            for rank, device, health in self._replies(self._heats)
         }
         return {name: charge for name, charge in charges.items() if charge is not None}
 
-    def _replies(self) -> Iterator[tuple[int, Device, Pong]]:
-        """Yield each described device that is ready, with its last reply."""
-        for rank in sorted(self.ready) if self._described else ():
-            yield rank, self._described[rank], self._health.get(rank, Pong())
+    def _replies(self, ranks: Iterable[int]) -> Iterator[tuple[int, Device, Pong]]:
+        """Yield each of some described devices that is ready, with its last reply."""
+        for rank in ranks:
+            if rank in self.ready:
+                yield rank, self._described[rank], self._health.get(rank, NO_REPLY)
 
     def departures(self, now_s: float) -> list[tuple[int, str]]:
         """Let devices leave on notice if their charge is too low or heat slows them down.  Return each with its reason.
@@ -256,7 +261,7 @@ class Fleet(Watch):
         is throttled while its curve makes it slower; an injected slowdown counts as heat, too.
         """
         departures = []
-        for rank, device, health in self._replies():
+        for rank, device, health in self._replies(self._leavers):
             charge = _charge(device, health, now_s)
             reason = ""
             if rank in self._kept_down:
