@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from in_process import answer, call
 
+from tests.clusters import with_devices
 from workbench import experiment
 from workbench.core import curves
 from workbench.core.acceptances import Acceptance, acceptance_of
@@ -77,7 +78,7 @@ def test_what_the_combinations_share_changes_none_of_them(advice: Advice) -> Non
 
 
 def replace_models(cluster: Cluster) -> Cluster:
-    return replace(cluster, devices=tuple(replace(device, model="computed") for device in cluster.devices))
+    return with_devices(cluster, model="computed")
 
 
 @pytest.mark.parametrize("goal", ["energy", "memory"])
@@ -104,8 +105,8 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
 ) -> None:
     """Compared with the fastest plan without one.  How many guesses are right, nobody says."""
     cluster = slow_links(1e-5)  # devices so slow that it pays to divide a tiny model
-    slow = (replace(device, flops_per_s=1e8, memory_bytes_per_s=1e7) for device in cluster.devices)
-    cluster, job = replace(cluster, devices=tuple(slow)), replace(JOB, model="tiny-llama-4")
+    cluster = with_devices(cluster, flops_per_s=1e8, memory_bytes_per_s=1e7)
+    job = replace(JOB, model="tiny-llama-4")
     drafts = advise(job, cluster, computed=True, serves=True, draft="tiny-llama-2").drafts
     assert drafts is not None and len(drafts.devices) > 1 and drafts.best is drafts.offers[0]
     assert {offer.name for offer in drafts.offers} == {"tiny-llama-2", "layers:1", "layers:2", "int4"}
@@ -207,9 +208,8 @@ def test_a_curve_holds_wherever_activations_are(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_possible_is_an_error_with_the_reasons() -> None:
-    small = tuple(replace(device, memory_bytes=10_000) for device in load_cluster("pair").devices)
     with pytest.raises(ConfigError, match=r"Nothing can run\. .*kB.* \d+ other combinations are refused"):
-        on(replace(load_cluster("pair"), devices=small))
+        on(with_devices(load_cluster("pair"), memory_bytes=10_000))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_whoever_ranks_by_memory_gets_activations_computed_again_or_on_the_disk(
     again, disk = (f"Fine-tuning: LoRA, activations {where}" for where in ("computed again", "on the disk"))
     assert "does not pay" in advice.refused[disk] and again in {choice.name for choice in advice.choices}
     laptop = load_cluster("laptop")
-    slow = replace(laptop, devices=tuple(replace(device, flops_per_s=1e8) for device in laptop.devices))
+    slow = with_devices(laptop, flops_per_s=1e8)
     ranked = on(slow, goal="memory")
     places = {choice.name: place for place, choice in enumerate(ranked.choices)}
     others = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from ssh_hosts import bring_profiles, home, reachable, real_cluster
 from tiny_job import two_devices
 
+from tests.clusters import with_devices
 from tests.experiment.running import SLOW, at, losses, run
+from tests.plans import staged_plan
 from tests.waiting import wait_for
 from workbench import experiment
-from workbench.core import Job, Plan, Report, Share, Stage
+from workbench.core import Job, Plan, Report
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.profile import Grid
 from workbench.methods.fine_tuning.method import FineTuning
@@ -71,16 +74,9 @@ def test_the_other_goes_on_from_the_last_step(epoch: int, alone: Report, tmp_pat
     assert not Path(f"/proc/{killed[0]}").exists()
 
 
-HALVES = Plan(
-    method="fine_tuning",
-    stages=tuple(Stage(start=3 * rank, stop=3 * rank + 3, shares=(Share(rank=rank, samples=8),)) for rank in (0, 1)),
-    micro_batch_size=8,
-    num_micro_batches=2,
-)
+HALVES = staged_plan((3, {0: 8}), (3, {1: 8}), method="fine_tuning", micro_batches=2)
 """No measured profile leaves a device out."""
-TOGETHER = replace(
-    HALVES, stages=(Stage(start=0, stop=6, shares=(Share(rank=0, samples=4), Share(rank=1, samples=4))),)
-)
+TOGETHER = staged_plan((6, {0: 4, 1: 4}), method="fine_tuning", micro_batches=2)
 """All layers on both devices."""
 
 
@@ -189,24 +185,33 @@ def test_faults_that_cannot_be(job: Job, tmp_path: Path) -> None:
 LORA = {"technique": "lora"}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, dict], Report]:
+    """Return what gives the run of two epochs of a method, done once."""
+    reports = dict[str, Report]()
+
+    def of(method: str, options: dict) -> Report:
+        if method not in reports:
+            whole = replace(job, method=method, epochs=2, options=job.options | options)
+            reports[method] = run(whole, tmp_path_factory.mktemp("undisturbed"))
+        return reports[method]
+
+    return of
+
+
 @pytest.mark.parametrize(
     ("method", "options", "step"), [("fine_tuning", LORA, 3), ("fine_tuning", LORA, 4), ("pac_plus", {}, 3)]
 )
-def test_devices_keep_each_others_state(method: str, options: dict, step: int, job: Job, tmp_path: Path) -> None:
+def test_devices_keep_each_others_state(
+    method: str, options: dict, step: int, undisturbed: Callable[[str, dict], Report], tmp_path: Path
+) -> None:
     """Nothing within an epoch is in the folder; the steps since the last snapshot are done again, and the report says
     what they cost.
 
     After step 4 an epoch ends: until all of it is on the disk, the snapshot after step 2 counts.
     """
-    job = replace(
-        job,
-        method=method,
-        epochs=2,
-        options=job.options | options,
-        faults=f"kill:beta@step{step}",
-        snapshot_every=2,
-        snapshot_to="neighbour",
-    )
+    expected = undisturbed(method, options)
+    job = replace(expected.job, faults=f"kill:beta@step{step}", snapshot_every=2, snapshot_to="neighbour")
     within: list[Path] = []
     folder, plan = tmp_path / "faulty", HALVES if method == "fine_tuning" else None
     report = run(
@@ -219,7 +224,6 @@ def test_devices_keep_each_others_state(method: str, options: dict, step: int, j
     assert "beta is lost, in step" in told(report)
     [recovery] = report.recoveries
     assert recovery.repeated <= 2 and report.phases_s["snapshots"] > 0 and report.phases_s["snapshots, predicted"] > 0
-    expected = run(replace(job, faults="", snapshot_every=0, snapshot_to="disk"), tmp_path / "unbroken")
     first = [
         (step.loss, other.loss) for step, other in zip(report.steps, expected.steps, strict=False) if not step.cached
     ]
@@ -252,10 +256,9 @@ def test_snapshots_on_slow_disks_hold_the_devices_up(job: Job) -> None:
     """At the end of an epoch until they are written; within it only where the disk still writes the one before."""
 
     def simulated(every: int, bytes_per_s: float) -> Report:
-        described = two_devices(share=None)
-        devices = (replace(device, storage_write_bytes_per_s=bytes_per_s) for device in described.devices)
+        described = with_devices(two_devices(share=None), storage_write_bytes_per_s=bytes_per_s)
         snapshots = replace(fine_tuning(job, "full"), snapshot_every=every)
-        return experiment.run(snapshots, replace(described, devices=tuple(devices)), "simulate")
+        return experiment.run(snapshots, described, "simulate")
 
     rate = 1e12
     at_ends = simulated(10**6, rate)
@@ -314,8 +317,8 @@ def test_a_run_with_a_loss_takes_the_steps_of_both_plans_and_what_the_loss_waste
 ) -> None:
     """The closed form: whole steps on two devices, a part of one that is lost or finished, the rest on one device."""
     fast, world = two_devices(share=None), VirtualWorld()
-    slow = tuple(replace(device, flops_per_s=device.flops_per_s / 1000) for device in fast.devices)
-    described = replace(fast, devices=slow)  # steps of seconds, next to which a message is short
+    # Steps of seconds, next to which a message is short.
+    described = with_devices(fast, flops_per_s=fast.devices[0].flops_per_s / 1000)
     job = replace(job, method=method, model="tiny-llama" if method == "p_rge" else job.model, options=options)
     both = experiment.run(job, described, "simulate")
     whole_s = both.steps[1].predicted_s or 0.0

@@ -14,6 +14,8 @@ from unittest.mock import MagicMock, call
 import pytest
 from tiny_job import tiny_job, two_devices, write_data
 
+from tests.caches import own_cache
+from tests.clusters import cluster_of, with_devices
 from workbench import experiment
 from workbench.core import Cluster, Job, Link, Processor, Report
 from workbench.core.device_faults import Fault
@@ -28,15 +30,13 @@ from workbench.methods.common.records import measured_steps
 from workbench.methods.confidant import method as confidant
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.training import worker
-from workbench.runtime.engines import default_pool
 from workbench.runtime.snapshot import Snapshot
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Four mini-batches an epoch, in windows of two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with own_cache(tmp_path_factory) as patch:
         patch.setattr(confidant, "measure_parts", parts_in_proportion)
         options = {"drain_every": 2}
         yield tiny_job(
@@ -46,7 +46,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
             learning_rate=1e-4,
             options=options,
         )
-        default_pool().stop()
 
 
 def parts_in_proportion(*model: Any, **settings: Any) -> dict[str, Grid]:
@@ -86,7 +85,7 @@ def test_windows_that_do_not_drain_take_as_long_as_one(job: Job) -> None:
     drain."""
     every = [{"window": 2}, {"window": 0}, {"drain_every": 2}]
     described = two_devices()  # their costs come from their FLOP/s: measured ones differ by more than a drain takes
-    cluster = replace(described, devices=tuple(replace(device, model="some") for device in described.devices))
+    cluster = with_devices(described, model="some")
     reports = [experiment.run(replace(job, epochs=1, options=options), cluster, "simulate") for options in every]
     chained, whole, drained = [[step.predicted_s or 0.0 for step in report.steps] for report in reports]
     assert [len(steps) for steps in (chained, whole, drained)] == [2, 1, 2]
@@ -180,10 +179,9 @@ def test_a_device_is_killed_and_the_other_does_the_window_again(job: Job, whole:
     assert losses(report) == pytest.approx(losses(whole), rel=1e-2) and len(losses(report)) == 4
 
 
-def devices(count: int, **settings: object) -> Cluster:
-    [device] = two_devices().devices[:1]
+def devices(count: int, **settings: Any) -> Cluster:
     names = ("alpha", "beta", "gamma", "delta")[:count]
-    return Cluster(name="some", devices=tuple(replace(device, name=name, **settings) for name in names))  # type: ignore[arg-type]
+    return cluster_of(names, **{"flops_per_s": 3e10, "memory_bytes": 600_000_000, "host_share": 1.0} | settings)
 
 
 def test_an_idle_device_takes_the_place_of_one_that_leaves_on_notice(job: Job, whole: Report, tmp_path: Path) -> None:
