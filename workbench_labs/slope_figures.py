@@ -23,7 +23,7 @@ def descents_figure(estimate: Estimate, queries: Sequence[int], *, passes: int, 
         label="computed",
         x_title="forward passes",
         y_title="loss (1 is the bottom)",
-        subtitle=f"medians of {repeats} walks; the step is as long as each number of queries bears",
+        subtitle=f"medians of {repeats} walks; the step length is chosen for each number of queries",
     )
 
 
