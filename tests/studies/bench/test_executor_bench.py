@@ -99,4 +99,4 @@ def test_a_point_is_measured_over_simulated() -> None:
     point = _point("two streams", cases(2)["two streams"], rounds)
     assert point["simulated_ms"] == pytest.approx(1e3 * simulated_s)
     assert (point["ratio"], point["least"], point["p95"]) == pytest.approx((1.2, 1.1, 1.3))
-    assert point["late"] == pytest.approx(0.01)
+    assert point["late"] == pytest.approx(0.02)  # of both devices
