@@ -14,9 +14,9 @@ from tests.methods.builders import write_sentences
 from tests.methods.p_rge.worlds import in_one_process, shared
 from tests.methods.p_rge.worlds import prepared_job as p_rge_job
 from tests.models.plain_training import train_reference
+from tests.plans import stage, staged_plan
 from tests.waiting import LIMIT_S
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
 from workbench.core.run_folder import child_environment
 from workbench.core.serial import to_json
@@ -92,10 +92,6 @@ def torchrun(*words: str, folder: Path) -> subprocess.CompletedProcess:
     )
 
 
-def share(rank: int, samples: int) -> Share:
-    return Share(rank=rank, samples=samples)
-
-
 @pytest.mark.slow
 def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> None:
     """A job file and a plan file, two processes, shared and local folder; every loss against training in this process.
@@ -114,16 +110,10 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
         "epochs": 2,
     }
     job = Job(model="tiny-bert", learning_rate=5e-4, max_length=24, data=data, options=options, **sizes)
-    stages = (Stage(start=0, stop=4, shares=(share(1, 4),)), Stage(start=4, stop=6, shares=(share(0, 4),)))
-    cached = Stage(start=0, stop=6, shares=(share(0, 5), share(1, 3)))
-    plan = Plan(method="pac_plus", stages=stages, micro_batch_size=4, num_micro_batches=2, cached=cached)
+    cached = stage(0, 6, {0: 5, 1: 3})
+    plan = staged_plan((4, {1: 4}), (2, {0: 4}), method="pac_plus", micro_batches=2, cached=cached)
     queries, queries_plan = p_rge_job(data=data), shared(3, 1)
-    pipeline = Plan(
-        method="confidant",
-        stages=(Stage(start=0, stop=3, shares=(share(0, 8),)), Stage(start=3, stop=6, shares=(share(1, 8),))),
-        micro_batch_size=8,
-        num_micro_batches=1,
-    )
+    pipeline = staged_plan((3, {0: 8}), (3, {1: 8}), method="confidant")
     divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
     made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
     made |= {

@@ -14,9 +14,9 @@ import pytest
 
 from tests.methods.conftest import four_devices
 from tests.methods.galaxy_plus.ranks import plans_for
+from tests.plans import inference_plan
 from tests.waiting import wait_for
 from workbench.core.errors import ConfigError, RuntimeSetupError
-from workbench.core.inference import InferencePlan
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.galaxy_plus.prepare import random_requests
 from workbench.methods.galaxy_plus.profiles import made_up_host
@@ -61,9 +61,8 @@ def test_a_draft_on_one_device_changes_no_text(
     lasting = (local.tokenizer.prompt("one"), 60, SAMPLINGS[1])
     expected_last = list(local.writer.write(*lasting))
     layout = model_layout(model)
-    plan = InferencePlan(
+    plan = inference_plan(
         method="galaxy_plus",
-        paradigm="hybrid",
         ranks=ranks,
         shares=(1.0,) * len(ranks),
         schemes=(1,) * layout.num_layers,
