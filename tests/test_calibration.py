@@ -40,7 +40,7 @@ def test_the_first_dilation_at_which_the_host_keeps_pace_is_found(factor: float,
         ([0.04, 0.04], 1.0, 2),  # constant, and valid: a larger dilation would only cost time
         ([0.042, 0.037], 1.5, 2),  # it hardly falls
         ([0.04, 0.045], 1.0, 2),
-        ([0.1, 0.07, 0.05, 0.03], 3.0, 4),  # the same late seconds at each dilation
+        ([0.1, 0.07, 0.05, 0.02], 3.0, 4),  # the same late seconds at each dilation
         ([0.055, 0.047], 1.5, 2),  # a valid share at last
         ([0.3, 0.28, 0.3, 0.3, 0.3, 0.3], 16.0, 6),  # invalid all the same: the host may become quiet
     ],
