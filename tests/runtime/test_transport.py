@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +23,7 @@ from workbench.core.schedule import NONE, RING, Op, Schedule, Value, recv, send
 from workbench.core.timeline import Span
 from workbench.methods.common.session import transfers_of
 from workbench.runtime.executor import Contents, Execution, Executor
-from workbench.runtime.ingress import Due
-from workbench.runtime.pacing import GRAIN_S, RankLinks
-from workbench.runtime.stamps import Stamp, stamped, without_stamp
-from workbench.runtime.step_values import StepValues
-from workbench.runtime.transport import Transport, _Expected, _Source
+from workbench.runtime.pacing import RankLinks
 from workbench.schedules import check
 
 SIZE = 500
@@ -295,69 +291,6 @@ def test_a_message_is_not_under_way_before_the_one_before_it_has_left(fidelity: 
     sent_s, spans = on_executors(3, work, links=emulated(fidelity, 3))[0]
     assert len(sent_s) == len(spans) == 2
     assert sent_s[1] >= min(span.start_s for span in spans) + LINK_S
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3,), (5, 7)], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64", "int8", "bool"])
-def test_a_message_that_carries_its_times_keeps_its_content(dtype: str, shape: tuple[int, ...]) -> None:
-    content = (torch.randn(shape) * 100).to(getattr(torch, dtype))
-    received, stamp = without_stamp(stamped(content, Stamp(1234.5, 0.25)), Spec(shape, dtype))
-    assert received.dtype == content.dtype and torch.equal(received, content)
-    assert stamp == Stamp(1234.5, 0.25)
-
-
-class Captured:
-    """A process group that keeps the messages that it is to send."""
-
-    def __init__(self) -> None:
-        self.buffers: list[torch.Tensor] = []
-
-    def send(self, buffers: list[torch.Tensor], *where: int) -> Captured:
-        self.buffers += buffers
-        return self
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-
-@pytest.mark.parametrize("behind_s", [0.002, 1.0])
-@pytest.mark.parametrize("medium", ["switch", "wifi"])
-def test_a_message_begins_when_its_device_had_the_value(medium: str, behind_s: float) -> None:
-    """This machine has it later, by up to GRAIN_S; the message says by how much."""
-    links = emulated("kernel", 2)(0)
-    group = Captured()
-    transport = Transport(
-        cast(Any, group),
-        0,
-        subgroup=lambda ranks: pytest.fail("no collective"),
-        links=replace(links, cluster=replace(links.cluster, medium=medium)),
-    )
-    tile, values = value("tile"), StepValues({value("tile"): 1}, {}, {}, timeout_s=LIMIT_S)
-    present = transport.expect_sends([send(tile, 0, 1)], values, [])
-    values.put(tile, torch.ones(SIZE), 0.0)
-    ready_s = time.monotonic() - behind_s
-    present(tile, torch.ones(SIZE), ready_s)
-    transport.close()
-    (buffer,) = group.buffers
-    _, stamp = without_stamp(buffer, Spec((SIZE,)))
-    if stamp.behind_s < GRAIN_S - 1e-9:
-        assert stamp.sent_s == ready_s and stamp.behind_s >= behind_s
-    else:
-        assert stamp.behind_s == pytest.approx(GRAIN_S) and stamp.sent_s >= ready_s
-
-
-def test_a_message_that_was_sent_too_late_came_earlier_for_its_device() -> None:
-    """By as much as it was sent too late, but not before it was due."""
-    tile = value("tile")
-    message_of = _Expected(recv(tile, 0, 1), Spec((SIZE,)), StepValues({tile: 1}, {tile: 0}, {}, timeout_s=LIMIT_S), [])
-    transport = Transport(cast(Any, Captured()), 1, subgroup=lambda ranks: pytest.fail("no collective"))
-    due = Due(time.monotonic() - 0.002)
-    transport._deliver(_Source(), message_of, torch.ones(SIZE), Stamp(due.end_s - 1.0, 0.003), due)
-    transport.close()
-    (span,) = message_of.spans
-    arrival = message_of.values.get(tile)
-    assert arrival.time_s == span.end_s and arrival.late_s() == span.end_s - due.end_s
-    assert span.end_s == due.end_s or span.end_s <= time.monotonic() - 0.003
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,14 @@ INVALID_MARK = "(!)"
 
 
 def late_share_of(devices: Iterable[tuple[float, float]]) -> float:
-    """Return the late time of all devices as a share of their time: by so much, at most, the host made a run longer.
+    """Return the late time of all devices as a share of their time: by so much, at most, it made a run longer.
 
     devices: the late and the paced seconds of each (see Pacer).  Where devices wait for each other, what each was late
     adds up.  They run at the same time, so the longest paced time counts.
     """
     late_s, paced_s = (list(seconds) for seconds in zip((0.0, 0.0), *devices, strict=True))
-    return sum(late_s) / max(paced_s) if max(paced_s) else 0.0
+    longest_s = max(paced_s)
+    return sum(late_s) / longest_s if longest_s else 0.0
 
 
 def label_of(source: Source, fidelity: str, *, valid: bool = True) -> str:
