@@ -26,11 +26,21 @@ def test_a_value_lives_until_its_last_use() -> None:
     box.put(A, torch.zeros(4), 1.0)
     box.put(B, torch.zeros(2), 1.0)
     box.put(Value("nobody", 0), torch.zeros(100), 1.0)
-    box.release(A)
+    box.release(A, 1.5)
     assert box.get(A).time_s == 1.0
-    box.release(A)
+    box.release(A, 2.0)
     assert [sample.nbytes for sample in box.memory] == [16, 24, 8]
     assert box.take(B).shape == (2,)
+
+
+def test_memory_is_used_when_the_emulated_device_uses_it() -> None:
+    """Where this machine is behind, a message is put before the operation that ended earlier releases its input."""
+    box = values({A: 1, B: 1})
+    box.put(A, torch.zeros(4), 1.0)
+    box.put(B, torch.zeros(2), 3.0)
+    box.release(A, 2.0)
+    box.release(B, 4.0)
+    assert box.memory == [(1.0, 16), (2.0, 0), (3.0, 8), (4.0, 0)]
 
 
 def test_several_streams_await_one_value() -> None:

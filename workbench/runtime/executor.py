@@ -249,7 +249,7 @@ class Executor:
                 raise
             del arrivals, contents, handle, results
             for value in op.reads:
-                values.release(value)
+                values.release(value, free_s)
         self._free_s[stream] = free_s
 
     def _collective(self, program: Program, op: Op, content: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Span]:
@@ -398,7 +398,7 @@ class Step:
         lateness = [arrival.late_s for arrival in arrivals]
         self.write(op, results, end_s, lambda: max(late_s() for late_s in lateness))
         for read in op.reads:
-            self.values.release(read)
+            self.values.release(read, end_s)
 
 
 def _at(device: torch.device, handler: Handler, op: Op, contents: Contents) -> Contents:

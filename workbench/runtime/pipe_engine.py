@@ -64,9 +64,9 @@ from workbench.runtime.messages import (
 from workbench.runtime.process_group import close_group
 
 _MOST_MESSAGE_BYTES = 1 << 32
-_SWITCH_S = 2e-4
-"""For how long a thread of Python goes on while others wait. The default, 5 ms, is as long as a short operation."""
 """This machine's commands are the user's own: a job may hold any data."""
+_SWITCH_S = 2e-4
+"""For how long a thread of Python goes on while others wait.  The default, 5 ms, is as long as a short operation."""
 
 
 class ChannelStore(dist.Store):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -65,9 +66,18 @@ class StepValues:
         self._later: list[StepValues] = []
         self._for_next: dict[Value, Arrival] = {}
         self._on_present: Callable[[Value, Any, float], None] = lambda value, content, time_s: None
-        self._live_bytes = 0
+        self._changes: list[tuple[float, int]] = []  # of the bytes in use, with their times
         self.present_s = 0.0  # when the last value was put
-        self.memory: list[MemorySample] = []
+
+    @property
+    def memory(self) -> list[MemorySample]:
+        """Return the bytes in use over time on the emulated device, where values come and go in another order than on
+        this machine.
+        """
+        with self._lock:
+            changes = sorted(self._changes, key=lambda change: change[0])
+        live_bytes = accumulate(nbytes for _, nbytes in changes)
+        return [MemorySample(time_s, sum_bytes) for (time_s, _), sum_bytes in zip(changes, live_bytes, strict=True)]
 
     def on_present(self, call: Callable[[Value, Any, float], None]) -> None:
         """Call call(value, content, time_s) right after a value is present, on the thread that writes it."""
@@ -80,7 +90,7 @@ class StepValues:
         with self._lock:
             if self._uses.get(value, 0):
                 self._present[value] = arrival
-                self._count(arrival.nbytes)
+                self._count(arrival.nbytes, time_s)
                 for event in self._waiting.get(value, ()):
                     event.set()
             carried = self._carried.get(value)
@@ -134,13 +144,13 @@ class StepValues:
             del self._present[value]
         return content
 
-    def release(self, value: Value) -> None:
-        """Record that one operation has finished with a value; free the value after the last."""
+    def release(self, value: Value, time_s: float) -> None:
+        """Record that one operation has finished with a value; free the value after the last.  time_s: see Arrival."""
         with self._lock:
             uses_left = self._uses[value] = self._uses[value] - 1
             if uses_left == 0:
                 self._waiting.pop(value, None)
-                self._count(-self._present.pop(value).nbytes)
+                self._count(-self._present.pop(value).nbytes, time_s)
 
     def warn(self, later: StepValues) -> None:
         """Make a later step fail if this one fails."""
@@ -178,10 +188,9 @@ class StepValues:
         if self._failure is not None:
             raise DeviceLostError("A transfer was in progress.", f"It failed: {self._failure}.", _SEE_FIRST)
 
-    def _count(self, change: int) -> None:
+    def _count(self, change: int, time_s: float) -> None:
         if change:
-            self._live_bytes += change
-            self.memory.append(MemorySample(time.monotonic(), self._live_bytes))
+            self._changes.append((time_s, change))
 
 
 def empty(spec: Spec) -> torch.Tensor:

@@ -288,7 +288,7 @@ class Transport:
                 self._num_large -= message.is_large
         end_s = wait_until(message.end_s)
         message.spans.append(Span(self._rank, message.op, message.start_s, end_s, message.nbytes))
-        message.values.release(message.op.reads[0])
+        message.values.release(message.op.reads[0], end_s)
 
     def _post(self, source: int, expected: _Source) -> None:
         """Let gloo receive the next messages of a source, as far as the window reaches.
