@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def test_a_log_is_read_and_goes_on_as_if_it_had_never_been_closed(tmp_path: Path
         for number in range(len(lines.contents), 4):
             log.append([number, 0.5 + number])
         assert path.read_bytes() == whole
+
+
+def test_what_is_no_file_is_told_of(tmp_path: Path) -> None:
+    """A folder, a pipe, a link to nothing: reading the pipe would never end."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("folder", "pipe", "link"):
+        with pytest.raises(DamagedError, match=rf"'{name}' was to be read\. It is not a file\."):
+            read_sealed(tmp_path / name, "mine", list)
+        assert "It is not a file." in damage_of(tmp_path / name, "mine")
+    with pytest.raises(FileNotFoundError):
+        read_lines(tmp_path / "nothing")
 
 
 def test_every_changed_byte_of_a_log_is_found(tmp_path: Path) -> None:

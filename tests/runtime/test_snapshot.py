@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,56 @@ def test_a_damaged_file_is_removed_and_reported(change, said: str, tmp_path: Pat
     [sentence] = remove_damaged(tmp_path, RUN)
     assert said.lower() in sentence.lower() and path.name in sentence
     assert whole(tmp_path) == [(0, 1)] and remove_damaged(tmp_path, RUN) == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda path: path.symlink_to("nothing"),
+        lambda path: path.symlink_to(path),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: (path / "inside").mkdir(parents=True),
+        os.mkfifo,
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".part"])
+def test_what_is_no_file_is_removed_and_the_run_goes_on(
+    place: Callable[[Path], None], suffix: str, tmp_path: Path
+) -> None:
+    """A link to nothing or to itself, a device, a folder, a pipe: in a file's place, or in the next one's."""
+    mine = optimizer()
+    places = writer(tmp_path, mine)
+    take(places, mine, (0, 1), (0, 2))
+    path = next((tmp_path / SNAPSHOTS).glob("moments-epoch-0-step-2-*"))
+    if not suffix:
+        path.unlink()
+    place(path.with_name(path.name + suffix))
+    damage = remove_damaged(tmp_path, RUN)
+    assert [path.name in sentence and "It is not a file." in sentence for sentence in damage] == [True] * (not suffix)
+    take(places, mine, (0, 2))
+    assert whole(tmp_path) == [(0, 1), (0, 2)] and remove_damaged(tmp_path, RUN) == []
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_snapshot_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Nor into the file that it names, if the one whose place it takes is a link."""
+    for name in ("new.part", "old"):
+        (tmp_path / f"another for {name}").write_text("precious")
+        (tmp_path / name).symlink_to(f"another for {name}")
+    with files.quick_file(tmp_path / "new", tmp_path / "old") as part:
+        part.write_bytes(b"snapshot")
+    assert (tmp_path / "new").read_bytes() == b"snapshot" and not (tmp_path / "new").is_symlink()
+    assert [path.read_text() for path in tmp_path.glob("another*")] == ["precious"] * 2
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    mine = optimizer()
+    take(writer(tmp_path, mine), mine, (0, 1))
+    for path in (tmp_path / SNAPSHOTS).iterdir():
+        with open(path, "r+b") as file:
+            file.write((1 << 36).to_bytes(8, "little"))
+            file.truncate(1 << 37)
+    assert ["It was cut or changed." in sentence for sentence in remove_damaged(tmp_path, RUN)] == [True] * 2
 
 
 def test_another_runs_or_another_positions_file_is_not_used(tmp_path: Path) -> None:

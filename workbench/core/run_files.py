@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+
+from workbench.core.files import remove
 
 IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
 STEPS, SNAPSHOTS, DEVICES, ADAPTER = "steps", "snapshots", "devices", "adapter"
@@ -16,10 +17,5 @@ stops half-way is still a run's folder."""
 def remove_run_files(folder: Path, *, keep: tuple[str, ...] = ()) -> None:
     """Remove what a run has left in a folder, except `keep`.  Files that do not belong to a run stay."""
     for name in (TAGS, REPORT, *WORK_FILES):
-        path = folder / name
-        if name in keep:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        if name not in keep:
+            remove(folder / name)

@@ -28,6 +28,9 @@ T = TypeVar("T")
 Content = bytes | memoryview
 
 
+NO_FILE = "it is not a file"
+
+
 def owner_of(run: str, path: Path) -> str:
     """Return the name under which a run owns a file.  run: the run's fingerprint."""
     return f"{path.name} of run {run[:16]}"
@@ -89,7 +92,11 @@ def first_line(owner: Any) -> bytes:
 
 
 def read_lines(path: Path) -> Lines:
-    """Return a log's intact lines.  Raises OSError."""
+    """Return a log's intact lines.  Raises DamagedError if it is no file (a folder, a pipe, a link to nothing), and
+    OSError.
+    """
+    if not path.is_file() and os.path.lexists(path):
+        raise damaged(path, NO_FILE)
     return lines_of(path.read_bytes())
 
 

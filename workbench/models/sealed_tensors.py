@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from workbench.core.errors import DamagedError
 from workbench.core.files import whole_file
-from workbench.core.sealed import checksum, damaged, digest, require_owner
+from workbench.core.sealed import NO_FILE, checksum, damaged, digest, require_owner
 from workbench.models.stored_tensors import DTYPES, StoredTensor, tensors_in
 
 _OWNER, _CHECKSUMS, _DIGEST = "owner", "checksums", "digest"
@@ -90,6 +91,8 @@ def damage_of(path: Path, owner: str) -> str:
 
 
 def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+    if not path.is_file() and os.path.lexists(path):
+        raise damaged(path, NO_FILE)
     try:
         stored, metadata = tensors_in(path)
     except (OSError, ValueError) as error:

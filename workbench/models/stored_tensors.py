@@ -78,6 +78,8 @@ def made_up_weights() -> Iterator[None]:
         MISSING_WEIGHTS.makes_up = before
 
 
+_MOST_HEADER_BYTES = 100_000_000
+"""The limit of safetensors itself."""
 _BUFFER_BYTES = 1 << 20
 """Bytes read and converted at a time."""
 _CHECKED_ROWS = 1024
@@ -199,6 +201,8 @@ def tensors_in(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         file.seek(8)
         if 8 + length > size:
             raise OSError(f"'{path}' is truncated")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"the header of '{path}' is malformed: it has {length} bytes")
         header = _decoded(path, file.read(length), dict[str, msgspec.Raw])
     metadata = _decoded(path, header.pop("__metadata__", msgspec.Raw(b"{}")), dict[str, str])
     stored_tensors: dict[str, StoredTensor] = {}

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.errors import MissingDataError
-from workbench.core.files import quick_file, whole_file
+from workbench.core.files import quick_file, remove, whole_file
 from workbench.core.job import SnapshotPlace
 from workbench.core.run_files import SNAPSHOTS
 from workbench.core.sealed import owner_of
@@ -103,10 +103,10 @@ def remove_damaged(folder: Path, run: str) -> list[str]:
     """Remove files that differ from what this run wrote, and return a sentence about the damage of each."""
     damage = []
     for path in (file.path for file in snapshot_files(folder)):
-        about = path.stat()
+        about = path.stat() if path.exists() else path.lstat()
         if why := _damage_of(path, run, about.st_ino, about.st_mtime_ns, about.st_size):
             damage.append(why)
-            path.unlink()
+            remove(path)
     return damage
 
 

@@ -16,11 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, DamagedError
+from workbench.core.files import remove
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
 from workbench.core.run_files import PLAN, STEPS
 from workbench.core.schedule import Ranks
-from workbench.core.sealed import SealedLog, damaged, owner_of, read_lines, read_sealed, require_owner, write_sealed
+from workbench.core.sealed import (
+    Lines,
+    SealedLog,
+    damaged,
+    owner_of,
+    read_lines,
+    read_sealed,
+    require_owner,
+    write_sealed,
+)
 from workbench.core.serial import from_builtins, from_json
 from workbench.methods.common.rank_results import RankResult, StepTrace, on_clock
 from workbench.methods.training.phases import RankJob
@@ -231,17 +241,18 @@ def _read_logs(folder: Path, run: str, damage: list[str]) -> dict[int, dict[int,
         if match is None:
             continue
         epoch, begin, rank = map(int, match.groups())
-        lines = read_lines(path)
+        lines = Lines()
         try:
+            lines = read_lines(path)
             about = from_builtins(lines.owner, LogOwner, source=path.name)
             steps = tuple(from_json(line, StepTrace, source=path.name) for line in lines.contents)
             require_owner(path, about.owner, owner_of(run, path))
         except (ConfigError, DamagedError) as error:  # of another version, damaged from its first line on, or another's
-            if lines.nbytes or lines.damage:
+            if lines.nbytes or lines.damage or not path.is_file():
                 damage.append(
                     str(error if isinstance(error, DamagedError) else damaged(path, lines.damage or "it does not read"))
                 )
-            path.unlink()
+            remove(path)
             continue
         if lines.damage:
             damage.append(f"'{path.name}': {lines.damage}; the steps from there on are done again.")
@@ -283,10 +294,10 @@ def _clear(folder: Path, position: Position, state: Sequence[Path]) -> None:
     for path in (folder / STEPS).glob("epoch-*.jsonl"):
         match = _LOG.match(path.name)
         if match is not None and (int(match.group(1)), int(match.group(2))) >= position:
-            path.unlink()
+            remove(path)
     later = [file.path for file in snapshot_files(folder) if file.position > position]
     for path in {*later, *passing(folder, with_moments=False)}.difference(state):
-        path.unlink()
+        remove(path)
 
 
 def _results(logs: Mapping[int, _Logs], epochs: int, step: int, *, since: tuple[int, int]) -> tuple[RankResult, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
+from workbench.core.files import remove
 from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
@@ -234,7 +235,7 @@ class TrainingMethod(LayerMethod[P], Plans):
         for path in list(
             passing(folder, with_moments=policy.epochs == job.epochs)
         ):  # an end before the last epoch may be gone on from
-            path.unlink()
+            remove(path)
         return Outcome(
             fidelity=engines.fidelity,
             steps=steps,
