@@ -1,4 +1,5 @@
-"""A message carries when its emulated device sent it, and by how much this machine was behind."""
+"""A message carries when its emulated device sent it, and by how much this machine was behind; the members of a
+collective tell each other."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 from gloo_pairs import cluster_of
 
 from tests.waiting import LIMIT_S
-from workbench.core.costs import Spec
-from workbench.core.schedule import NONE, Value, recv, send
+from workbench.core.costs import MESSAGE_S, Spec
+from workbench.core.schedule import NONE, Op, Value, recv, send
 from workbench.runtime.ingress import Due
 from workbench.runtime.pacing import GRAIN_S, RankLinks
 from workbench.runtime.stamps import Stamp, stamped, without_stamp
@@ -85,3 +86,56 @@ def test_a_message_that_was_sent_too_late_came_earlier_for_its_device() -> None:
     arrival = message_of.values.get(tile)
     assert arrival.time_s == span.end_s and arrival.late_s() == span.end_s - due.end_s
     assert span.end_s == due.end_s or span.end_s <= time.monotonic() - 0.003
+
+
+class Members:
+    """A process group in which another member began at given times, and whose all-reduce of the content ends late."""
+
+    def __init__(self, device_s: float, machine_s: float, takes_s: float) -> None:
+        self.times, self.takes_s, self.sums = torch.tensor([device_s, machine_s], dtype=torch.float64), takes_s, 0
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Members:
+        if options is None:
+            self.sums += 1
+            time.sleep(self.takes_s)
+        else:
+            tensors[0].copy_(torch.maximum(tensors[0], self.times))
+        return self
+
+    def wait(self) -> None:
+        """All is done at once."""
+
+
+REDUCE_S = 2 * (0.01 + 2 * 0.002 + MESSAGE_S)
+
+
+@pytest.mark.parametrize("medium", ["switch", "wifi"])
+@pytest.mark.parametrize("behind_s", [0.0, 0.003, 1.0])
+@pytest.mark.parametrize("takes_s", [0.0, REDUCE_S + 0.002, REDUCE_S + 0.05])
+def test_a_collective_ends_when_the_last_members_device_has_had_its_time(
+    medium: str, behind_s: float, takes_s: float
+) -> None:
+    """On a switch.  What this machine was behind at its beginning, up to GRAIN_S, does not count; the rest is late.  On
+    shared air nothing says when it is due.
+    """
+    cluster = cluster_of("ab", bytes_per_s=2 * SIZE / 0.01, latency_s=0.002, host_share=1.0)
+    links = RankLinks(cluster=replace(cluster, medium=medium), rank=0, fidelity="kernel")
+    machine_s = time.monotonic()
+    group = Members(machine_s - behind_s, machine_s - 1e-6, takes_s)
+    transport = Transport(cast(Any, group), 0, subgroup=lambda ranks: cast(Any, group), links=links)
+    op = Op("ALLREDUCE", 0, NONE, NONE, (), (), (0, 1))
+    result, span = transport.collective(op, torch.ones(SIZE), (), machine_s - 2.0)
+    now_s = time.monotonic()
+    transport.close()
+    assert group.sums == 1 and torch.equal(result, torch.ones(SIZE)) and span.start_s == machine_s - 2.0
+    made_up_s = min(behind_s, GRAIN_S)
+    if medium == "wifi":
+        assert span.late_s == 0.0
+        assert (
+            takes_s + 2 * 2 * 0.002 - made_up_s - 1e-4 <= span.end_s - machine_s <= now_s - machine_s - made_up_s + 1e-4
+        )
+        return
+    due_s = group.times[0].item() + REDUCE_S
+    assert span.end_s == pytest.approx(due_s + span.late_s, abs=1e-9, rel=0) and span.late_s >= 0.0
+    assert span.late_s >= machine_s + takes_s - due_s - GRAIN_S
+    assert span.late_s <= max(0.0, now_s - due_s - made_up_s) + 1e-4

@@ -300,8 +300,8 @@ def test_collectives_over_kernel_links_take_their_latency(kind: str, rounds: int
     """The kernel emulates their bytes.  rounds: of messages among three devices."""
 
     def work(executor: Executor) -> float:
-        op = Op(kind, ranks=(0, 1, 2))
-        result, span = executor.transport.collective(op, torch.ones(3), (1, 1, 1) if kind != "ALLGATHER" else (3, 3, 3))
+        op, rows = Op(kind, ranks=(0, 1, 2)), (1, 1, 1) if kind != "ALLGATHER" else (3, 3, 3)
+        result, span = executor.transport.collective(op, torch.ones(3), rows, time.monotonic())
         assert result.sum() > 0
         return span.end_s - span.start_s
 
@@ -352,10 +352,10 @@ def test_a_silent_peer_is_an_error(passes: bool) -> None:
 def test_paced_times_are_the_links() -> None:
     links = RankLinks(cluster=cluster_of_two(bytes_per_s=1e6, latency_s=0.001), rank=0, fidelity="paced")
     assert links.transfer_s(0, 1, 500_000) == links.added_s(0, 1, 500_000) == pytest.approx(0.502)
-    assert links.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(2 * (0.002 + 0.25))
-    assert links.collective_s("ALLGATHER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)
-    assert links.collective_s("REDUCESCATTER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25)
-    assert links.collective_s("BROADCAST", (0, 1), 500_000) == pytest.approx(0.502)
+    assert links.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(2 * (0.002 + 0.25 + MESSAGE_S))
+    assert links.collective_s("ALLGATHER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25 + MESSAGE_S)
+    assert links.collective_s("REDUCESCATTER", (0, 1), 500_000) == pytest.approx(0.002 + 0.25 + MESSAGE_S)
+    assert links.collective_s("BROADCAST", (0, 1), 500_000) == pytest.approx(0.502 + MESSAGE_S)
     assert links.collective_s("ALLREDUCE", (0,), 500_000) == 0
     slowly = replace(links, dilation=4.0)
     assert slowly.transfer_s(0, 1, 500_000) == pytest.approx(4 * 0.502)
@@ -363,9 +363,13 @@ def test_paced_times_are_the_links() -> None:
     assert slowly.added_s(0, 1, 500_000) == pytest.approx(4 * 0.502 + 3 * MESSAGE_S), (
         "this machine takes MESSAGE_S once by itself"
     )
-    assert slowly.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(4 * 0.504 + 2 * 3 * MESSAGE_S)
+    assert slowly.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(4 * (0.504 + 2 * MESSAGE_S))
+    assert slowly.collective_delay_s("ALLREDUCE", (0, 1)) == pytest.approx(4 * 0.004 + 2 * 3 * MESSAGE_S), (
+        "so does each round of a collective on shared air"
+    )
     kernel, real = replace(links, fidelity="kernel"), replace(links, fidelity="real")
     assert kernel.added_s(0, 1, 500_000) == pytest.approx(0.002) and real.added_s(0, 1, 500_000) == 0
-    assert kernel.collective_s("ALLREDUCE", (0, 1), 500_000) == pytest.approx(0.004)
-    assert kernel.collective_s("BROADCAST", (0, 1), 500_000) == pytest.approx(0.002)
-    assert real.collective_s("ALLREDUCE", (0, 1), 500_000) == real.collective_s("BROADCAST", (0, 1), 500_000) == 0
+    assert kernel.collective_s("ALLREDUCE", (0, 1), 500_000) == links.collective_s("ALLREDUCE", (0, 1), 500_000), (
+        "the kernel's part of it is over by then"
+    )
+    assert kernel.collective_delay_s("BROADCAST", (0, 1)) == pytest.approx(0.002)

@@ -5,8 +5,9 @@ gloo's own reduce-scatter costs as much as an all-reduce; a ring takes half.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,33 @@ from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATT
 
 _RING_TAG = (1 << 30) + 1
 """Message tags for ring transfers of collectives, above those of channels."""
+
+
+class Begin(NamedTuple):
+    """When a collective began on an emulated device, and on this machine, which may be behind; seconds of the monotonic
+    clock.
+    """
+
+    device_s: float
+    machine_s: float
+
+
+class LatestBegin:
+    """When the last member of a collective began it.  Every member makes one, before the collective itself.
+
+    begin_s: when this member's emulated device began.
+    """
+
+    def __init__(self, group: torch.distributed.ProcessGroup, begin_s: float) -> None:
+        self._times = torch.tensor([begin_s, time.monotonic()], dtype=torch.float64)
+        options = torch.distributed.AllreduceOptions()
+        options.reduceOp = torch.distributed.ReduceOp.MAX
+        self._work = group.allreduce([self._times], options)
+
+    def wait(self) -> Begin:
+        """Return it once all members have begun.  Raises RuntimeError if a member died or became silent."""
+        self._work.wait()
+        return Begin(*self._times.tolist())
 
 
 def broadcast(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:

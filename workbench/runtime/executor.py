@@ -232,12 +232,11 @@ class Executor:
                 if pacer.factor and last is not None and ready_s > free_s:
                     pacer.wait(ready_s - free_s, last.late_s)
                 if op.kind in COLLECTIVES:
-                    results, span = self._collective(step.program, op, handle()[0])
-                    behind_s = behind(max(ready_s, free_s), span.start_s) if pacer.factor else 0.0
-                    span = span._replace(start_s=span.start_s - behind_s, end_s=span.end_s - behind_s)
+                    begin_s = max(ready_s, free_s) if pacer.factor else time.monotonic()
+                    results, span = self._collective(step.program, op, handle()[0], begin_s)
                     free_s = span.end_s
                     if pacer.factor:
-                        pacer.wait(span.end_s - span.start_s, never_late)
+                        pacer.wait(span.end_s - begin_s, partial(getattr, span, "late_s"))
                 else:
                     duration_s = step.program.seconds(self.rank, index) if pacer.factor else 0.0
                     results, start_s, free_s, late_s = pacer.run(handle, duration_s, max(ready_s, free_s))
@@ -252,7 +251,9 @@ class Executor:
                 values.release(value, free_s)
         self._free_s[stream] = free_s
 
-    def _collective(self, program: Program, op: Op, content: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Span]:
+    def _collective(
+        self, program: Program, op: Op, content: torch.Tensor, begin_s: float
+    ) -> tuple[tuple[torch.Tensor, ...], Span]:
         rows: list[int] = []
         if op.kind in (ALLGATHER, REDUCESCATTER):
             alike = {
@@ -265,7 +266,7 @@ class Executor:
             }
             values = [alike[rank].reads[0] if op.kind == ALLGATHER else alike[rank].writes[0] for rank in op.ranks]
             rows = [program.costs.spec(value).shape[0] for value in values]
-        result, span = self.transport.collective(op, content, rows)
+        result, span = self.transport.collective(op, content, rows, begin_s)
         return (result,) * len(op.writes), span
 
 

@@ -91,14 +91,18 @@ class RankLinks:
         )
 
     def collective_s(self, kind: str, ranks: Sequence[int], nbytes: int) -> float:
-        """Return the seconds to add to a collective on a tensor of this many bytes (see added_s)."""
-        if self.fidelity == "real" or len(ranks) < 2:
-            return 0.0
-        if self.fidelity == "kernel":
-            seconds = collective_latency_s(self.cluster, kind, ranks)
-        else:
-            seconds = collective_s(self.cluster, kind, ranks, nbytes)
-        return self.dilation * seconds + (self.dilation - 1) * MESSAGE_S * num_rounds(kind, len(ranks))
+        """Return the seconds of a collective on a tensor of this many bytes: those of its messages, and MESSAGE_S in
+        each round.
+        """
+        rounds_s = MESSAGE_S * num_rounds(kind, len(ranks))
+        return self.dilation * (collective_s(self.cluster, kind, ranks, nbytes) + rounds_s)
+
+    def collective_delay_s(self, kind: str, ranks: Sequence[int]) -> float:
+        """Return for how long a collective that has passed the shared air is held back: its latency, and the overhead
+        that gloo does not have.
+        """
+        overhead_s = (self.dilation - 1) * MESSAGE_S * num_rounds(kind, len(ranks))
+        return self.dilation * collective_latency_s(self.cluster, kind, ranks) + overhead_s
 
 
 T = TypeVar("T")
@@ -235,8 +239,8 @@ class Pacer:
     def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.
 
-        late_s(): by how much the message came after it was due.  By so much, at most, a busy host made the wait longer.
-        The answer is certain some messages later.  A collective has no such time, so it is never late.
+        late_s(): by how much the message came, or the collective ended, after it was due.  By so much, at most, a busy
+        host made the wait longer.  The answer is certain some messages later.
         """
         self._paced_s += seconds
         self._waits.append((seconds, late_s))

@@ -13,6 +13,8 @@ arrives.
 All these times are the emulated devices', behind which this machine may be (see pacing.GRAIN_S).  What the kernel takes
 for a message begins when this machine sends it.  So the message also carries by how much that was too late, and counts
 as come as much earlier.
+The members of a collective tell each other when each began, so that all know when it is due.  On shared air it is not
+known.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
 from workbench.core.threads import in_background
 from workbench.core.timeline import Span
-from workbench.runtime.collectives import run_collective
+from workbench.runtime.collectives import Begin, LatestBegin, run_collective
 from workbench.runtime.ingress import Due, SharedIngress
-from workbench.runtime.pacing import GRAIN_S, RankLinks, wait_until
+from workbench.runtime.pacing import GRAIN_S, RankLinks, behind, wait_until
 from workbench.runtime.stamps import Stamp, empty_with_stamp, stamped, without_stamp
 from workbench.runtime.step_values import StepValues, empty, nbytes, never_late
 
@@ -169,15 +171,22 @@ class Transport:
                 expected.coming.extend(_Expected(op, spec, values, spans) for op, spec in batch)
             self._post(source, expected)
 
-    def collective(self, op: Op, content: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Span]:
+    def collective(
+        self, op: Op, content: torch.Tensor, rows: Sequence[int], begin_s: float
+    ) -> tuple[torch.Tensor, Span]:
         """Run a collective; return the result on this rank and the time span.
 
-        content: this rank's contribution.  rows: size of each member's part (see run_collective).
+        content: this rank's contribution.  rows: size of each member's part (see run_collective).  begin_s: when the
+        emulated device began.
         Raises DeviceLostError if a member died or became silent.
         """
-        group, start_s, position = self.subgroup(op.ranks), time.monotonic(), op.ranks.index(self._rank)
+        group, position = self.subgroup(op.ranks), op.ranks.index(self._rank)
+        is_emulated = self.links is not None and self.links.fidelity != "real" and len(op.ranks) > 1
         try:
+            # Beside the content, so that it takes no time of its own.
+            begins = LatestBegin(group, begin_s) if is_emulated else None
             result = run_collective(op, content, rows, group, position)
+            latest = None if begins is None else begins.wait()
         except RuntimeError as error:
             raise DeviceLostError(
                 f"{op.kind} of ranks {', '.join(map(str, op.ranks))} was in progress.",
@@ -185,11 +194,28 @@ class Transport:
                 "See the first device that failed.",
             ) from error
         size = nbytes(result if op.kind == ALLGATHER else content)
-        if self.links is not None and (added_s := self.links.collective_s(op.kind, op.ranks, size)):
-            # All members leave a collective at the same time, so each can wait out the link time locally.
-            time.sleep(added_s)
+        end_s, late_s = (time.monotonic(), 0.0) if latest is None else self._end_collective(op, size, latest)
         num_bytes = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
-        return result, Span(self._rank, op, start_s, time.monotonic(), num_bytes)
+        return result, Span(self._rank, op, begin_s, end_s, num_bytes, late_s)
+
+    def _end_collective(self, op: Op, size: int, latest: Begin) -> tuple[float, float]:
+        """Wait until a collective on a tensor of `size` bytes ends on emulated links; return when, and by how much too
+        late that is.
+
+        latest: when its last member began.  All members leave at the same time, so each waits by itself.
+        """
+        assert self.links is not None
+        behind_s = behind(latest.device_s, latest.machine_s)
+        if self.links.is_shared:
+            return wait_until(time.monotonic() + self.links.collective_delay_s(op.kind, op.ranks)) - behind_s, 0.0
+        due = Due(latest.device_s + self.links.collective_s(op.kind, op.ranks, size))
+        done_s = time.monotonic()
+        if done_s < due.end_s:
+            end_s = wait_until(due.end_s)
+            end_s -= behind(due.end_s, end_s)
+        else:
+            end_s = done_s - min(behind_s, due.late_s(done_s))
+        return end_s, due.late_s(end_s)
 
     def flush(self, values: StepValues) -> None:
         """Wait until all announced values have been sent, including forwarded ones.
