@@ -12,7 +12,8 @@ from workbench.core.job import Job
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.base import Event
-from workbench.methods.common.rank_results import StepTrace
+from workbench.methods.common.rank_results import RankResult, StepTrace
+from workbench.methods.common.records import overrun_share
 from workbench.methods.common.session import DeviceReporter
 from workbench.methods.pac_plus.method import PacPlus
 from workbench.methods.training.recording_policy import OncePolicy
@@ -22,6 +23,7 @@ from workbench.runs.progress import RunState
 from workbench.runtime.context import RankContext
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.memory import MemoryBudget, MemoryReading
+from workbench.runtime.pacing import Pace
 
 
 def test_devices_tell_phase_step_computing_and_memory(
@@ -119,3 +121,11 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     reporter = DeviceReporter(replace(context, is_watched=False), budget)
     reporter.step(trace, 10, own, cached=False)
     assert "spans" not in told[-1] and "loss" in told[-1]
+
+
+def test_a_run_is_as_late_as_its_latest_phase() -> None:
+    """What its devices were late in a phase adds up.  One lost early has fewer phases."""
+    paces = [[Pace(0.5, 50.0), Pace(0.2, 1.5)], [Pace(1.0, 100.0), Pace(0.1, 2.0)], [Pace(0.0, 4.0)]]
+    results = [RankResult(rank=rank, paces=of_rank) for rank, of_rank in enumerate(paces)]
+    assert overrun_share(results) == pytest.approx(0.3 / 2.0)
+    assert overrun_share([]) == overrun_share(results, is_real=True) == overrun_share([RankResult(rank=0)]) == 0

@@ -113,6 +113,22 @@ def test_what_the_next_operations_cannot_make_up_for_is_late() -> None:
     assert device.overrun_share == pytest.approx(0.006 / (0.026 + 0.02))
 
 
+def test_the_pace_of_a_phase_counts_from_the_one_before() -> None:
+    """Also after a reset, which ends a warm-up."""
+    fake = FakeTime()
+    device = pacer(1.0, fake)
+    first, second = device, device.for_stream()
+    first.run(lambda: fake.work(0.03), 0.01)
+    second.run(lambda: None, 0.02)
+    assert device.lap() == pytest.approx((0.016, 0.046))
+    assert device.lap() == (0.0, 0.0)
+    first.wait(0.05, lambda: 0.02)
+    assert device.lap() == pytest.approx((0.02, 0.05))
+    device.reset()
+    first.run(lambda: None, 0.01)
+    assert device.lap() == pytest.approx((0.0, 0.01))
+
+
 def test_short_operations_that_cost_the_host_more_are_made_up_for() -> None:
     fake = FakeTime()
     device = pacer(1.0, fake)

@@ -143,6 +143,13 @@ class Paced(NamedTuple, Generic[T]):
     late_s: float
 
 
+class Pace(NamedTuple):
+    """How well the host kept pace with an emulated device: its late and its paced seconds (see Pacer)."""
+
+    late_s: float
+    paced_s: float
+
+
 class Pacer:
     """Makes operations take as long as they would on an emulated device.
 
@@ -181,6 +188,7 @@ class Pacer:
         self._streams: list[Pacer] = []
         self._behind_s = self._late_s = self._paced_s = 0.0
         self._waits: list[tuple[float, Callable[[], float]]] = []
+        self._lapped = Pace(0.0, 0.0)
 
     @property
     def factor(self) -> float:
@@ -210,6 +218,7 @@ class Pacer:
             self._heat.cool()
         self._behind_s = self._late_s = self._paced_s = 0.0
         self._waits.clear()
+        self._lapped = Pace(0.0, 0.0)
         for stream in self._streams:
             stream.reset()
 
@@ -269,6 +278,11 @@ class Pacer:
     def paced_s(self) -> float:
         """Return the total seconds of all paced operations on all streams, and of the waits between them."""
         return self._paced_s + sum(stream.paced_s for stream in self._streams)
+
+    def lap(self) -> Pace:
+        """Return the pace since the last call, or since the beginning."""
+        before, self._lapped = self._lapped, Pace(self.late_s, self.paced_s)
+        return Pace(*(now - then for now, then in zip(self._lapped, before, strict=True)))
 
     @property
     def overrun_share(self) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from workbench.core.timeline import MemorySample, Span
 from workbench.runtime.commands import Transfer
+from workbench.runtime.pacing import Pace
 from workbench.runtime.snapshot import Position
 
 
@@ -38,7 +39,8 @@ class RankResult:
 
     seconds: seconds of its phases.  nbytes: memory readings and traffic by name.
 
-    resumed_at: (epoch, step) at which a resumed run began.  spent_s: seconds of this rank's other work, by kind.
+    paces: the pace of each phase of the work, in order.  resumed_at: (epoch, step) at which a resumed run began.
+    spent_s: seconds of this rank's other work, by kind.
     trained: the names of all tensors that training changes.  snapshots: the snapshots in memory, with the names of the
     tensors in each.
     """
@@ -49,8 +51,7 @@ class RankResult:
     nbytes: dict[str, int] = field(default_factory=dict)
     redistribution: list[Span] = field(default_factory=list)
     resumed_at: tuple[int, int] | None = None
-    late_s: float = 0.0
-    paced_s: float = 0.0
+    paces: list[Pace] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     spent_s: dict[str, float] = field(default_factory=dict)
     trained: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from workbench.core.timeline import MemorySample, Span, Timeline, late_share_of
 from workbench.methods.base import DeviceState, Event, Notify, Prediction
 from workbench.methods.common.rank_results import RankResult, StepTrace, moved
 from workbench.methods.common.session import SessionJob
+from workbench.runtime.pacing import Pace
 
 WARM_UP_STEPS = 2
 """Steps that a sweep runs first and does not count."""
@@ -92,8 +94,12 @@ def measured_steps(results: Sequence[RankResult], predicted: Sequence[StepRecord
 
 
 def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> float:
-    """Return the late share of the emulated devices' time (see late_share_of).  A real device has no deadlines."""
-    return 0.0 if is_real else late_share_of((result.late_s, result.paced_s) for result in results)
+    """Return the late share of the emulated devices' time (see late_share_of), in the phase where it is largest.
+
+    A short phase may be late although the whole run is hardly so.  A real device has no deadlines.
+    """
+    phases = () if is_real else zip_longest(*(result.paces for result in results), fillvalue=Pace(0.0, 0.0))
+    return max(map(late_share_of, phases), default=0.0)
 
 
 def sweep_point(

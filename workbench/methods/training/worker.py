@@ -181,6 +181,8 @@ class TrainingWorker(StepWorker[AJob]):
         except (Paused, DeviceLostError, RuntimeError):
             self._loaded[:] = filter(None, [phase.hand_on()])
             raise
+        finally:
+            phase.result.paces.append(phase.session.pacer.lap())
         del snapshots  # it references the optimizer
         phase.release()
 
@@ -237,8 +239,8 @@ def _do_epochs(phase: RankPhase, epochs: range, snapshots: RankSnapshots, before
 
 
 def note_pace_and_memory(session: DeviceSession, result: RankResult) -> None:
-    """Record in a result how well the host kept pace, and the peak memory."""
-    result.late_s, result.paced_s = session.pacer.late_s, session.pacer.paced_s
+    """Record in a result how well the host kept pace since it was last recorded, and the peak memory."""
+    result.paces.append(session.pacer.lap())
     result.nbytes["peak resident"] = read_memory().peak_rss_bytes
 
 
