@@ -235,8 +235,14 @@ def test_resuming_another_job_names_what_differs(kept: Job, found: str, tmp_path
         holds_run(tmp_path, "mine", Job())
     assert holds_run(tmp_path, "another", kept)
     of_a_former_version = to_json(Job()).replace('"snapshot_every"', '"backup_every"')
-    for other in ("another\n{", "another\n", "", "\xff", f"another\n{of_a_former_version}"):
+    holes = "another\n", 1 << 37
+    for other, size in (
+        *((text, None) for text in ("another\n{", "another\n", "", "\xff", f"another\n{of_a_former_version}")),
+        holes,
+    ):
         (tmp_path / "fingerprint.txt").write_text(other)
+        if size is not None:  # larger than the memory
+            os.truncate(tmp_path / "fingerprint.txt", size)
         with pytest.raises(
             CacheError, match=r"Another version of the workbench made it, or its fingerprint\.txt was changed"
         ):

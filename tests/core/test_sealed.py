@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.core.errors import DamagedError
+from workbench.core.errors import DamagedError, WriteError
 from workbench.core.sealed import SealedLog, lines_of, owner_of, read_lines, read_sealed, write_sealed
 from workbench.models.sealed_tensors import damage_of, load_sealed, save_sealed
 
@@ -49,6 +49,16 @@ def test_what_is_no_file_is_told_of(tmp_path: Path) -> None:
         assert "It is not a file." in damage_of(tmp_path / name, "mine")
     with pytest.raises(FileNotFoundError):
         read_lines(tmp_path / "nothing")
+
+
+def test_a_log_that_the_system_refuses_to_write_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    log = SealedLog(path, OWNER)
+    path.unlink()
+    path.mkdir()
+    for write in (lambda: log.append(1), lambda: SealedLog(path, OWNER)):
+        with pytest.raises(WriteError, match=r"Writing '.*log\.jsonl' was asked for\. Is a directory\."):
+            write()
 
 
 def test_every_changed_byte_of_a_log_is_found(tmp_path: Path) -> None:

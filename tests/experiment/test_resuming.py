@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -89,6 +90,21 @@ def test_a_damaged_snapshot_costs_its_epoch_at_most(
     resumed = run(job, tmp_path, resume=True)
     assert resumed.notes[0].startswith(("Resumed after epoch 1 of 3", "Resumed after step 3 of epoch 2 of 3"))
     assert any("were changed after they were written" in note for note in resumed.notes)
+    assert losses(resumed) == losses(whole[0])
+
+
+def test_what_is_no_file_costs_what_it_would_hold(
+    job: Job, whole: tuple[Report, Path], stopped: tuple[Path, bool], tmp_path: Path
+) -> None:
+    """A folder instead of the plan, and a pipe instead of a log: reading it would never end."""
+    copied(stopped, tmp_path)
+    log = next((tmp_path / "steps").glob("epoch-2-*-rank-0.jsonl"))
+    for path, place in ((tmp_path / "plan.json", Path.mkdir), (log, os.mkfifo)):
+        path.unlink()
+        place(path)
+    resumed = run(job, tmp_path, resume=True)
+    told = [note for note in resumed.notes if "It is not a file." in note]
+    assert [name in " ".join(told) for name in ("'plan.json'", f"'{log.name}'")] == [True, True]
     assert losses(resumed) == losses(whole[0])
 
 

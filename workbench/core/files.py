@@ -45,7 +45,7 @@ def whole_file(path: Path | str) -> Iterator[Path]:
     Raises WriteError for a folder, a pipe, a socket or a disk, and if the system refuses.
     """
     path = Path(path)
-    with _told(path):
+    with reporting_refusal(path):
         target, through = _target(path)
         if through is None:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def quick_file(path: Path, former: Path | None = None) -> Iterator[Path]:
     followed.
     """
     part = path.with_name(f"{path.name}.part")
-    with _told(path):
+    with reporting_refusal(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             remove(part)
@@ -107,7 +107,7 @@ def make_folder(folder: Path | str) -> Path:
     system refuses.
     """
     folder = Path(folder)
-    with _told(folder):
+    with reporting_refusal(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -171,7 +171,8 @@ class _OnlyTried(Exception):
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def reporting_refusal(path: Path) -> Iterator[None]:
+    """Raise WriteError if the system refuses what the block does with a file."""
     try:
         yield
     except OSError as error:

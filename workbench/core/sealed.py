@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from workbench.core.errors import ConfigError, DamagedError
-from workbench.core.files import whole_file
+from workbench.core.files import reporting_refusal, whole_file
 from workbench.core.serial import NOT_JSON, from_json, shown
 from workbench.core.units import with_capital
 
@@ -64,22 +64,26 @@ class Lines:
 
 
 class SealedLog:
-    """Writes a log.  Every line is a value as JSON.  A crash can only cut off the last line."""
+    """Writes a log.  Every line is a value as JSON.  A crash can only cut off the last line.
+
+    Raises WriteError if the system refuses.
+    """
 
     def __init__(self, path: Path, owner: Any, *, intact: Lines | None = None, syncs: bool = False) -> None:
         """Begin a log, or continue after its intact lines.  syncs: whether to wait until every line is on the disk."""
         self.path, self._syncs, self._seal = path, syncs, ""
-        if intact is not None and intact.nbytes:
-            os.truncate(path, intact.nbytes)
-            self._seal = intact.seal
-        else:
-            path.write_bytes(b"")
-            self.append(owner)
+        with reporting_refusal(path):
+            if intact is not None and intact.nbytes:
+                os.truncate(path, intact.nbytes)
+                self._seal = intact.seal
+            else:
+                path.write_bytes(b"")
+                self.append(owner)
 
     def append(self, value: Any) -> None:
         """Write a line."""
         line, self._seal = _line(self._seal, value)
-        with open(self.path, "ab") as file:
+        with reporting_refusal(self.path), open(self.path, "ab") as file:
             file.write(line)
             if self._syncs:
                 file.flush()

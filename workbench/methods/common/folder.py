@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from workbench.core.errors import CacheError, ConfigError
 from workbench.core.files import files_digest
 from workbench.core.job import Job
 from workbench.core.run_files import IDENTITY, WORK_FILES, remove_run_files
-from workbench.core.serial import from_json, shown, to_builtins, to_json, write_text
+from workbench.core.serial import from_json, read_text, shown, to_builtins, to_json, write_text
 from workbench.models.configuration import stored_weights
 from workbench.models.loading import load_stack
 
@@ -76,10 +77,12 @@ def holds_run(folder: Path, identity: str, job: Job) -> bool:
 
     Raises CacheError if the run belongs to another job, naming the settings that differ.
     """
-    try:
-        stored_identity, _, text = (folder / IDENTITY).read_text(encoding="utf-8", errors="replace").partition("\n")
-    except OSError:
+    path, text = folder / IDENTITY, ""
+    if not path.is_file():
         return False
+    with suppress(ConfigError):  # it is no text, or too large
+        text = read_text(path, "the run's job")
+    stored_identity, _, text = text.partition("\n")
     if stored_identity != identity:
         raise CacheError(
             f"Resuming the run in '{folder}' was asked for.",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.core.errors import ConfigError, DamagedError
-from workbench.core.files import remove
+from workbench.core.files import make_folder, remove
 from workbench.core.plan import Homes, Plan
 from workbench.core.report import StepRecord
 from workbench.core.run_files import PLAN, STEPS
@@ -283,6 +283,8 @@ def _former(folder: Path, run: str, damage: list[str]) -> Ran | None:
         return None
     except DamagedError as error:
         damage.append(str(error))
+        if not (folder / PLAN).is_file():
+            remove(folder / PLAN)
         return None
 
 
@@ -331,7 +333,7 @@ class EpochLog:
         if phase.optimizer is None:
             return
         path = rank_job.folder / STEPS / f"epoch-{epoch}-from-{begin}-rank-{session.rank}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         ranks = plan.cached.ranks if phase.phase.cached and plan.cached else plan.busy_ranks
         owner = LogOwner(
             owner=owner_of(rank_job.fingerprint, path), ranks=tuple(sorted(ranks)), steps=len(phase.phase.steps(epoch))

@@ -12,6 +12,7 @@ from typing import Any, Generic
 from torch import nn
 
 from workbench.core.errors import DivergedError, WorkbenchError
+from workbench.core.files import make_folder
 from workbench.core.plan import DISK
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.session import RankSession
@@ -148,9 +149,7 @@ class StagePhase(RankPhase[AJob]):
         """Return the folder for the stage's activations, which it makes; None if they do not go to the disk."""
         if self.index is None or self.rank_job.present.stages[self.index].activations != DISK:
             return None
-        folder = self.session.context.own_folder(self.rank_job.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return make_folder(self.session.context.own_folder(self.rank_job.folder))
 
     def own(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
         """Return this rank's part of a step as fields of StepHandlers."""
