@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from tests.waiting import LIMIT_S
 from workbench.core import files
 from workbench.core.errors import WriteError
+from workbench.methods.training.rank_snapshots import KeptInMemory, RankSnapshots
 from workbench.models import sealed_tensors
 from workbench.runtime import snapshot
 from workbench.runtime.flat_optimizer import FlatAdamW, LinearSchedule
@@ -302,6 +304,33 @@ def test_a_copy_is_written_while_the_state_changes(tmp_path: Path, monkeypatch: 
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state_at(tmp_path, (0, 1)).items())
     newest = state_at(tmp_path, (0, 2))
     assert all(torch.equal(tensor, newest[name]) for name, tensor in mine.named_tensors().items())
+
+
+@pytest.mark.parametrize("room_bytes", [3 * 20 * 4, 3 * 20 * 4 - 1])
+def test_no_copy_is_made_for_which_no_plan_leaves_room(
+    room_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameters of PAC+'s side network and their moments may be of any size; the snapshot is written all the
+    same."""
+    monkeypatch.setattr(snapshot, "SMALL_BYTES", room_bytes)
+    copied, reported = list[Position](), list[list[tuple[int, int]]]()
+    write_copy = SnapshotWriter.write_copy
+
+    def note_and_write(places: SnapshotWriter, at: Position, written: Callable[[], None]) -> None:
+        copied.append(at)
+        write_copy(places, at, written)
+
+    monkeypatch.setattr(SnapshotWriter, "write_copy", note_and_write)
+    mine = optimizer()
+    rank_job = SimpleNamespace(snapshot=Snapshot(every=1), folder=tmp_path, fingerprint=RUN)
+    phase: Any = SimpleNamespace(
+        rank_job=rank_job, optimizer=mine, session=None, result=None, is_writer=True, layers=LAYERS
+    )
+    with RankSnapshots(phase, Position(0, 0), KeptInMemory()) as snapshots:
+        take_step(mine)
+        snapshots.stepped(Position(0, 1), lambda: reported.append(whole(tmp_path)))
+    assert copied == [(0, 1)] * (room_bytes == sum(vector.nbytes for vector in mine.state_vectors()))
+    assert reported == [[(0, 1)]]
 
 
 def test_a_copy_that_could_not_be_written_is_told_of_at_the_next_one(

@@ -32,8 +32,8 @@ from workbench.runtime.state import load_state
 
 MOMENTS, WEIGHTS = KINDS = ("moments", "weights")
 SMALL_BYTES = 32_000_000
-"""Parameters and moments of a stage that are saved after every step by default.  A copy is written while the device
-computes.  Saving more would cost more than a crash loses."""
+"""Parameters and moments of a stage of which a device writes a copy while it computes: no plan leaves room for a larger
+one.  Of a fine-tuning's they are saved after every step by default.  Saving more would cost more than a crash loses."""
 
 _WEIGHT = f"{STATE_KINDS[0]}/"
 _NAME = re.compile(r"(moments|weights)-epoch-(\d+)-step-(\d+)-layers-(\d+)-(\d+)\.safetensors")
@@ -55,8 +55,8 @@ class Snapshot:
     every: steps of the run between two snapshots; 0: only when the devices pause.  There is also one at the end of
     every epoch, always on the disk, from which the epoch's predictions are made.  to: 'disk', the run's folder;
     'neighbour', the memory of the device and of the next one.
-    is_small: whether every stage's state is at most SMALL_BYTES.  Then a device writes a copy while it computes.  The
-    moments of all epochs stay on the disk until the run ends, so that a damaged file costs only its epoch.
+    is_small: whether every stage's state is small enough for the disk (see RankJob.small_bytes).  Then the moments of
+    all epochs stay on the disk until the run ends, so that a damaged file costs only its epoch.
     """
 
     every: int
@@ -188,6 +188,11 @@ class SnapshotWriter:
         self._copies: tuple[Tensor, ...] = ()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Return whether there is room for a copy of the state (see SMALL_BYTES)."""
+        return sum(vector.nbytes for vector in self._optimizer.state_vectors()) <= SMALL_BYTES
 
     def write(self, position: Position, *, keeps_moments: bool) -> None:
         """Save the optimizer's state, once the snapshot before it is written.

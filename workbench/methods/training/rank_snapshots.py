@@ -145,7 +145,7 @@ class RankSnapshots(Generic[AJob]):
         """Take a snapshot after a step within an epoch, if it is due.  then: called when it is written."""
         self._at = position
         is_due = self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps)
-        if is_due and self._writer is not None and self._neighbours is None and self._rule.is_small:
+        if is_due and self._writer is not None and self._neighbours is None and self._writer.is_small:
             self._taken = position
             self._writer.write_copy(position, then)
             return
