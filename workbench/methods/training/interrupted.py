@@ -266,7 +266,10 @@ def _count(logs: _Logs) -> int:
     count = 0
     for begin, by_rank in sorted(logs.items()):
         about = next(iter(by_rank.values())).about
-        if begin > count or set(by_rank) != set(about.ranks):
+        if begin > count:
+            break
+        if set(by_rank) != set(about.ranks):  # what an earlier attempt logged of these steps no longer counts
+            count = begin
             break
         count = begin + min(len(log.steps) for log in by_rank.values())
     return count
