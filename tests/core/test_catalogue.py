@@ -45,6 +45,8 @@ def test_the_kit_of_this_folder_or_one_above_is_a_cluster_by_name(tmp_path, monk
     (tmp_path / "notebooks").mkdir()
     monkeypatch.chdir(tmp_path / "notebooks")
     assert "kit" not in cluster_names()
+    with pytest.raises(ConfigError, match=r"There is no kit\.toml .*workbench kit init"):
+        load_cluster("kit")
     (tmp_path / "kit.toml").write_text(
         'name = "kit"\n[[device]]\nname = "pi0"\naddress = "pi@pi0"\nmodel = "rpi-4b-m"\n'
     )

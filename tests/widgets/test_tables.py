@@ -58,7 +58,10 @@ def test_a_report_begins_with_its_result_in_a_sentence() -> None:
     )
     slower = make_report(first_s=2.0, cached_s=3.0)
     assert "an epoch from the cache is 1.5 times longer" in headline(slower)
-    assert headline(replace(report, metrics={}, epochs=())).startswith("A step takes 200 ms (simulated)")
+    timed = replace(report, metrics={}, epochs=())
+    assert headline(replace(timed, steps=report.steps[:1])).startswith("A step takes 200 ms (simulated)")
+    faster = tuple(replace(step, measured_s=0.01) if step.cached else step for step in report.steps)
+    assert headline(replace(timed, steps=faster)).startswith("A step of the first epoch takes 200 ms (simulated)")
 
 
 @pytest.mark.parametrize(("last_s", "timed"), [(0.2, "4"), (None, "4, 3 of them timed")])

@@ -25,7 +25,7 @@ def main() -> int:
     REPORT.unlink(missing_ok=True)  # an old report must not pass for this run's
     from papermill.exceptions import PapermillExecutionError
 
-    print_text(f"Running {NOTEBOOK.relative_to(ROOT)} ...")
+    print_text(f"Running {NOTEBOOK.relative_to(ROOT)}: about 3 minutes on two free cores, more on a busy computer ...")
     try:
         run_notebook(NOTEBOOK, FOLDER / NOTEBOOK.name)
     except PapermillExecutionError as error:

@@ -109,6 +109,12 @@ def cluster_file(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.name != str(name_or_path):
         return path
+    if name_or_path == KIT and kit_file() is None:
+        raise ConfigError(
+            f"The cluster '{KIT}' was asked for.",
+            f"There is no {KIT}.toml in this folder or one above it, which describes real devices.",
+            "Describe yours first: `workbench kit init USER@HOST USER@HOST`, or name a .toml file.",
+        )
     if name_or_path not in cluster_names():
         raise ConfigError(
             f"The cluster '{shown(name_or_path)}' was asked for.",

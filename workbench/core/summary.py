@@ -77,11 +77,14 @@ def headline(report: Report) -> str:
     was predicted.
     """
     parts = []
+    full = [step for step in report.steps if not step.cached]
     if name := main_metric(report):
         epochs = f" after {counted(report.chosen_epoch, 'epoch')}" if report.chosen_epoch else ""
         parts.append(f"{name} {report.metrics[name]:.3g} on the test split{epochs}")
-    elif seconds := [step_s for step in report.steps if (step_s := step.measured_s or step.predicted_s)]:
+    # The median of steps of both kinds would be of neither.
+    elif seconds := [step_s for step in full or report.steps if (step_s := step.measured_s or step.predicted_s)]:
         unit = "step" if report.plan.inference is None else "request"
+        unit += " of the first epoch" if 0 < len(full) < len(report.steps) else ""
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
         parts.append(f"a {unit} takes {three_figures(median(seconds) * 1e3)} ms{report.mark} ({origin})")
     full_s, cached_s = _epochs_s(report)
@@ -209,12 +212,15 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             rows.append((label, f"{times}, {name} (medians)"))
             label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
-        count = f"{three_figures(trained / 4e6)} million" if trained >= 4e6 else f"{trained // 4:,}"
+        # A simulation counts them from sizes, without small parts such as norms and biases.
+        number = float(f"{trained / 4:.3g}") if report.mode == "simulate" else trained // 4
+        count = f"{three_figures(number / 1e6)} million" if number >= 1e6 else f"{number:,.0f}"
+        about = "about " if report.mode == "simulate" else ""
         share = trained / report.bytes[ALL_WEIGHTS]
         # Layers may be unfrozen later, or never; and costs may be computed for more weights than a method trains.
         is_most = report.mode == "simulate" or any(step.lowest_trained for step in report.steps)
         which = "all" if share >= 1 and not is_most else f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
-        rows.append(("Weights", f"{which} are trained{' at most' * is_most}: {count} numbers"))
+        rows.append(("Weights", f"{which} are trained{' at most' * is_most}: {about}{count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [
         step for step, layer in enumerate(lowest) if layer is not None and (not step or layer != lowest[step - 1])

@@ -239,8 +239,8 @@ def _notes(cost: PhaseTimes, balanced: Balanced) -> tuple[str, ...]:
     if cost.slowest_stage == len(balanced.stages) - 1:
         return ()
     return (
-        f"Stage {cost.slowest_stage} is slower than the last one, to which Eq. 5 charges the execution phase:"
-        f" {cost.bottleneck_s:.4g} s with it, {cost.total_s:.4g} s by Eq. 5-6.",
+        f"The paper's Eq. 5 and 6 time a step by its last stage: {cost.total_s:.4g} s. Stage {cost.slowest_stage} is"
+        f" slower, and by its time a step takes {cost.bottleneck_s:.4g} s.",
     )
 
 

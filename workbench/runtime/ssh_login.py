@@ -212,7 +212,7 @@ _MEANINGS = (
     (
         r"ssh: Could not resolve hostname",
         "Its name is not known in this network.",
-        "Check the address, or give its number.",
+        "Check the address, or give its IP address, such as pi@192.168.1.20.",
     ),
     (
         rf"ssh: connect to host [^\n]*: (?:{_UNREACHABLE})|Connection timed out|Connection to \S+ port \d+ timed out",

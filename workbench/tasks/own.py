@@ -264,6 +264,6 @@ def divided(
         raise ConfigError(
             f"The data '{data}' were asked for.",
             f"{len(distinct)} {'contexts' if by_second_text else 'rows'} are too few to train, choose and test on.",
-            "Give more rows.",
+            "Give more rows: a few hundred, for something to be learned.",
         )
     return parts | {"train": part(order)}
