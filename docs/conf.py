@@ -39,6 +39,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 nb_execution_mode = "off"
+smartquotes_action = "qe"  # not D: an option's two hyphens are no dash
 
 html_math_renderer = "mathml"
 html_theme = "furo"

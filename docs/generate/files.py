@@ -123,7 +123,7 @@ def _type(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"]))
     if "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema["enum"])
+        return ", ".join(f"`{one}`" if one != "" else "empty" for one in schema["enum"])
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'])}" if schema.get("items") else "list"
     if schema.get("type") == "object":

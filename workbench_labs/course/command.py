@@ -12,6 +12,7 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 from workbench.core.files import make_folder
 from workbench.core.serial import write_json
+from workbench.core.units import counted
 
 
 def labs(
@@ -49,7 +50,7 @@ def labs(
             )
         write_json(place, work)
         solved = sum(bool(answer.passed) for answer in work.answers.values())
-        print_text(f"Handed in: lab {work.lab}, {work.student}, {solved} exercises solved; {place}")
+        print_text(f"Handed in: lab {work.lab}, {work.student}, {counted(solved, 'exercise')} solved; {place}")
         return
     works, refused = grading.collect(path)
     for line in refused:
@@ -59,7 +60,7 @@ def labs(
         for work in works:
             write_json(to / f"{work.lab}-{work.student}.json", work)
         following = f" Next: workbench labs grade {shlex.quote(str(to))}" if works else ""
-        print_text(f"{len(works)} hand-ins in {to}; {len(refused)} files left out.{following}")
+        print_text(f"{counted(len(works), 'hand-in')} in {to}; {counted(len(refused), 'file')} left out.{following}")
         return
     grades = grading.grade(works, secret=secret, say=say)
     files = grading.write_grades(grades, works, to)
