@@ -183,7 +183,7 @@ class LayerMethod(ProfiledMethod[L]):
             "batch_sizes": BATCH_SIZES,
             "max_length": max_length,
         }
-        words = f"{model} and its length"
+        words = f"{self.name} with {model} and its length"
         return cached_measurement(
             key | settings,
             Profile,
