@@ -60,6 +60,9 @@ def test_a_report_begins_with_its_result_in_a_sentence() -> None:
     assert "an epoch from the cache is 1.5 times longer" in headline(slower)
     timed = replace(report, metrics={}, epochs=())
     assert headline(replace(timed, steps=report.steps[:1])).startswith("A step takes 200 ms (simulated)")
+    assert headline(replace(timed, steps=(replace(report.steps[0], measured_s=588.0),))).startswith(
+        "A step takes 588 s "
+    )
     faster = tuple(replace(step, measured_s=0.01) if step.cached else step for step in report.steps)
     assert headline(replace(timed, steps=faster)).startswith("A step of the first epoch takes 200 ms (simulated)")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, median
 
 from workbench.core.cluster import Cluster, Device
@@ -86,7 +86,7 @@ def headline(report: Report) -> str:
         unit = "step" if report.plan.inference is None else "request"
         unit += " of the first epoch" if 0 < len(full) < len(report.steps) else ""
         origin = report.label if any(step.measured_s for step in report.steps) else "simulated"
-        parts.append(f"a {unit} takes {three_figures(median(seconds) * 1e3)} ms{report.mark} ({origin})")
+        parts.append(f"a {unit} takes {_step_words(median(seconds), three_figures)}{report.mark} ({origin})")
     full_s, cached_s = _epochs_s(report)
     if full_s and cached_s and mean(cached_s) > 0:
         ratio = mean(full_s) / mean(cached_s)
@@ -283,7 +283,16 @@ def _inference_rows(report: Report, chosen: InferencePlan) -> list[tuple[str, st
 def _times(report: Report, steps: Sequence[StepRecord], *, digits: int) -> str:
     """Return the medians of a step's predicted and measured seconds in words; '' without any."""
     predicted_s, measured_s = median_s(steps, "predicted_s"), median_s(steps, "measured_s")
-    words = [] if predicted_s is None else [f"{predicted_s * 1e3:.{digits}f} ms predicted (simulated)"]
+
+    def number(value: float) -> str:
+        return f"{value:.{digits}f}"
+
+    words = [] if predicted_s is None else [f"{_step_words(predicted_s, number)} predicted (simulated)"]
     if measured_s is not None:
-        words.append(f"{measured_s * 1e3:.{digits}f} ms{report.mark} measured ({report.label})")
+        words.append(f"{_step_words(measured_s, number)}{report.mark} measured ({report.label})")
     return ", ".join(words)
+
+
+def _step_words(seconds: float, number: Callable[[float], str]) -> str:
+    """Return the time of a step in milliseconds, from 10 s on in seconds."""
+    return f"{number(seconds)} s" if seconds >= 10 else f"{number(seconds * 1e3)} ms"
