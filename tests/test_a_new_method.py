@@ -16,6 +16,7 @@ from in_process import answer, call
 from tiny_job import tiny_job, two_devices, write_data
 
 import workbench
+from tests.caches import own_cache
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, WorkbenchError
@@ -62,15 +63,13 @@ def job(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Return a job of the installed method, which this process and its engines find as they find any installed
     package."""
     default_pool().stop()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with own_cache(tmp_path_factory) as patch:
         patch.setenv("PYTHONPATH", str(site))
         patch.syspath_prepend(str(site))
         registered.cache_clear()
         yield replace(
             tiny_job(write_data(tmp_path_factory.mktemp("data"))), method="bitfit", epochs=2, learning_rate=1e-4
         )
-        default_pool().stop()
         for name in [name for name in sys.modules if name.partition(".")[0] == "bitfit"]:
             del sys.modules[name]
     registered.cache_clear()

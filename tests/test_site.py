@@ -14,9 +14,9 @@ import pytest
 from generate import MARKER
 from generate.outputs import page_of
 
-from workbench.core.cluster import Cluster, Device, Link
+from tests.clusters import cluster_of
+from tests.plans import staged_plan
 from workbench.core.job import Job
-from workbench.core.plan import Plan, Share, Stage
 from workbench.core.report import Report
 from workbench.core.serial import to_json
 
@@ -60,12 +60,8 @@ def test_reference_pages_have_what_the_code_declares(site: Path) -> None:
 @pytest.mark.slow
 def test_the_schema_of_reports_accepts_a_report_and_refuses_another(site: Path) -> None:
     schema = json.loads((site / "docs/reference/report.schema.json").read_text())
-    alone = Device(name="a", flops_per_s=1e9, memory_bytes=10**9, link=Link(bytes_per_s=1e6))
-    stage = Stage(start=0, stop=1, shares=(Share(rank=0, samples=1),))
-    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=1, num_micro_batches=1)
-    report = Report(
-        source="simulated", mode="simulate", job=Job(), cluster=Cluster(name="one", devices=(alone,)), plan=plan
-    )
+    plan = staged_plan((1, {0: 1}), method="pac_plus")
+    report = Report(source="simulated", mode="simulate", job=Job(), cluster=cluster_of(1), plan=plan)
     written = json.loads(to_json(report))
     jsonschema.validate(written, schema)
     with pytest.raises(jsonschema.ValidationError, match="'guessed' is not one of"):

@@ -24,13 +24,14 @@ import psutil
 import pytest
 from ssh_hosts import WHY_NOT, Hosts, NetHosts, bring_profiles, home, reachable, real_cluster
 
+from tests.clusters import with_devices
 from tests.experiment.running import losses, run
+from tests.plans import inference_plan, staged_plan
 from tests.waiting import wait_for
 from workbench import experiment
-from workbench.core import Job, Plan, Report, Share, Stage
+from workbench.core import Job, Report
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError, MemoryBudgetError, RuntimeSetupError
-from workbench.core.inference import InferencePlan
 from workbench.methods.base import Event
 from workbench.methods.common.text_model import load_text_model
 from workbench.methods.devices import over_ssh
@@ -61,12 +62,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "galaxy_plus": {"options": {"system": "megatron_lm"}},
 }
 
-HALVES = Plan(
-    method="fine_tuning",
-    stages=tuple(Stage(start=3 * rank, stop=3 * rank + 3, shares=(Share(rank=rank, samples=8),)) for rank in (0, 1)),
-    micro_batch_size=8,
-    num_micro_batches=2,
-)
+HALVES = staged_plan((3, {0: 8}), (3, {1: 8}), method="fine_tuning", micro_batches=2)
 
 
 class Place:
@@ -245,7 +241,7 @@ def test_a_device_comes_back_after_its_cable_and_its_sshd(unbroken: Report, plac
 
 def test_a_stream_is_answered_without_a_killed_device(place: Place) -> None:
     cluster = real_cluster(NAMES)
-    slow = replace(cluster, devices=tuple(replace(device, flops_per_s=SOAK_FLOPS_PER_S) for device in cluster.devices))
+    slow = with_devices(cluster, flops_per_s=SOAK_FLOPS_PER_S)
     host = analytic_profile(SOAK_MODEL, slow)
     faults, events, after = FaultSchedule(), list[ServingEvent](), list[float]()
 
@@ -296,7 +292,7 @@ def test_texts_go_on_without_a_killed_device(
         load_model("tiny-gpt2-2").save_pretrained(guesser)
         save_tokenizer("tiny-gpt2-2", tmp_path / "guesser")
     if draft.endswith("leaves out"):
-        plan = InferencePlan(method="local", paradigm="pipeline", ranks=(0,), layers=(2,))
+        plan = inference_plan("pipeline", method="local", layers=(2,))
         monkeypatch.setattr(DraftPrices, "best", lambda self, plan, others: self.round(plan, max((0, *others))))
     local, wanted = load_text_model(model).writer, [([5 + number] * (4 + number), 24) for number in range(6)]
     expected = [list(local.write(*one, Sampling(temperature=0.9, seed=3))) for one in wanted]

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.clusters import cluster_of
 from tests.waiting import LIMIT_S
 from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster, Device
 from workbench.core.errors import RuntimeSetupError
 from workbench.runtime import ssh_devices
 from workbench.runtime.ssh import Connection
@@ -29,13 +31,9 @@ SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/l
 WHY_NOT = "" if SSHD and shutil.which("ssh") else "OpenSSH's server is not installed (apt install openssh-server)"
 
 
-def real_cluster(names: Sequence[str] = ("alpha", "beta"), python: str = sys.executable, **fields: object) -> Cluster:
-    link = Link(bytes_per_s=125e6, latency_s=1e-4)
-    devices = tuple(
-        Device(name=name, flops_per_s=3e10, memory_bytes=2 * 10**9, link=link, address=name, python=python, **fields)  # type: ignore[arg-type]
-        for name in names
-    )
-    return Cluster(name="kit", devices=devices)
+def real_cluster(names: Sequence[str] = ("alpha", "beta"), python: str = sys.executable, **fields: Any) -> Cluster:
+    boards = {"flops_per_s": 3e10, "memory_bytes": 2 * 10**9, "address": list(names), "python": python}
+    return cluster_of(names, name="kit", bytes_per_s=125e6, latency_s=1e-4, **boards | fields)
 
 
 def home(folder: Path, name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.clusters import with_devices
 from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.common.services import ServiceInterrupted
@@ -215,8 +216,6 @@ def test_what_cannot_be_served() -> None:
         serve(SOAK_MODEL, cluster, engines, host, stream=stream, faults=[Fault(kind="kill", rank=4, start=0.0)])
     with pytest.raises(ConfigError, match="reads 1 to"):
         serve(SOAK_MODEL, cluster, engines, host, stream=dataclasses.replace(stream, length=100_000))
-    small = dataclasses.replace(
-        cluster, devices=tuple(dataclasses.replace(device, memory_bytes=1000) for device in cluster.devices)
-    )
+    small = with_devices(cluster, memory_bytes=1000)
     with pytest.raises(PlanError, match="device-"):
         serve(SOAK_MODEL, small, engines, host, stream=stream)
