@@ -6,12 +6,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from operator import mul
+from typing import Literal, NamedTuple
 
 from workbench.core.errors import ConfigError
 from workbench.core.schedule import Ranks
 
 Paradigm = Literal["hybrid", "tensor", "sequence", "pipeline"]
+
+
+class LayerWeights(NamedTuple):
+    """The bytes of a device's weights of one layer: of the attention (both, in a decoder with cross-attention), of the
+    feed-forward network, and of norms and output biases.
+    """
+
+    attention: int
+    feed_forward: int
+    undivided: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +59,27 @@ class StackShape:
     keys_per_unit: int = 1
     is_gated: bool = False
 
+    def weights(self, units: int, columns: int, connects: bool = True) -> LayerWeights:
+        """Return the weights of a device with so many units and columns of a layer (Galaxy+ Eq. 8).  connects: whether
+        it has norms and output biases.
+        """
+        attention = units * (self.unit_bytes + self.cross_unit_bytes)
+        return LayerWeights(attention, columns * self.column_bytes, connects * self.layer_bytes)
+
+    @property
+    def whole(self) -> LayerWeights:
+        """Return the weights of a whole layer: M_MHA and M_MLP of Galaxy+ Eq. 8, and what is not divided."""
+        return self.weights(self.num_units, self.columns)
+
     @property
     def attention_bytes(self) -> int:
-        """Return the bytes of one layer's attention (both, in a decoder with cross-attention): M_MHA of Galaxy+ Eq.
-        8.
-        """
-        return self.num_units * (self.unit_bytes + self.cross_unit_bytes)
+        """Return the bytes of one layer's attention."""
+        return self.whole.attention
 
     @property
     def feed_forward_bytes(self) -> int:
-        """Return the bytes of one layer's feed-forward network: M_MLP of Galaxy+ Eq. 8."""
-        return self.columns * self.column_bytes
+        """Return the bytes of one layer's feed-forward network."""
+        return self.whole.feed_forward
 
     def kept_bytes(self, tokens: int, memory_tokens: int = 0) -> int:
         """Return the bytes of the keys and values that one unit of a layer keeps.
@@ -207,6 +228,10 @@ class InferenceProfile:
         """Return the bytes of embedding and head."""
         return self.first_bytes + self.last_bytes
 
+    def working_bytes(self, lengths: Sequence[int]) -> int:
+        """Return the bytes of activations on a device that computes a sequence of so many tokens in each stack."""
+        return self.working_bytes_per_token * max(lengths)
+
     def slowed(self, rank: int, factor: float) -> InferenceProfile:
         """Return the profile with one device `factor` times slower (a straggler)."""
         row = tuple(costs.scaled(factor) for costs in self.costs[rank])
@@ -225,8 +250,13 @@ class InferenceProfile:
         )
 
 
-Run = tuple[StackShape, int, tuple[int, ...], tuple[int, ...]]
-"""Shape of some equal layers, their number, and each position's units and columns of them."""
+class Run(NamedTuple):
+    """Equal layers: their shape, their number, and of one of them each position's units and the weights it has."""
+
+    shape: StackShape
+    num_layers: int
+    units: tuple[int, ...]
+    weights: tuple[LayerWeights, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +325,18 @@ class InferencePlan:
         """
         return proportional_parts(stack.num_units, self.units), proportional_parts(stack.columns, self.columns)
 
-    def parts(self, stacks: Sequence[StackShape], *, full_everywhere: bool = False) -> Iterator[Run]:
-        """Yield runs of equal layers in order: shape, number, and the units and columns whose weights each position has
-        (Galaxy+ Eq. 8).
+    def takes_part(self, position: int) -> bool:
+        """Return whether a position computes anything: the first one embeds, any other needs a part of the layers or
+        of the tokens.
+        """
+        parts = {"hybrid": (self.units, self.columns, self.shares), "pipeline": (self.layers,)}.get(self.paradigm)
+        return position == 0 or parts is None or any(part[position] for part in parts)
 
-        A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.
+    def runs(self, stacks: Sequence[StackShape], *, full_everywhere: bool = False) -> Iterator[Run]:
+        """Yield runs of equal layers in order, with the weights that each position has (Galaxy+ Eq. 8).
+
+        A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.  Norms and
+        output biases of all layers are on each position that takes part, in a pipeline on those with the layer.
         """
         first, everywhere = 0, range(self.num_positions)
         is_pipeline, is_cut = self.paradigm == "pipeline", self.paradigm in ("hybrid", "tensor")
@@ -310,31 +347,24 @@ class InferencePlan:
         )
         for shape in stacks:
             last = first + shape.num_layers
-            units, columns = (
+            cut = (
                 self.cut(shape)
                 if is_cut
                 else ((shape.num_units,) * len(everywhere), (shape.columns,) * len(everywhere))
             )
             for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
-                count = len(list(run))
+                units, columns = cut
                 if is_pipeline:
-                    is_kind = [position == kind for position in everywhere]
-                    yield (
-                        shape,
-                        count,
-                        tuple(shape.num_units * has_kind for has_kind in is_kind),
-                        tuple(shape.columns * has_kind for has_kind in is_kind),
-                    )
-                elif kind == 1:
-                    yield shape, count, units, columns
+                    has = [position == kind for position in everywhere]
+                    units, columns = (tuple(map(mul, has, parts)) for parts in cut)
                 else:
-                    is_full = [full_everywhere or share > 0 for share in self.shares]
-                    yield (
-                        shape,
-                        count,
-                        units,
-                        tuple(shape.columns if full else count for full, count in zip(is_full, columns, strict=True)),
-                    )
+                    has = [self.takes_part(position) for position in everywhere]
+                    if kind == 2:
+                        is_full = [full_everywhere or share > 0 for share in self.shares]
+                        columns = tuple(
+                            shape.columns if full else part for full, part in zip(is_full, columns, strict=True)
+                        )
+                yield Run(shape, len(list(run)), units, tuple(map(shape.weights, units, columns, has)))
             first = last
 
     def position_of(self, rank: int) -> int | None:

@@ -26,6 +26,7 @@ class Problem(Generic[P]):
     fit (default: the same).
     decoder_length: tokens in a second stack (default: sequence_length).
     kept_tokens: tokens whose keys and values stay in memory while texts are written, over all texts; 0: none.
+    kept_texts: number of these texts; a decoder keeps the keys and values of an encoder's output for each of them.
     batch_size, micro_batches: samples of a step, and the number of parts in which they pass through a pipeline.
     queries: number of queries of a forward-only step; each of them sees all samples.  estimator: the computation for
     each (P-RGE).
@@ -40,6 +41,7 @@ class Problem(Generic[P]):
     memory_length: int | None = None
     decoder_length: int | None = None
     kept_tokens: int = 0
+    kept_texts: int = 1
     batch_size: int = 1
     micro_batches: int = 1
     queries: int = 1

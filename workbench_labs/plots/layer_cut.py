@@ -109,17 +109,8 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
 
     A device without tokens needs no whole feed-forward network in scheme 2; it keeps its columns.
     """
-    _, _, units, columns = next(replace(plan, schemes=(scheme,) * shape.num_layers).parts((shape,)))
-    return tuple(
-        {
-            "attention": own_units * (shape.unit_bytes + shape.cross_unit_bytes),
-            "feed-forward": own_columns * shape.column_bytes,
-            "norms and biases": shape.layer_bytes if own_units or own_columns or share else 0,
-        }
-        for own_units, own_columns, share in zip(
-            units, columns, plan.shares or (1.0,) * plan.num_positions, strict=True
-        )
-    )
+    run = next(replace(plan, schemes=(scheme,) * shape.num_layers).runs((shape,)))
+    return tuple(dict(zip(("attention", "feed-forward", "norms and biases"), own, strict=True)) for own in run.weights)
 
 
 def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[int, ...]:
@@ -159,7 +150,7 @@ def layer_cut(
     for column, sizes in enumerate(columns, start=1):
         _bars(figure, column, sizes, who)
     total = sum(sum(nbytes.values()) for nbytes in parts_bytes)
-    copy_bytes = shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes
+    copy_bytes = sum(shape.whole)
     moved, weights = size_words(sum(sent)), size_words(total)
     copies = f", {total / copy_bytes:.2g} times one copy" if copy_bytes else ""
     paradigms = {"hybrid": f"scheme {scheme}", "tensor": "tensor parallel", "sequence": "sequence parallel"}

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.clusters import cluster_of
 from tests.methods.test_number_formats import two_of_a_kind
 from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferenceProfile, StackCosts
+from workbench.methods.galaxy_plus.costs import analytic_from
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.models import families
@@ -145,6 +147,8 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
         assert [cache.nbytes for cache in caches] == [need.cache_bytes for need in planned.values()]
         assert max(cache.nbytes for cache in caches) > 0
         assert [need.cache_bytes for need in needs(problem, plan).values()] == [0, 0]
+        twice = needs(replace(problem, kept_tokens=2 * room, kept_texts=2), plan)
+        assert [need.cache_bytes for need in twice.values()] == [2 * cache.nbytes for cache in caches]
         lengths = (13, 1)[: len(stacks)]
         whole, without = (simulate(programs.sequence(plan, lengths, room=counted).program) for counted in (room, 0))
         more = [whole.peak_bytes(rank) - without.peak_bytes(rank) for rank in (0, 1)]
@@ -153,6 +157,29 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
         per_token = [(token.resident_bytes(rank) - bare.resident_bytes(rank)) / (room - 1) for rank in (0, 1)]
         crossed = [cache.nbytes - room * each for cache, each in zip(caches, per_token, strict=True)]
         assert (max(crossed) > 0) == (len(stacks) > 1) and min(crossed) == 0
+
+
+@pytest.mark.parametrize("paradigm", ["hybrid", "tensor"])
+def test_devices_without_a_part_of_the_layers_hold_what_is_planned_and_simulated(paradigm):
+    """The first device has embedding, head and norms even if it computes no layer; one without any work has nothing."""
+    case = tiny_case("gpt2")
+    stacks, (first, last) = case.layout.stacks, case.layout.end_bytes
+    plan = hybrid(case, (0, stacks[0].num_units, 0, 0), (0, 40, 24, 0), (0.0, 1.0, 0.0, 0.0), (1,))
+    plan = plan if paradigm == "hybrid" else replace(plan, paradigm="tensor", shares=(), schemes=())
+    cluster = cluster_of(4)
+    profile = replace(analytic_from("tiny", stacks, cluster), first_bytes=first, last_bytes=last)
+    shards = shards_of(case, plan)
+    behind = [sum(tensor.nbytes for norm in shard.finals if norm for tensor in norm.tensors) for shard in shards]
+    assert behind == [behind[0]] * 3 + [behind[0] * (paradigm == "tensor")] and behind[0] > 0
+    planned = needs(Problem(profile, cluster, sequence_length=13), plan)
+    weights = [need.total_bytes - need.working_bytes for need in planned.values()]
+    # Everyone holds the norm behind the stack, which counts as the end's.
+    held = [
+        shard.held_bytes - extra * (place > 0) for place, (shard, extra) in enumerate(zip(shards, behind, strict=True))
+    ]
+    assert weights == held
+    simulated = Programs(cluster, stacks, profile).sequence(plan, (13,)).program.costs
+    assert [simulated.resident_bytes(rank) for rank in range(4)] == [need.total_bytes for need in planned.values()]
 
 
 def test_bad_prompts_are_answered_clearly():

@@ -233,7 +233,7 @@ def _layers(inference: InferenceProfile, rank: int) -> Layers:
             LayerProfile(
                 name=f"layer {number}",
                 times={"F": grid},
-                frozen_bytes=shape.attention_bytes + shape.feed_forward_bytes + shape.layer_bytes,
+                frozen_bytes=sum(shape.whole),
                 trainable_bytes=0,
                 output_bytes=Bytes(shape.hidden_bytes),
                 workspace_bytes=Bytes(inference.working_bytes_per_token),

@@ -272,12 +272,7 @@ def shard_spec(
             if key not in slices_by_key:
                 slices_by_key[key] = _slices(plan, position, stack, before, is_whole=is_whole)
             layers.append(slices_by_key[key])
-    computes = position == 0 or not plan.shares or plan.shares[position] > 0
-    return ShardSpec(
-        layers=tuple(layers),
-        has_ends=position == 0,
-        connects_all=computes or not all(layer.is_empty for layer in layers),
-    )
+    return ShardSpec(layers=tuple(layers), has_ends=position == 0, connects_all=plan.takes_part(position))
 
 
 def deal(total: int, counts: Sequence[int], owned: Sequence[Sequence[int]] | None = None) -> list[list[int]]:

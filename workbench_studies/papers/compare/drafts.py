@@ -45,7 +45,7 @@ def round_of(choice: DraftChoice, latency_ms: float) -> Round:
         columns=(shape.columns // COUNT,) * COUNT,
     )
     programs = Programs(cluster, profile.stacks, profile)
-    return DraftPrices(programs, draft_profile(choice, profile), profile, (LENGTH,), LENGTH).round(plan, 0)
+    return DraftPrices(programs, draft_profile(choice, profile), profile, (LENGTH,), kept_tokens=LENGTH).round(plan, 0)
 
 
 def drafts(item: Item) -> Result:

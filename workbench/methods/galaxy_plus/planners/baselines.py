@@ -20,7 +20,7 @@ import numpy as np
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
-from workbench.methods.galaxy_plus.planners.memory import activation_bytes, check, kept_unit_bytes, least_missing
+from workbench.methods.galaxy_plus.planners.memory import check, layer_needs, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
 from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.terms import LayerTimes, boundary_bytes, ends_s, lengths_of
@@ -127,14 +127,8 @@ class _Paths:
         ranks = self.ranks = problem.members
         self.layers = profile.num_layers
         stacks = [profile.stack_of(layer) for layer in range(self.layers)]
-        shapes = [profile.stacks[stack] for stack in stacks]
-        sizes = [
-            shape.attention_bytes
-            + shape.feed_forward_bytes
-            + shape.layer_bytes
-            + shape.num_units * kept_unit_bytes(problem, shape)
-            for shape in shapes
-        ]
+        needs = layer_needs(problem, [1] * self.layers)
+        sizes = [need.total_bytes - need.working_bytes - need.ends_bytes for need in needs]
         bytes_before = np.concatenate([[0], np.cumsum(sizes)])
         self.ends = [ends_s(profile, rank, lengths) for rank in ranks]
         crossing = [boundary_bytes(profile, layer, lengths) for layer in range(self.layers + 1)]
@@ -142,14 +136,13 @@ class _Paths:
             (a, b): np.array([cluster.link(ranks[a], ranks[b]).transfer_s(nbytes) for nbytes in crossing])
             for a, b in itertools.permutations(range(len(ranks)), 2)
         }
-        working = activation_bytes(problem)
         self.cost: list[dict[bool, np.ndarray]] = []  # [device][is first]: (layers + 1, layers + 1) seconds from i to j
         nbytes = bytes_before[None, :] - bytes_before[:, None]
         for rank in ranks:
             done = np.concatenate(
                 [[0.0], np.cumsum([LayerTimes(profile, rank, stack, lengths).whole_s() for stack in stacks])]
             )
-            seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - working
+            seconds, budget = done[None, :] - done[:, None], cluster.devices[rank].memory_bytes - needs[0].working_bytes
             rooms = {first: budget - first * profile.ends_bytes for first in (True, False)}
             self.cost.append(
                 {first: np.where((nbytes > 0) & (nbytes <= room), seconds, np.inf) for first, room in rooms.items()}

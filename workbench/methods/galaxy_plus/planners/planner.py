@@ -56,7 +56,7 @@ def algorithm_1(
     8. After a rebalance (lines 32-35) P and Q are not set, as `else` (line 36) skips the substitution: all layers keep
        scheme 1.
     9. Line 20 takes the layers from the first on, the encoder's before the decoder's.
-    10. Line 22 checks every device, also one without tokens: see MemoryRule.full_everywhere.
+    10. Line 22 checks every device, also one without tokens: see InferenceProfile.full_everywhere.
     """
     profile, cluster, chosen = problem.profile, problem.cluster, problem.members
     v = [capacity(profile, rank, lengths_of(problem)) for rank in chosen]

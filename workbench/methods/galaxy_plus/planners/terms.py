@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import mul
+from typing import Any
 
 import numpy as np
 
@@ -41,11 +42,13 @@ def lengths_of(problem: Problem[InferenceProfile]) -> tuple[int, ...]:
 
 
 def problem_for(
-    profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int], *, kept_tokens: int = 0
+    profile: InferenceProfile, cluster: Cluster, lengths: Sequence[int], **kept: Any
 ) -> Problem[InferenceProfile]:
-    """Return the problem of planning sequences with so many tokens in each stack.  kept_tokens: see Problem."""
+    """Return the problem of planning sequences with so many tokens in each stack.  kept: kept_tokens and kept_texts of
+    Problem.
+    """
     decoder_length = lengths[1] if len(lengths) > 1 else None
-    return Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length, kept_tokens=kept_tokens)
+    return Problem(profile, cluster, sequence_length=lengths[0], decoder_length=decoder_length, **kept)
 
 
 def num_blocks(shape: StackShape) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts, opaque
 from workbench.core.inference import InferenceProfile
 from workbench.core.schedule import Op, Value
+from workbench.methods.galaxy_plus.memory import device_needs
 from workbench.methods.galaxy_plus.schedules.layout import InferenceLayout
 
 _FLOATS = {2: "float16", 4: "float32"}
@@ -72,6 +75,14 @@ def inference_costs(
         per_token = shape.kv_unit_bytes * shape.num_units or 2 * shape.hidden_bytes
         return sequence(block.stack, tile_tokens(block.stack, value.part), per_token)
 
+    texts = layout.lengths[-1] if layout.is_decoding else 1
+    needs = device_needs(
+        replace(profile, stacks=layout.stacks),
+        plan,
+        layout.lengths,
+        kept_tokens=layout.room,
+        memory_tokens=texts * layout.memory_length,
+    )
     return TableCosts(
         seconds_by_kind=dict.fromkeys(("EMB", "HEAD"), end_s)
         | dict.fromkeys(("CONN", "ADD", "ENTER"), connection_s)
@@ -82,29 +93,7 @@ def inference_costs(
             "ids": lambda value: Spec((layout.lengths[layout.stack_of(value.stage)],), "int64"),
             "out": lambda value: sequence(len(layout.stacks) - 1, layout.lengths[-1], layout.stacks[-1].hidden_bytes),
         },
-        resident_by_rank={rank: _resident_bytes(profile, layout, rank) for rank in range(cluster.world_size)},
+        resident_by_rank={rank: need.total_bytes for rank, need in needs.items()},
         cluster=cluster,
         message_s=message_s,
     )
-
-
-def _resident_bytes(profile: InferenceProfile, layout: InferenceLayout, rank: int) -> int:
-    """Return the bytes of a device's weights, of its cached keys and values, and of its working memory."""
-    plan = layout.plan
-    position = plan.position_of(rank)
-    if position is None:
-        return 0
-    total = profile.first_bytes + profile.last_bytes if position == 0 else 0
-    has_tokens = plan.paradigm == "hybrid" and plan.shares[position] > 0
-    works = plan.paradigm in ("sequence", "pipeline")
-    for shape, count, units, columns in plan.parts(layout.stacks):
-        layer_bytes = (
-            units[position] * (shape.unit_bytes + shape.cross_unit_bytes) + columns[position] * shape.column_bytes
-        )
-        total += count * layer_bytes
-        if layout.room and shape is layout.stacks[-1]:
-            texts = layout.lengths[-1] if layout.is_decoding else 1
-            total += count * units[position] * shape.kept_bytes(layout.room, texts * layout.memory_length)
-        if layer_bytes or has_tokens:
-            total, works = total + count * shape.layer_bytes, True
-    return total + (profile.working_bytes_per_token * max(layout.lengths) if works else 0)

@@ -15,7 +15,7 @@ from workbench.methods.common.draft_advice import DraftAdvice, DraftOffer
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile, token_s
-from workbench.methods.galaxy_plus.serving.text_plans import KEPT_TOKENS, planned_lengths, text_planner
+from workbench.methods.galaxy_plus.serving.text_plans import KEPT, planned_lengths, text_planner
 from workbench.models.sharding import layout_facts
 from workbench.models.speculation import INT4, DraftChoice
 
@@ -50,7 +50,7 @@ def advise_drafts(
     offers, refused = list[DraftOffer](), dict[str, str]()
     for name, choice in choices.items():
         costs = draft_profile(choice, costs_of(choice.model) if choice.model else profile)
-        prices, rounds = DraftPrices(programs, costs, profile, lengths, KEPT_TOKENS), list[tuple[System, Round]]()
+        prices, rounds = DraftPrices(programs, costs, profile, lengths, **KEPT), list[tuple[System, Round]]()
         for system, plan in plans.items():
             try:
                 best = prices.best(plan, set(range(cluster.world_size)).difference(plan.ranks))

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
-from workbench.methods.galaxy_plus.planners.memory import InferenceNeed, needs
+from workbench.methods.galaxy_plus.memory import InferenceNeed
+from workbench.methods.galaxy_plus.planners.memory import needs
 from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.session import MESSAGE_NUMBERS
@@ -109,7 +110,7 @@ class DraftPrices:
 
     programs: programs of the model that is divided.  draft, profile: the costs of the draft, and of the model.
     lengths: those of the text for which the devices were planned, by stack.
-    kept_tokens: see Problem.
+    kept: kept_tokens and kept_texts of Problem.
     """
 
     def __init__(
@@ -118,13 +119,11 @@ class DraftPrices:
         draft: InferenceProfile,
         profile: InferenceProfile,
         lengths: Sequence[int],
-        kept_tokens: int,
+        **kept: int,
     ) -> None:
         self._programs, self._cluster, self._lengths = programs, programs.cluster, tuple(lengths)
         self._drafting = Programs(programs.cluster, draft.stacks, draft)
-        self._model, self._draft = (
-            problem_for(costs, programs.cluster, lengths, kept_tokens=kept_tokens) for costs in (profile, draft)
-        )
+        self._model, self._draft = (problem_for(costs, programs.cluster, lengths, **kept) for costs in (profile, draft))
 
     def round(self, plan: InferencePlan, rank: int) -> Round:
         """Return the seconds of a round with one text, in which device `rank` guesses."""

@@ -55,17 +55,17 @@ def planner_of(
     first: InferencePlan | None = None,
     is_priced: bool = True,
     left_out: Collection[int] = (),
-    kept_tokens: int = 0,
+    **kept: int,
 ) -> Planner:
     """Return the planner for some of the cluster's devices.
 
     lengths: tokens in each stack.  first: the plan of all devices at full speed; another method's plan is remade by its
     own planner.
     is_priced: whether candidates are compared by simulation or by Eq. 9.  left_out: devices that are never used.
-    kept_tokens: see Problem.
+    kept: kept_tokens and kept_texts of Problem.
     """
     everybody = frozenset(range(cluster.world_size))
-    problem = problem_for(profile, cluster, lengths, kept_tokens=kept_tokens)
+    problem = problem_for(profile, cluster, lengths, **kept)
     price = SequencePrice(problem) if is_priced else None
     chosen = first
     if chosen is None:
@@ -209,7 +209,6 @@ def serve(
     planner = planner_of(profile, cluster, lengths, first=first_plan, left_out=left_out)
     rescheduler = decided_by(settings, cluster.world_size, planner, times, log)
     answers = local_hidden(model, requests)
-    working = profile.working_bytes_per_token * max(lengths)
     setup = SessionSetup(
         model=model,
         cluster=cluster,
@@ -219,7 +218,7 @@ def serve(
     )
 
     def holds_both(rank: int, first: ShardSpec, second: ShardSpec) -> bool:
-        room = cluster.devices[rank].memory_bytes - working
+        room = cluster.devices[rank].memory_bytes - profile.working_bytes(lengths)
         return added_bytes(layout, first, None) + added_bytes(layout, second, first) <= room
 
     with engines.service(serve_worker, [setup] * cluster.world_size) as service:

@@ -113,13 +113,9 @@ def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int
     position = None if plan is None else plan.position_of(rank)
     if plan is None or position is None:
         return []
-    sizes = [profile.first_bytes + profile.last_bytes if position == 0 else 0]
-    for shape, count, units, columns in plan.parts(profile.stacks):
-        layer_sizes = (
-            units[position] * (shape.unit_bytes + shape.cross_unit_bytes),
-            columns[position] * shape.column_bytes,
-        )
-        sizes += count * [*layer_sizes, shape.layer_bytes if any(layer_sizes) else 0]
+    sizes = [0 if position else profile.ends_bytes]
+    for run in plan.runs(profile.stacks):
+        sizes += run.num_layers * run.weights[position]
     return sizes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, InferenceProfile
 from workbench.methods.galaxy_plus.options import System
@@ -15,8 +17,8 @@ from workbench.models.text import MAX_TOKENS
 
 PLANNED_TOKENS = 64
 """Tokens of the text for which devices are planned, and after which the shown token comes."""
-KEPT_TOKENS = MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS)
-"""Tokens for whose keys and values there is memory: as many texts as are written together, of usual lengths."""
+KEPT: dict[str, Any] = {"kept_tokens": MOST_ROWS * (PLANNED_TOKENS + MAX_TOKENS), "kept_texts": MOST_ROWS}
+"""Texts for whose keys and values there is memory: as many as are written together, of usual lengths."""
 
 
 def planned_lengths(layout: LayoutFacts | ModelLayout) -> tuple[int, ...]:
@@ -37,5 +39,5 @@ def text_planner(
     fits on no devices.
     """
     if first is None and system != "galaxy_plus":
-        first = INFERENCE_SYSTEMS[system](problem_for(profile, cluster, lengths, kept_tokens=KEPT_TOKENS))
-    return planner_of(profile, cluster, lengths, first=first, kept_tokens=KEPT_TOKENS)
+        first = INFERENCE_SYSTEMS[system](problem_for(profile, cluster, lengths, **KEPT))
+    return planner_of(profile, cluster, lengths, first=first, **KEPT)

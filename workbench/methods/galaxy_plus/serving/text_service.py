@@ -33,7 +33,7 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, 
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
 from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
 from workbench.methods.galaxy_plus.serving.text_plans import (
-    KEPT_TOKENS,
+    KEPT,
     PLANNED_TOKENS,
     planned_lengths,
     text_planner,
@@ -130,7 +130,7 @@ def text_service(
         programs, drafts = Programs(cluster, layout.stacks, profile), None
         if choice is not None:
             costs = draft_profile(choice, profile_of(choice.model) if choice.model else profile)
-            drafts = DraftPrices(programs, costs, profile, lengths, KEPT_TOKENS)
+            drafts = DraftPrices(programs, costs, profile, lengths, **KEPT)
         setup = SessionSetup(
             model=model,
             cluster=cluster,
