@@ -31,6 +31,8 @@ from workbench.core.errors import ScheduleError
 
 Ranks = tuple[int, ...]
 """Devices, by their numbers."""
+Place = tuple[int, int]
+"""Of an operation: its rank, and its index in that rank's list."""
 
 
 @contextmanager
