@@ -39,7 +39,7 @@ def predict(
             "Give sentences, each with its --pair if there are pairs, or --file FILE.",
         )
     from workbench.methods.common.result import load_result
-    from workbench.tasks.tables import whole_characters
+    from workbench.tasks.characters import whole_characters
 
     model = load_result(result)
     given = [whole_characters(column) for column in (texts, pair) if column]

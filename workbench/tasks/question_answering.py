@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError, MissingDataError
 from workbench.core.serial import read_text, shown, text_lines, user_path
+from workbench.tasks.characters import notes_on_broken
 from workbench.tasks.columns import as_class, as_text, columns_by_role, is_missing
 from workbench.tasks.embedded import load_sentiment_rating
 from workbench.tasks.own import class_numbers, divided, sorted_classes, texts_of
-from workbench.tasks.tables import FILE, SPLITS, Table, json_value, notes_on_broken, read_tables, split_of
+from workbench.tasks.tables import FILE, SPLITS, Table, json_value, read_tables, split_of
 from workbench.tasks.task import IGNORED, Span, Split, Task, numbered
 
 METRICS = ("answer_f1", "exact_match")

@@ -20,6 +20,7 @@ from typing import Any
 
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
 from workbench.core.serial import listed, read_text, shown, text_lines, user_path
+from workbench.tasks.characters import HALF_CHARACTER, notes_on_broken, whole_characters
 from workbench.tasks.published import hub_dataset, saved_dataset
 
 READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -35,7 +36,6 @@ FILE = "file"
 ending."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +348,7 @@ def json_value(text: str) -> Any:
     Raises ValueError, also if an object repeats a name, and RecursionError.
     """
     value = json.loads(text, object_pairs_hook=_object)
-    return whole_characters(value) if "\\ud" in text or "\\uD" in text or _HALF_CHARACTER.search(text) else value
+    return whole_characters(value) if "\\ud" in text or "\\uD" in text or HALF_CHARACTER.search(text) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -356,30 +356,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise ValueError(f"an object has the name {listed(_repeated(name for name, _ in pairs))} twice")
     return fields
-
-
-HALF = "\ufffd"
-
-
-def whole_characters(value: Any) -> Any:
-    """Return a value with U+FFFD for each half of a character, which no tokenizer can read."""
-    if isinstance(value, str):
-        return _HALF_CHARACTER.sub(HALF, value)
-    if isinstance(value, list):
-        return [whole_characters(entry) for entry in value]
-    return {name: whole_characters(entry) for name, entry in value.items()} if isinstance(value, dict) else value
-
-
-def notes_on_broken(columns: Iterable[list[Any]]) -> tuple[str, ...]:
-    """Return the note on rows with characters that whole_characters replaced."""
-    rows = sorted(
-        {row for values in columns for row, value in enumerate(values, 1) if isinstance(value, str) and HALF in value}
-    )
-    if not rows:
-        return ()
-    return (
-        f"{len(rows)} rows hold broken characters, such as half an emoji, shown as U+FFFD; the first is row {rows[0]}.",
-    )
 
 
 def _from_parquet(path: Path) -> Table:

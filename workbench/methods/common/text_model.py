@@ -24,7 +24,7 @@ from workbench.models.text import (
 )
 from workbench.models.text_batch import Passes
 from workbench.models.tokenizer import TextTokenizer
-from workbench.tasks.tables import whole_characters
+from workbench.tasks.characters import whole_characters
 
 
 class TextModel:
