@@ -28,7 +28,7 @@ from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import measure_host
-from workbench.methods.galaxy_plus.serving.policy import RunPolicy
+from workbench.methods.galaxy_plus.serving.run_policy import RunPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.plots.export import figures

@@ -38,7 +38,7 @@ from workbench.methods.galaxy_plus.planning import (
 from workbench.methods.galaxy_plus.prepare import PreparedJob, local_hidden, local_texts, prepare, require_known
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, as_profile, host_profile, of_devices
 from workbench.methods.galaxy_plus.serving.messages import Served, ServiceJob
-from workbench.methods.galaxy_plus.serving.policy import RunPolicy
+from workbench.methods.galaxy_plus.serving.run_policy import RunPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.methods.training.profiled import ProfiledMethod

@@ -59,6 +59,25 @@ Planner = Callable[[tuple[int, ...]], InferencePlan]
 """(ranks that may take part) -> plan.  Raises PlanError if none fits."""
 
 
+class RequestTimes(NamedTuple):
+    """A runtime.commands.Predictor: every request takes a plan's predicted seconds."""
+
+    request_s: float
+    num_steps: int
+
+    def seconds(self, step: int) -> float:
+        """Return the seconds of a request."""
+        return self.request_s
+
+    def longest_s(self) -> float:
+        """Return the seconds of any request."""
+        return self.request_s
+
+    def busy_s(self, step: int, place: int) -> float:
+        """Return 0, because devices are compared block by block instead."""
+        return 0.0
+
+
 class BlockTimes(NamedTuple):
     """The cost of one request.
 
