@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -145,6 +145,10 @@ class LayerProfile(LayerBytes):
         """Return the profile of a device that is `factor` times slower."""
         return replace(self, times={kind: grid.scaled(factor) for kind, grid in self.times.items()})
 
+    def with_times(self, times: Mapping[str, Grid]) -> LayerProfile:
+        """Return the profile with other seconds of these kinds of operations."""
+        return replace(self, times={**self.times, **times})
+
 
 Layers = tuple[LayerProfile, ...]
 """The layers of a model on one device."""
@@ -246,6 +250,14 @@ class Profile:
         size = batch, sequence_length
         both = zip(self.forward_s(rank, *size), self.backward_s(rank, *size), strict=True)
         return sum([forward + backward for forward, backward in both][start:stop])
+
+    def with_layers(self, change: Callable[[LayerProfile, int, int], LayerProfile]) -> Profile:
+        """Return the profile with every layer as `change` returns it for the layer, its rank and its number."""
+        rows = (
+            tuple(change(layer, rank, number) for number, layer in enumerate(row))
+            for rank, row in enumerate(self.layers)
+        )
+        return replace(self, layers=tuple(rows))
 
     def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Profile:
         """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""

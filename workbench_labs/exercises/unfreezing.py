@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from random import Random
 from statistics import fmean
@@ -144,7 +143,7 @@ def run_policy(
     depths = policy_time(policy, *learning(Random(0))[0])[1][:EXECUTED_ROUNDS]
     size = cluster.world_size
     profile, _ = equal_blocks(BLOCKS, size)
-    profile = replace(profile, layers=tuple(tuple(layer.scaled(layer_s) for layer in row) for row in profile.layers))
+    profile = profile.with_layers(lambda layer, *_: layer.scaled(layer_s))
     iterations = [Iteration(0, BLOCKS - depth, load_constants().micro_batches) for depth in depths]
     plan = ring_plan(proportional_parts(BLOCKS, (1,) * size))
     program = round_program(profile, cluster, plan, iterations, hidden=HIDDEN)

@@ -160,7 +160,7 @@ def _measured(engines: SshEngines) -> Profile:
     """Return the real devices' own profile, slowed down."""
     method = load_method(JOB.method)
     costs = method.profile(method.prepare(JOB, ignore), engines.cluster, ignore, emulated=True, engines=engines)
-    return replace(costs, layers=tuple(tuple(layer.scaled(SLOWED) for layer in layers) for layers in costs.layers))
+    return costs.with_layers(lambda layer, *_: layer.scaled(SLOWED))
 
 
 def _paced(cluster: Cluster) -> str:

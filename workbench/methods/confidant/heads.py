@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -175,21 +175,17 @@ def divide(
 def quickened(profile: Profile, divisions: Mapping[int, Division], *, samples: int, length: int) -> Profile:
     """Return the profile with the layer times of devices whose processors share the layers, as Eq. 3 needs it."""
 
-    def quick(layer: LayerProfile, division: Division) -> LayerProfile:
+    def quick(layer: LayerProfile, rank: int, number: int) -> LayerProfile:
+        if (division := divisions.get(rank)) is None:
+            return layer
         ways: tuple[Direction, ...] = ("F", "B")
         shares = {
             way: division.layer_s(layer, way, samples, length) / (layer.seconds(way, samples, length) or 1.0)
             for way in ways
         }
-        return replace(
-            layer, times=layer.times | {way: layer.times[way].scaled(share) for way, share in shares.items()}
-        )
+        return layer.with_times({way: layer.times[way].scaled(share) for way, share in shares.items()})
 
-    rows = [
-        tuple(quick(layer, divisions[rank]) for layer in row) if rank in divisions else row
-        for rank, row in enumerate(profile.layers)
-    ]
-    return replace(profile, layers=tuple(rows))
+    return profile.with_layers(quick)
 
 
 HEADS, PROCESSORS = (12, 16, 32), (2, 3, 4)

@@ -184,25 +184,16 @@ class Confidant(FineTuning):
         if profile.source == "analytic":
             share = LayerShape(describe_facts(prepared.facts), 0, prepared.typical_length).attention_share
             shares = {"H": share, "C": 1 - share}
-            rows = [
-                [
+            return profile.with_layers(
+                lambda layer, *_: layer.with_times(
                     {f"{kind}{way}": layer.times[way].scaled(shares[kind]) for kind in "HC" for way in "FB"}
-                    for layer in row
-                ]
-                for row in profile.layers
-            ]
-        else:
-            parts = self.host_parts(prepared, notify, refresh=settings.get("refresh", False))
-            each = [
-                {kind: grid.scaled(1 / host_share) for kind, grid in parts.items()}
-                for host_share in cluster.host_shares()
-            ]
-            rows = [[layer_times] * profile.num_layers for layer_times in each]
-        layers = (
-            tuple(replace(layer, times=layer.times | times) for layer, times in zip(row, row_times, strict=True))
-            for row, row_times in zip(profile.layers, rows, strict=True)
-        )
-        return replace(profile, layers=tuple(layers))
+                )
+            )
+        parts = self.host_parts(prepared, notify, refresh=settings.get("refresh", False))
+        each = [
+            {kind: grid.scaled(1 / host_share) for kind, grid in parts.items()} for host_share in cluster.host_shares()
+        ]
+        return profile.with_layers(lambda layer, rank, _: layer.with_times(each[rank]))
 
     def device_layers(self, context: RankContext, prepared: PreparedJob, *, refresh: bool) -> Layers:
         """Return every layer's cost on this device's first processor, and the costs of what processors can share (see
@@ -219,7 +210,7 @@ class Confidant(FineTuning):
                     layers = self.host_layers(prepared, publishing(context), refresh=refresh)
                 parts = self.host_parts(prepared, publishing(context), refresh=refresh, place=place)
             times |= {f"{kind}@{number}" if number else kind: grid for kind, grid in parts.items()}
-        return tuple(replace(layer, times=layer.times | times) for layer in layers)
+        return tuple(layer.with_times(times) for layer in layers)
 
     def notes(self, planned: Planned[PreparedJob]) -> tuple[str, ...]:
         """Add that a requested split divides no layer, because one processor alone is faster (see Method)."""

@@ -170,11 +170,10 @@ def catalogue_profile(prepared: PreparedJob, cluster: Cluster) -> Profile:
         described, cluster, technique="frozen", sequence_lengths=tuple(lengths), numbers=numbers_of(prepared)
     )
     values = trained_values(prepared)
-    rows = tuple(
-        tuple(_forward_only(prepared, layer, index, values, device.flops_per_s) for index, layer in enumerate(layers))
-        for device, layers in zip(cluster.devices, analytic.layers, strict=True)
+    profile = analytic.with_layers(
+        lambda layer, rank, index: _forward_only(prepared, layer, index, values, cluster.devices[rank].flops_per_s)
     )
-    return Profile(model=prepared.job.model, method=METHOD, source="analytic", layers=rows, notes=analytic.notes)
+    return replace(profile, model=prepared.job.model, method=METHOD)
 
 
 def trained_values(prepared: PreparedJob) -> int:

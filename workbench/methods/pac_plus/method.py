@@ -48,11 +48,7 @@ from workbench.tasks.tokenize import TokenizedSplit, evaluation_batches
 @once
 def _taping(profile: Profile) -> Profile:
     """Return the profile of an epoch that fills the activation cache."""
-    layers = (
-        tuple(replace(layer, times=layer.times | {"F": layer.times["F"].plus(layer.times["TAPE"])}) for layer in row)
-        for row in profile.layers
-    )
-    return replace(profile, layers=tuple(layers))
+    return profile.with_layers(lambda layer, *_: layer.with_times({"F": layer.times["F"].plus(layer.times["TAPE"])}))
 
 
 PARADIGMS = {"standalone": standalone, "data_parallel": data_parallel, "pipeline_parallel": pipeline_parallel}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workbench.core.cluster import Cluster, Device
+from workbench.core.cluster import Cluster
 from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.core.run_folder import scratch_folder
@@ -97,7 +97,8 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int, *, c
     their inputs, which a device's storage writes and reads at its rates.
     """
 
-    def changed(index: int, layer: LayerProfile, device: Device) -> LayerProfile:
+    def changed(layer: LayerProfile, rank: int, index: int) -> LayerProfile:
+        device = cluster.devices[rank]
         frozen = layer.frozen_bytes - (embedding_bytes if index == 0 else 0)
         forward = layer.times[FORWARD]
 
@@ -108,18 +109,14 @@ def from_adapters(profile: Profile, cluster: Cluster, embedding_bytes: int, *, c
         load, prefix = of_input(device.loaded_s), forward.plus(of_input(device.stored_s)) if caches else forward
         if "SF" in layer.times:  # Parallel Adapters
             side = {LOAD: load, FORWARD: layer.times["SF"], BACKWARD: layer.times["SB"], LOWEST: layer.times["SB"]}
-            return replace(layer, times=layer.times | {PREFIX: prefix} | side, frozen_bytes=frozen)
+            return replace(layer.with_times({PREFIX: prefix} | side), frozen_bytes=frozen)
         # An adapter has two matrix products forward, three backward: its weights' gradients and its narrow activation's
         # gradient.
         share = 1.5 * layer.trainable_bytes / (frozen + layer.trainable_bytes)
-        times = {**layer.times, PREFIX: prefix, LOWEST: forward.scaled(share), LOAD: load}
-        return replace(layer, times=times, frozen_bytes=frozen)
+        times = {PREFIX: prefix, LOWEST: forward.scaled(share), LOAD: load}
+        return replace(layer.with_times(times), frozen_bytes=frozen)
 
-    rows = zip(profile.layers, cluster.devices, strict=True)
-    return replace(
-        profile,
-        layers=tuple(tuple(changed(index, layer, device) for index, layer in enumerate(row)) for row, device in rows),
-    )
+    return profile.with_layers(changed)
 
 
 class _Bench:

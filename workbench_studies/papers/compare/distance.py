@@ -198,11 +198,9 @@ def _ring_s(problem: TrainingProblem) -> float:
     """Return the mean over the initiators of RingAda's mini-batch with all layers unfrozen, the head at the initiator
     without cost.
     """
-    rows = tuple(
-        tuple(replace(layer, times={**layer.times, "P": layer.times["F"], "A": layer.times["B"]}) for layer in row)
-        for row in problem.profile.layers
+    profile = replace(problem.profile, method="ringada").with_layers(
+        lambda layer, *_: layer.with_times({"P": layer.times["F"], "A": layer.times["B"]})
     )
-    profile = replace(problem.profile, method="ringada", layers=rows)
     plan = plan_ring(RingEstimate(replace(problem, profile=profile), depths={profile.num_layers: 1}))
     sizes, ranks = _sizes(plan), [stage.ranks[0] for stage in plan.stages]
     makespans = []

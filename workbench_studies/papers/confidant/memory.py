@@ -14,6 +14,7 @@ from workbench.core.cluster import Cluster, Device, Link
 from workbench.core.errors import PlanError
 from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
+from workbench.core.profile import LayerProfile
 from workbench.methods.confidant.equations import printed_need
 from workbench.planners import Problem
 from workbench.planners.asynchronous import plan_asynchronous
@@ -136,14 +137,12 @@ def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int, read
     """Return the costs of full fine-tuning with a frozen embedding (section 3.2: it is generally not updated)."""
     profile = profile_of(model, cluster, batch=batch, tokens=tokens)
     words = FP32_BYTES * description(model).embedding_params
-    rows = tuple(
-        (
-            replace(row[0], trainable_bytes=row[0].trainable_bytes - words, frozen_bytes=row[0].frozen_bytes + words),
-            *row[1:],
-        )
-        for row in profile.layers
-    )
-    profile = replace(profile, layers=rows, optimizer_bytes_per_trainable_byte=reading.state)
+
+    def freeze(layer: LayerProfile, rank: int, number: int) -> LayerProfile:
+        moved = 0 if number else words
+        return replace(layer, trainable_bytes=layer.trainable_bytes - moved, frozen_bytes=layer.frozen_bytes + moved)
+
+    profile = replace(profile, optimizer_bytes_per_trainable_byte=reading.state).with_layers(freeze)
     return Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
 
 
