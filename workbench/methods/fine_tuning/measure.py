@@ -20,7 +20,7 @@ from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.layer_inputs import Contexts
 from workbench.models.optimization import backpropagate
 from workbench.models.parallel_adapter import made_up_mask
-from workbench.models.quantization import StoredWeight
+from workbench.models.quantization import held_bytes
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig, TechniqueStage
@@ -107,14 +107,12 @@ def measure_parts(
 
 def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:
     """Return the bytes of a stage's frozen and trained parameters, as fields of LayerProfile."""
-    stored = [buffer for part in model.modules() if isinstance(part, StoredWeight) for buffer in part.buffers()]
-    head = model.backbone.language_model_head
-    parameters = {
-        id(parameter): parameter for part in (model, head) if part is not None for parameter in part.parameters()
+    trained, head = model.trained().values(), model.backbone.language_model_head
+    held = nn.ModuleList([model] if head is None else [model, head])
+    return {
+        "frozen_bytes": held_bytes(held, without=trained),
+        "trainable_bytes": sum(parameter.nbytes for parameter in trained),
     }
-    frozen = [*stored, *(parameter for parameter in parameters.values() if not parameter.requires_grad)]
-    kinds = {"frozen_bytes": frozen, "trainable_bytes": model.trained().values()}
-    return {kind: sum(tensor.nbytes for tensor in tensors) for kind, tensors in kinds.items()}
 
 
 def _build(stack: LayerStack, config: TechniqueConfig, span: Span) -> TechniqueStage:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.names import FP32_BYTES, FloatType
@@ -22,6 +22,7 @@ from workbench.methods.p_rge.worker import load_model
 from workbench.methods.p_rge.zeroth_order import CausalModel, StepLog
 from workbench.models.configuration import ModelFacts
 from workbench.models.parallel_adapter import made_up_mask
+from workbench.models.quantization import held_bytes
 from workbench.profiler.analytic import NumberFormat, analytic_profile
 from workbench.profiler.layers import BUDGET_S, Stacks, profile_layers
 from workbench.profiler.timing import Call, Maker
@@ -69,7 +70,8 @@ def measure_layers(prepared: PreparedJob, *, max_length: int, budget_s: float = 
         model = models[stacks.span_of(layer)]
         trained = FP32_BYTES * sum(slot.size for slot in model.trainables.slots)
         # The first with the embedding, the last with the head, even if these share one matrix.
-        frozen = _held_bytes(model, model if layer in ends else model.backbone.layers[str(layer)])
+        part = model if layer in ends else model.backbone.layers[str(layer)]
+        frozen = held_bytes(part, without=model.trainables.parameters.values())
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | scratch_bytes(
             facts, layer, prepared.activation_type
         )
@@ -100,14 +102,6 @@ def scratch_bytes(facts: ModelFacts, index: int, compute: FloatType) -> dict[str
             4 * hidden + itemsize * facts.feed_forward_size * (1 + facts.is_gated), hidden * is_decoder + logits
         ),
     }
-
-
-def _held_bytes(model: CausalModel, part: nn.Module) -> int:
-    trained_ids = {id(parameter) for parameter in model.trainables.parameters.values()}
-    tensors = {
-        tensor.data_ptr(): tensor for tensor in [*part.parameters(), *part.buffers()] if id(tensor) not in trained_ids
-    }
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 class _Bench:

@@ -22,6 +22,7 @@ from workbench.methods.ringada.compute import PrefixCache, RingCompute, RingOpti
 from workbench.methods.ringada.schedule import BACKWARD, EMBED, FORWARD, HEAD, HEAD_STEP, LOAD, LOWEST, PREFIX
 from workbench.methods.training.handlers import StageContext, Targets
 from workbench.models.parallel_adapter import made_up_mask
+from workbench.models.quantization import held_bytes
 from workbench.models.stack import LayerStack
 from workbench.models.techniques import TechniqueConfig
 from workbench.profiler.grids import time_grids
@@ -51,7 +52,7 @@ def measure_layers(
     benches = {span: _Bench(stack, config, span) for span in stacks.spans}
 
     def nbytes(layer: int) -> dict[str, int]:
-        frozen = sum(parameter.nbytes for parameter in stack.layers[layer].parameters())
+        frozen = held_bytes(stack.layers[layer])
         trained = FP32_BYTES * sum(parameter.numel() for parameter in benches[stacks.span_of(layer)].parameters(layer))
         return {"frozen_bytes": frozen, "trainable_bytes": trained} | crossing_bytes(stack, layer)
 

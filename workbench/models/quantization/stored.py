@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -227,11 +228,15 @@ def dense_weight(module: nn.Module) -> Tensor:
     return weight if isinstance(module, nn.Linear) else weight.T
 
 
-def held_bytes(module: nn.Module) -> int:
-    """Return the bytes of a module's parameters and buffers of any dtype.  Shared memory counts once."""
+def held_bytes(module: nn.Module, *, without: Iterable[Tensor] = ()) -> int:
+    """Return the bytes of a module's parameters and buffers of any dtype.  Shared memory counts once.  without: those
+    that do not count, such as trained ones.
+    """
+    left_out = set(map(id, without))
     storages: dict[int, int] = {}
     for tensor in [*module.parameters(), *module.buffers()]:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        if id(tensor) not in left_out:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 
