@@ -46,14 +46,12 @@ def case_of(job: Job, cluster: Cluster, profile: Profile) -> Case:
     first = profile.layers[0]
     crossing = max(layer.output_bytes(size, length) for layer in first)
     layer_bytes = [
-        layer.frozen_bytes
-        + layer.trainable_bytes * (2 + profile.optimizer_bytes_per_trainable_byte)
-        + layer.context_bytes(size, length) * min(job.micro_batches, cluster.world_size)
+        profile.stored_bytes([layer]) + layer.context_bytes(size, length) * min(job.micro_batches, cluster.world_size)
         for layer in first
     ]
     return Case(
         layer_s=[[layer.forward_s(size, length) for layer in layers] for layers in profile.layers],
-        layer_bytes=[round(nbytes) for nbytes in layer_bytes],
+        layer_bytes=layer_bytes,
         budgets=[device.memory_bytes for device in cluster.devices],
         send_s=max(device.link.transfer_s(crossing) for device in cluster.devices),
         micro_batches=job.micro_batches,

@@ -219,6 +219,16 @@ class Profile:
             self._grids[rank, kind] = list(numbers), [numbers[grid] for grid in grids]
         return self._grids[rank, kind]
 
+    def optimizer_bytes(self, trainable_bytes: int) -> int:
+        """Return the bytes of the optimizer's state of trained parameters."""
+        return round(self.optimizer_bytes_per_trainable_byte * trainable_bytes)
+
+    def stored_bytes(self, layers: Iterable[LayerProfile]) -> int:
+        """Return the bytes of layers on a device throughout training: parameters, gradients, optimizer state."""
+        listed = tuple(layers)
+        trainable = trainable_bytes(listed)
+        return sum(layer.frozen_bytes for layer in listed) + 2 * trainable + self.optimizer_bytes(trainable)
+
     # Planners and simulations ask for the same seconds again and again.
 
     @cached_property

@@ -92,13 +92,10 @@ def _holds_all(planned: Planned[Any]) -> bool:
     """Return whether each device has memory for all layers and the activations of all samples of a step."""
     prepared, profile = planned.prepared, planned.profile
     batch, length = prepared.job.batch_size, prepared.longest
-    states = 2 + profile.optimizer_bytes_per_trainable_byte  # weights, gradients and the optimizer's
-    needs = sum(
-        layer.frozen_bytes
-        + states * layer.trainable_bytes
-        + layer.context_bytes(batch, length)
-        + layer.tap_bytes(batch, length)
-        + layer.output_bytes(batch, length)
+    activations = sum(
+        layer.context_bytes(batch, length) + layer.tap_bytes(batch, length) + layer.output_bytes(batch, length)
         for layer in profile.layers[0]
     ) + max(layer.workspace_bytes(batch, length) for layer in profile.layers[0])
-    return needs <= min(device.memory_bytes for device in planned.cluster.devices)
+    return profile.stored_bytes(profile.layers[0]) + activations <= min(
+        device.memory_bytes for device in planned.cluster.devices
+    )

@@ -102,7 +102,7 @@ def rank_need(
     return Need(
         weights_bytes=sum(layer.frozen_bytes for layer in layers) + (1 + copies) * trainable,
         gradient_bytes=trainable,
-        optimizer_bytes=round(trainable * profile.optimizer_bytes_per_trainable_byte),
+        optimizer_bytes=profile.optimizer_bytes(trainable),
         context_bytes=in_flight * activation_bytes,
         workspace_bytes=max(layer.workspace_bytes(samples, sequence_length) for layer in layers),
         boundary_bytes=boundary_bytes(profile, rank, start, stop, samples=samples, sequence_length=sequence_length),

@@ -169,13 +169,6 @@ def plan_costs(
             **(dict.fromkeys(CROSSING_INSIDE, inside) if divisions else {}),
             **sizes_in_layers(plan, in_layer),
         },
-        resident_by_rank=lambda rank: resident_bytes(profile, layers.get(rank, ())) - stashed.get(rank, 0),
+        resident_by_rank=lambda rank: profile.stored_bytes(layers.get(rank, ())) - stashed.get(rank, 0),
         cluster=cluster,
     )
-
-
-def resident_bytes(profile: Profile, layers: Sequence[LayerProfile]) -> int:
-    """Return the bytes that layers need on a device throughout: parameters, gradients, optimizer state."""
-    trainable = trainable_bytes(layers)
-    frozen = sum(layer.frozen_bytes for layer in layers)
-    return frozen + 2 * trainable + round(profile.optimizer_bytes_per_trainable_byte * trainable)

@@ -29,7 +29,7 @@ from workbench.models.parallel_adapter import ParallelAdapterStage
 from workbench.runtime.activation_cache import ActivationCache, CacheManifest
 from workbench.runtime.flat_optimizer import STATE_KINDS
 from workbench.runtime.state import spec_of
-from workbench.schedules.costs import plan_costs, resident_bytes
+from workbench.schedules.costs import plan_costs
 from workbench.schedules.least import HYBRID, least_s
 from workbench.schedules.lowering import insert_transfers
 from workbench.schedules.moves import Move, moves
@@ -175,7 +175,7 @@ def cached_costs(profile: Profile, cluster: Cluster, shape: StepShape) -> TableC
             "ctx": lambda value: bytes_of(value, attrgetter("context_bytes")),
         },
         resident_by_rank=lambda rank: (
-            resident_bytes(profile, profile.layers[rank]) - sum(layer.frozen_bytes for layer in profile.layers[rank])
+            profile.stored_bytes(profile.layers[rank]) - sum(layer.frozen_bytes for layer in profile.layers[rank])
         ),
         cluster=cluster,
     )

@@ -24,7 +24,7 @@ from workbench.methods.ringada.schedule import (
     TAKE,
     Iteration,
 )
-from workbench.schedules.costs import Crossing, context_bytes, resident_bytes
+from workbench.schedules.costs import Crossing, context_bytes
 from workbench.schedules.recomputation import AGAIN, CONTEXT, INPUT, READ, Size, sizes_in_layers
 
 
@@ -159,7 +159,7 @@ def ring_costs(
         if number is None:
             return 0
         stage = plan.stages[number]
-        return resident_bytes(profile, profile.layers[rank][stage.start : stage.stop]) + beside_bytes
+        return profile.stored_bytes(profile.layers[rank][stage.start : stage.stop]) + beside_bytes
 
     return TableCosts(
         seconds_by_kind={

@@ -166,13 +166,11 @@ class RingEstimate:
         return hops + ends
 
     def _layer_bytes(self, size: int, length: int) -> np.ndarray:
-        moments = 2 + self.profile.optimizer_bytes_per_trainable_byte
         totals = []
         for row in self.profile.layers:
-            contexts = [self.micro_batches * layer.context_bytes(size, length) for layer in row]
-            needs = [
-                layer.frozen_bytes + moments * layer.trainable_bytes + context
-                for layer, context in zip(row, contexts, strict=True)
-            ]
+            needs = (
+                self.profile.stored_bytes([layer]) + self.micro_batches * layer.context_bytes(size, length)
+                for layer in row
+            )
             totals.append([0.0, *accumulate(needs)])
         return np.array(totals)
