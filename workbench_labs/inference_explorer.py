@@ -44,7 +44,7 @@ SHOWN = ("Galaxy+", "Algorithm 1", "Megatron-LM", "sequence parallel", "EdgeShar
 class InferenceExplorer(Explorer):
     """A map of the devices and a slider for the tokens; every planner's result in a table, the first one's plan drawn.
 
-    compared: the results shown.  planners: of PLANNERS, the first is the one that is drawn.
+    compared: the results shown.  planners: some of PLANNERS; the first one's plan is drawn.
     """
 
     def __init__(self, problem: SequenceProblem, *, planners: Sequence[str] = SHOWN) -> None:

@@ -22,7 +22,7 @@ from workbench.core.serial import read_records
 class Curve:
     """A metric on the validation split, before the first epoch and after each.
 
-    model, task, method, options, batch_size, train_samples: of the job; DIVIDING's options are left out.
+    model, task, method, options, batch_size, train_samples: the job's; DIVIDING's options are left out.
     scores: the mean over `seeds`.  command: what made it.
     """
 

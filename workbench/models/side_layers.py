@@ -161,7 +161,7 @@ class SideLayer(nn.Module):
 class DropoutHead(nn.Module):
     """A head in front of which features are dropped while it is trained.
 
-    kind: of its task.  label_mean, label_std: see ParallelAdapterConfig.
+    kind: what its task predicts.  label_mean, label_std: see ParallelAdapterConfig.
     """
 
     def __init__(self, config: Any) -> None:

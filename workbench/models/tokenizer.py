@@ -42,7 +42,7 @@ class Located(NamedTuple):
 class TextTokenizer:
     """A fast tokenizer with its special tokens.
 
-    backend: of the library tokenizers.  pad_id: the padding token.
+    backend: the library tokenizers' object.  pad_id: the padding token.
     joins_pairs: whether a pair is one text with a line feed in it, as for decoder-only models; others have their own
     format.
     has_token_types: whether the model reads which text of a pair a token belongs to; ~id stands for a token of the

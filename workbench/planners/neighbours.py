@@ -41,8 +41,8 @@ class Neighbours:
     def of(self, stages: Stages, limit_s: float = math.inf, slower: set[object] | None = None) -> dict[Stages, None]:
         """Return the stages one move away for which each device has memory, each once, in a fixed order.
 
-        limit_s: of the moves of devices, those that can only take longer in closed form are left out before samples are
-        divided; `slower` gets their shapes.
+        limit_s: moves of devices that in closed form can only take longer are left out before samples are divided;
+        `slower` gets their shapes.
         """
         others = self._other_shapes(stages, limit_s, set() if slower is None else slower)
         return dict.fromkeys((*self._other_samples(stages), *others))

@@ -50,8 +50,8 @@ def plan_within_memory(
 
     choice: 'auto' takes the faster of two plans: one that keeps all activations in memory, and one that may compute
     them again, which keeps them in the stages where they fit.  It never takes the disk, which wears out.
-    plan_with: plans with a profile.  needs: the bytes that each rank needs under a plan.  seconds: of a step under a
-    plan.
+    plan_with: plans with a profile.  needs: the bytes that each rank needs under a plan.  seconds: how long a
+    step takes under a plan.
     Raises PlanError, naming device and bytes, if nothing fits.
     """
     if choice in (RECOMPUTE, DISK):

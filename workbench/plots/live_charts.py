@@ -46,7 +46,7 @@ class _Axes(NamedTuple):
         return [(self.x(step), self.y(value)) for step, value in values[:: -(-len(values) // MOST_POINTS) or 1]]
 
     def drawn(self, heading: str, unit: str = "step", factor: float = 1.0) -> list[str]:
-        """Return both axes.  unit: what a step is called.  factor: of the values, as the axis shows them."""
+        """Return both axes.  unit: what a step is called.  factor: multiplies the values on the axis."""
         parts = [svg.text(LEFT, 14, heading, colour=svg.MUTED)]
         for tick in svg.ticks(self.low * factor, self.high * factor, 3):
             height = self.y(tick / factor)

@@ -47,8 +47,8 @@ def sizes_in_layers(plan: Plan, sizes: Callable[[int], tuple[Size, Size, Size]])
 def recompute(schedule: Schedule, plan: Plan, lowest: Callable[[int], int] = lambda microbatch: 0) -> Schedule:
     """Return a pipeline's schedule in which the stages that the plan marks recompute or read their activations.
 
-    schedule: a schedule without its transfers.  lowest: of a micro-batch, the first layer that F and B compute; the
-    stages below keep nothing.  Each F writes the layers' inputs instead of its context.  Each B
+    schedule: a schedule without its transfers.  lowest: gives the first layer of a micro-batch that F and B compute;
+    the stages below keep nothing.  Each F writes the layers' inputs instead of its context.  Each B
     becomes, from the last layer to the first, R and B of the layer.  If B follows right after F, F keeps the context
     of the last layer, which needs no R.
     A context that is carried over to the next window is replaced by the inputs of the layers.

@@ -113,7 +113,8 @@ class ServeRequests(Protocol):
         """Serve the stream and return its report.
 
         rate_per_s: rate of a Poisson process; 0: back to back.  length: tokens of a request; 0: the usual ones.
-        settings: see core.methods.RequestService.  faults: of devices, at seconds.  say: receives what happens.
+        settings: see core.methods.RequestService.  faults: what devices suffer, and at which second.
+        say: receives what happens.
         Raises ConfigError, PlanError, RuntimeSetupError, and ServiceInterrupted if the user ends it.
         """
 

@@ -94,7 +94,7 @@ def plan_segments(
     previous one.
 
     once: the single plan for the whole training, which each segment may keep; the other candidates are the best for
-    one, two, four ... segments.  pricer: of the whole training.  change_s: the seconds of moving layers from one
+    one, two, four ... segments.  pricer: prices the whole training.  change_s: the seconds of moving layers from one
     assignment to another before a round.
     The sum of the rounds' and the moves' seconds is the least over all sequences of these assignments, so it never
     exceeds `once`'s.

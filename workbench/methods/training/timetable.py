@@ -27,8 +27,8 @@ class Timetable:
     def __init__(
         self, rank_job: PhasedJob, profile: Profile | None = None, *, some: Sequence[PlannedStep] | None = None
     ) -> None:
-        """profile: the devices' current costs; None: those in the job.  some: of the first phase, in place of the run's
-        steps.
+        """profile: the devices' current costs; None: those in the job.  some: steps of the first phase, in place of
+        the run's.
         """
         self._job = rank_job if profile is None else replace(rank_job, profile=profile)
         self._cluster = rank_job.cluster

@@ -45,7 +45,7 @@ def acceptance(item: Item, settings: Settings) -> Result:
 
 
 def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found:
-    """Return the passes of the prompts' texts, greedy and sampled.  seeds: of the sampled ones; none without."""
+    """Return the passes of the prompts' texts, greedy and sampled.  Without seeds nothing is sampled."""
     ways = {"greedy": [Sampling()], "sampled": [Sampling(temperature=TEMPERATURE, seed=seed) for seed in seeds]}
     shares: Found = {}
     for name, samplings in ways.items():

@@ -34,7 +34,7 @@ HORIZON_S = 20 * UNDISTURBED_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run gives.  seconds: of the emulated boards' clock, or simulated.  returns_s: after how many seconds each
+    """What a run gives.  seconds: on the emulated boards' clock, or simulated.  returns_s: after how many seconds each
     board that came back was noticed.  in_pace: whether the host kept the emulated boards' times.
     """
 

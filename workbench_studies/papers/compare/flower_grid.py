@@ -27,7 +27,7 @@ ARRAYS, METRICS, MOMENTS = "arrays", "metrics", "moments"
 class LocalGrid(Grid):
     """A grid of one client app, whose nodes are numbered from 1; each has a context that stays.
 
-    sent_bytes: of all arrays in messages and replies, by Flower's count.
+    sent_bytes: the bytes of all arrays in messages and replies, by Flower's count.
     """
 
     def __init__(self, app: ClientApp, num_nodes: int) -> None:
