@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import fields
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -107,3 +108,15 @@ def test_the_rule_sees_commands_and_can_fail() -> None:
     faults = ["p_rge has no option querys", "kit has no --fast", "labs does not know judge"]
     assert [fault_of(words) for words in commands_of(wrong)] == faults
     assert fault_of(["fly"]) == "there is no command fly"
+
+
+def test_options_that_few_need_are_named_where_the_page_says() -> None:
+    page = ROOT / "docs/reference/options.md"
+    _, listed = page.read_text(encoding="utf-8").split("## Options that few need")
+    declared = {field.name for method in registered() for field in fields(declaration_of(method).options)}
+    rows = re.findall(r"^\| (`.*?`) \| .* \| (?:\[.*\]\((.*)\)|`(.*)`) \|$", listed, re.MULTILINE)
+    assert len(rows) == listed.count("\n| ") - 2  # all but the table's head
+    for names, link, path in rows:
+        user = (page.parent / link if link else ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", names):
+            assert name in declared and re.search(rf"\b{name}\b", user), name
