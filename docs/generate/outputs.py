@@ -7,6 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import nbformat
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+
 FIGURE, CONTROL = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 NOTES = {
     "tiny": "Executed at the smallest settings, so that this page is built in minutes: its numbers mean nothing. "
@@ -21,12 +24,20 @@ def page_of(lab: Path, size: str) -> str:
     notebook = json.loads(lab.read_text(encoding="utf-8"))
     for number, cell in enumerate(notebook["cells"]):
         if cell["cell_type"] == "code":
-            cell["outputs"] = [_output(one, f"figure-{number}-{at}") for at, one in enumerate(cell["outputs"])]
+            outputs = _without_progress(cell)
+            cell["outputs"] = [_output(one, f"figure-{number}-{at}") for at, one in enumerate(outputs)]
             if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 cell["metadata"].setdefault("tags", []).append("hide-input")
     notebook["metadata"].pop("widgets", None)
     notebook["cells"].insert(1, {"cell_type": "markdown", "id": "site", "metadata": {}, "source": f"> {NOTES[size]}"})
     return json.dumps(notebook)
+
+
+def _without_progress(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a cell's outputs without what a later line of a progress bar has overwritten."""
+    outputs = [one | {"text": "".join(one["text"])} if "text" in one else one for one in cell["outputs"]]
+    read, _ = CoalesceStreamsPreprocessor().preprocess_cell(nbformat.from_dict(cell | {"outputs": outputs}), {}, 0)
+    return [one for one in read["outputs"] if one["output_type"] != "stream" or one["text"].strip()]
 
 
 def _output(output: dict[str, Any], name: str) -> dict[str, Any]:
