@@ -16,9 +16,9 @@ import plotly.graph_objects as go
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import proportional_parts
 from workbench.core.names import FP32_BYTES
 from workbench.core.profile import Bytes, trainable_bytes
+from workbench.core.proportions import proportional_parts
 from workbench.core.report import Report
 from workbench.core.schedule import STEP
 from workbench.core.timeline import Timeline

@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, Paradigm, StackShape, proportional_parts
+from workbench.core.inference import InferencePlan, Paradigm, StackShape
+from workbench.core.proportions import proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.core.units import size_words
 from workbench.methods.galaxy_plus import planners as galaxy_plus

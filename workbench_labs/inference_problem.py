@@ -16,17 +16,17 @@ from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts
+from workbench.core.inference import InferencePlan
 from workbench.core.job import Job
 from workbench.core.spread import Spread
 from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.planning import inference_of
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
-from workbench.methods.galaxy_plus.profiles import HostQuestion
+from workbench.methods.galaxy_plus.profiles import HostQuestion, inference_of
 from workbench.methods.galaxy_plus.serving.figures import serving
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner, Times

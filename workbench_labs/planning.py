@@ -16,10 +16,10 @@ import ipywidgets as widgets
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import proportional_parts
 from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.proportions import proportional_parts
 from workbench.methods.base import ignore
 from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.queries import plan_queries

@@ -7,9 +7,9 @@ from dataclasses import replace
 from statistics import mean
 
 from workbench import experiment
-from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
 from workbench.core.plan import Plan
+from workbench.core.proportions import proportional_parts
 from workbench.core.report import Report
 from workbench.planners import fixed_plan
 from workbench.widgets import LiveProgress, Table

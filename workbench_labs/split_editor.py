@@ -11,8 +11,8 @@ from dataclasses import replace
 import ipywidgets as widgets
 from markupsafe import Markup
 
-from workbench.core.inference import proportional_parts
-from workbench.core.plan import Plan, proportional_ranges
+from workbench.core.plan import Plan
+from workbench.core.proportions import proportional_parts, proportional_ranges
 from workbench.planners import TrainingProblem
 from workbench.planners.memory import by_purpose
 from workbench.plots import gantt, needs, placement

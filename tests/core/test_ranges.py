@@ -10,7 +10,7 @@ from workbench.core import Cluster, Device, Job, Link, Processor
 from workbench.core.catalogue import load_cluster
 from workbench.core.device_faults import Fault, parse_faults
 from workbench.core.errors import ConfigError
-from workbench.core.inference import proportional_parts
+from workbench.core.proportions import proportional_parts
 from workbench.core.serial import from_builtins, to_builtins
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, StreamSettings
 

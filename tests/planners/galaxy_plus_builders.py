@@ -8,8 +8,9 @@ from typing import Any
 
 from tests.clusters import cluster_of
 from workbench.core.cluster import Cluster, Link
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, StackShape
 from workbench.methods.galaxy_plus.memory import InferenceNeed
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.testbed import as_printed

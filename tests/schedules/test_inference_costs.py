@@ -13,15 +13,10 @@ from tests.clusters import cluster_of, with_devices
 from tests.plans import inference_plan
 from tests.simulated import simulated
 from workbench.core.cluster import Cluster
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    PieceCost,
-    StackCosts,
-    StackShape,
-    proportional_parts,
-)
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Value
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, smallest_tile, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated, Final, Literal, TypeVar
 
 from msgspec import Meta
 
 from workbench.core.errors import ConfigError, StateError
-from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_ranges
 from workbench.core.ranges import Count, require_ranges
 from workbench.core.units import counted
 
@@ -261,12 +261,6 @@ class Plan:
     def partition(self) -> str:
         """Return the number of layers of each stage: [3, 3]."""
         return "[" + ", ".join(str(stage.num_layers) for stage in self.stages) + "]"
-
-
-@lru_cache(maxsize=4096)  # a search divides by the same shares again and again
-def proportional_ranges(total: int, weights: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Split range(total) into consecutive ranges in proportion to integer weights, by largest remainder."""
-    return tuple(pairwise(accumulate(proportional_parts(total, weights), initial=0)))
 
 
 Homes = Mapping[str, Sequence[int]]

@@ -10,7 +10,6 @@ from typing import Literal
 
 from workbench.core.cluster import Factors
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile
 
 FORWARD_KINDS = ("F", "SF")
 BACKWARD_KINDS = ("B", "SB")
@@ -161,7 +160,6 @@ class Profile:
     optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
-    inference: the costs of operations inside the layers, for methods that split single sequences there.
     notes: sentences on what the costs leave out.
     """
 
@@ -170,7 +168,6 @@ class Profile:
     source: Literal["measured", "scaled", "analytic"]
     layers: tuple[Layers, ...]
     optimizer_bytes_per_trainable_byte: float = 2.0
-    inference: InferenceProfile | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -276,12 +273,7 @@ class Profile:
             tuple(layer.scaled(slower[rank]) if rank in slower else layer for layer in self.layers[rank])
             for rank in ranks
         )
-        inference = self.inference
-        if inference is not None:
-            for rank, factor in slower.items():
-                inference = inference.slowed(rank, factor)
-            inference = replace(inference, costs=tuple(inference.costs[rank] for rank in ranks))
-        return replace(self, layers=tuple(rows), inference=inference)
+        return replace(self, layers=tuple(rows))
 
 
 def trainable_bytes(layers: Iterable[LayerProfile]) -> int:

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, named_layers, one_device_stages
+from workbench.core.proportions import proportional_parts
 from workbench.planners.equation3 import Equation3, Partition, air_of, pace_of
 from workbench.planners.memory import (
     ASYNCHRONOUS,

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, PlanError, check_choice
-from workbench.core.inference import proportional_parts
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Grid, Layers, Profile
+from workbench.core.proportions import proportional_parts
 from workbench.planners import memory
 from workbench.planners.balance import StageTimes
 from workbench.planners.closed_form import ClosedForm

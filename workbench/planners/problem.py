@@ -6,15 +6,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferenceProfile
 from workbench.core.profile import Profile
 
-P = TypeVar("P", bound=Profile | InferenceProfile)
 T = TypeVar("T")
+
+
+class Costs(Protocol):
+    """The costs of a model on some devices, of whatever parts of it a planner divides."""
+
+    @property
+    def model(self) -> str:
+        """Return the model's name."""
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of devices."""
+
+
+P = TypeVar("P", bound=Costs)
 
 
 @dataclass(frozen=True, slots=True)

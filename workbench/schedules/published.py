@@ -8,9 +8,9 @@ from inspect import signature
 from typing import NamedTuple
 
 from workbench.core.errors import ConfigError, ScheduleError, did_you_mean
-from workbench.core.inference import proportional_parts
 from workbench.core.methods import attribute, declaration_of, registered
 from workbench.core.plan import Plan, Share, Stage
+from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Schedule
 from workbench.core.virtual_workers import VirtualWorkers
 from workbench.schedules.hetpipe import asynchronous_1f1b, hetpipe

@@ -11,7 +11,7 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any
 
-from workbench.core.inference import proportional_parts
+from workbench.core.proportions import proportional_parts
 from workbench.core.timeline import Timeline
 from workbench.schedules.pipeline import one_f_one_b_order
 from workbench_labs.course.verdict import Exercise, Numbers, WrongAnswerError, comparison, require_number

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.inference import proportional_parts
 from workbench.core.job import Fidelity
+from workbench.core.proportions import proportional_parts
 from workbench.methods.ringada.published import RING, layer_times, load_constants, round_program
 from workbench.methods.ringada.schedule import Iteration
 from workbench.simulator.steps import equal_blocks

@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.units import size_words
+from workbench.methods.galaxy_plus.memory import equal_layers
 from workbench.plots import style
 
 Cut = Literal["columns", "rows", "copies"]
@@ -109,8 +110,10 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
 
     A device without tokens needs no whole feed-forward network in scheme 2; it keeps its columns.
     """
-    run = next(replace(plan, schemes=(scheme,) * shape.num_layers).runs((shape,)))
-    return tuple(dict(zip(("attention", "feed-forward", "norms and biases"), own, strict=True)) for own in run.weights)
+    layers = next(equal_layers(replace(plan, schemes=(scheme,) * shape.num_layers), (shape,)))
+    return tuple(
+        dict(zip(("attention", "feed-forward", "norms and biases"), own, strict=True)) for own in layers.weights
+    )
 
 
 def sent_bytes(plan: InferencePlan, shape: StackShape, *, length: int, scheme: int = 1) -> tuple[int, ...]:

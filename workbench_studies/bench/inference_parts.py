@@ -21,10 +21,11 @@ from torch import Tensor
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.timeline import late_share_of
 from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, scaled_to, stack_sizes
+from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, layer_flops, scaled_to, stack_sizes
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -221,7 +222,7 @@ def scaling_points(model: BenchModel, cluster: Cluster, engines: EngineCluster, 
     last = cluster.world_size
     layer_s.setdefault(f"weak {last}", layer_s[f"strong {last}"])
     shape = model.host.stacks[0]
-    rate = {count: shape.layer_flops(TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
+    rate = {count: layer_flops(shape, TOKENS_EACH * count) / layer_s[f"weak {count}"] for count in range(1, last + 1)}
     weak = {count: rate[count] / (count * rate[1]) for count in rate}
     strong = {count: layer_s["strong 1"] / layer_s[f"strong {count}"] for count in rate}
     points = {

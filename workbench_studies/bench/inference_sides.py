@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from workbench.core.inference import InferencePlan, StackCosts
+from workbench.core.inference import InferencePlan
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
+from workbench.methods.galaxy_plus.operation_costs import StackCosts
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout

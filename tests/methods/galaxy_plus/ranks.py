@@ -8,7 +8,8 @@ import torch
 
 from tests.plans import inference_plan
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import InferenceSession, SessionSetup

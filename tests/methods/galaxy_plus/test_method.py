@@ -25,9 +25,8 @@ from workbench.methods.base import Event, Planned, ignore
 from workbench.methods.galaxy_plus import profiles
 from workbench.methods.galaxy_plus.method import GalaxyPlus, list_job
 from workbench.methods.galaxy_plus.planners.search import is_split
-from workbench.methods.galaxy_plus.planning import inference_of
 from workbench.methods.galaxy_plus.prices import Programs
-from workbench.methods.galaxy_plus.profiles import measure_host
+from workbench.methods.galaxy_plus.profiles import inference_of, measure_host
 from workbench.methods.galaxy_plus.serving.run_policy import RunPolicy
 from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup

@@ -13,14 +13,9 @@ from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import PlanError
 from workbench.core.heat import Levels
-from workbench.core.inference import (
-    InferencePlan,
-    InferenceProfile,
-    PieceCost,
-    StackCosts,
-    StackShape,
-    proportional_parts,
-)
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.core.proportions import proportional_parts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving

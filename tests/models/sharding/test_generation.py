@@ -10,8 +10,8 @@ from tests.clusters import cluster_of
 from tests.methods.test_number_formats import two_of_a_kind
 from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus.costs import analytic_from
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.models import families

@@ -7,7 +7,8 @@ from galaxy_plus_builders import instance, shape
 from tests.plans import inference_plan
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import StackShape
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.planners import (
     LayerTimes,
     all_gather_s,

@@ -7,10 +7,11 @@ from torch import tensor
 
 from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies

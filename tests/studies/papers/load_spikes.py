@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
-from workbench.core.inference import InferenceProfile
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import planner_of, simulated_times
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving

@@ -17,8 +17,9 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import StackShape
 from workbench.core.names import FP32_BYTES
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.profiler.descriptions import ModelDescription, describe
 
 CONNECTION_FLOPS = 10
@@ -94,13 +95,13 @@ def analytic_costs(
         return 0.0 if weight_bytes_per_s is None else nbytes / weight_bytes_per_s
 
     pieces = {}
-    for kind in sizes.kinds:
-        flops = sizes.unit_flops(kind)
+    for kind in divided_kinds(sizes):
+        flops = unit_flops(sizes, kind)
         if kind in ("ATT", "CATT"):
             scores = moved(SCORE_MOVES * FP32_BYTES * sizes.heads_per_unit)
             pieces[kind] = PieceCost(fixed_s=operation_s, token_unit_s=flops / flops_per_s + scores)
         else:
-            read = weights(FP32_BYTES * hidden * sizes.unit_width(kind))
+            read = weights(FP32_BYTES * hidden * unit_width(sizes, kind))
             pieces[kind] = PieceCost(fixed_s=operation_s, unit_s=read, token_unit_s=flops / flops_per_s)
     connection = CONNECTION_FLOPS * hidden / flops_per_s + moved(CONNECTION_MOVES * FP32_BYTES * hidden)
     pieces["CONN"] = PieceCost(fixed_s=operation_s, token_s=connection)
@@ -112,11 +113,63 @@ def analytic_costs(
     return StackCosts(pieces=pieces)
 
 
+def query_width(shape: StackShape) -> int:
+    """Return the width of one token's queries in one unit.  Raises ConfigError if the heads' size is not known."""
+    if shape.head_size < 1:
+        request = f"The FLOPs of a stack of {shape.num_layers} layers were asked for."
+        raise ConfigError(request, f"Its heads are {shape.head_size} wide.", "Give head_size, at least 1.")
+    return shape.heads_per_unit * shape.head_size
+
+
+def unit_width(shape: StackShape, kind: str) -> int:
+    """Return the width of the part of a product's weights in one unit or column; the other dimension is the hidden
+    size.
+    """
+    query, both = query_width(shape), 2 * shape.keys_per_unit * shape.head_size
+    return {
+        "QKV": query + both,
+        "OUT": query,
+        "CQ": query,
+        "CKV": both,
+        "COUT": query,
+        "UP": 1 + shape.is_gated,
+        "DOWN": 1,
+    }[kind]
+
+
+def unit_flops(shape: StackShape, kind: str) -> float:
+    """Return the FLOPs of one unit for one token; for ATT and CATT for one query-key pair.  The kinds are those of
+    StackCosts.
+    """
+    if kind in ("ATT", "CATT"):
+        return 4.0 * query_width(shape)
+    return 2.0 * shape.hidden_size * unit_width(shape, kind)
+
+
+def divided_kinds(shape: StackShape) -> tuple[str, ...]:
+    """Return the kinds of a layer's operations that are split by units or columns."""
+    crossed = ("CQ", "CKV", "CATT", "COUT") if shape.has_cross_attention else ()
+    return ("QKV", "ATT", "OUT", *crossed, "UP", "DOWN")
+
+
+def layer_flops(shape: StackShape, tokens: int, memory_tokens: int = 0) -> float:
+    """Return the FLOPs of one layer.
+
+    memory_tokens: number of tokens of the encoder's output, for cross-attention.
+    """
+    flops = 0.0
+    for kind in divided_kinds(shape):
+        units = shape.columns if kind in ("UP", "DOWN") else shape.num_units
+        count = {"ATT": tokens * tokens, "CATT": tokens * memory_tokens, "CKV": memory_tokens}.get(kind, tokens)
+        flops += unit_flops(shape, kind) * units * count
+    return flops
+
+
 def working_bytes(sizes: StackShape) -> int:
     """Return the bytes of one token's activations on a device with the whole layer: hidden states, queries, keys,
     values, columns.
     """
-    units = sizes.num_units * 2 * (sizes.query_width + sizes.keys_per_unit * sizes.head_size)
+    units = sizes.num_units * 2 * (query_width(sizes) + sizes.keys_per_unit * sizes.head_size)
     return FP32_BYTES * (3 * sizes.hidden_size + units + (1 + sizes.is_gated) * sizes.columns)
 
 

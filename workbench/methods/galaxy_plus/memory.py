@@ -8,10 +8,14 @@ stores while it runs, such as the tiles of the hidden state, the simulator count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import mul
+from typing import NamedTuple
 
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan, LayerWeights, StackShape
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.planners.memory import Needed
 
 
@@ -41,6 +45,49 @@ class InferenceNeed(Needed):
         }
 
 
+class EqualLayers(NamedTuple):
+    """Layers that follow each other and are equal: their shape, their number, and each position's units and
+    weights of one of them.
+    """
+
+    shape: StackShape
+    num_layers: int
+    units: tuple[int, ...]
+    weights: tuple[LayerWeights, ...]
+
+
+def equal_layers(
+    plan: InferencePlan, stacks: Sequence[StackShape], *, full_everywhere: bool = False
+) -> Iterator[EqualLayers]:
+    """Yield the equal layers that follow each other, in order, with the weights that each position has (Galaxy+ Eq. 8).
+
+    A position without tokens has only its own columns of a scheme-2 layer, unless full_everywhere.  Norms and
+    output biases of all layers are on each position that takes part, in a pipeline on those with the layer.
+    """
+    first, everywhere = 0, range(plan.num_positions)
+    is_pipeline, is_cut = plan.paradigm == "pipeline", plan.paradigm in ("hybrid", "tensor")
+    kinds = (
+        [position for position, count in enumerate(plan.layers) for _ in range(count)] if is_pipeline else plan.schemes
+    )
+    for shape in stacks:
+        last = first + shape.num_layers
+        cut = plan.cut(shape) if is_cut else ((shape.num_units,) * len(everywhere), (shape.columns,) * len(everywhere))
+        for kind, run in groupby(kinds[first:last] if kinds else (1,) * shape.num_layers):
+            units, columns = cut
+            if is_pipeline:
+                has = [position == kind for position in everywhere]
+                units, columns = (tuple(map(mul, has, parts)) for parts in cut)
+            else:
+                has = [plan.takes_part(position) for position in everywhere]
+                if kind == 2:
+                    is_full = [full_everywhere or share > 0 for share in plan.shares]
+                    columns = tuple(
+                        shape.columns if full else part for full, part in zip(is_full, columns, strict=True)
+                    )
+            yield EqualLayers(shape, len(list(run)), units, tuple(map(shape.weights, units, columns, has)))
+        first = last
+
+
 def device_needs(
     profile: InferenceProfile,
     plan: InferencePlan,
@@ -56,7 +103,7 @@ def device_needs(
     kept, too.  Both are over all texts.
     """
     attention, feed_forward, undivided, caches = ([0] * plan.num_positions for _ in range(4))
-    for shape, count, units, weights in plan.runs(profile.stacks, full_everywhere=profile.full_everywhere):
+    for shape, count, units, weights in equal_layers(plan, profile.stacks, full_everywhere=profile.full_everywhere):
         goes_on = kept_tokens and shape is profile.stacks[-1]
         unit_cache_bytes = shape.kept_bytes(kept_tokens, memory_tokens) if goes_on else 0
         for i, own in enumerate(weights):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferenceProfile
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.report import SweepPoint
@@ -24,6 +23,7 @@ from workbench.methods.common.device_counts import publishing
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.common.records import device_bytes, measured_timeline, overrun_share
 from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners.memory import check as check_memory
 from workbench.methods.galaxy_plus.planning import (

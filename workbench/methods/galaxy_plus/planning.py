@@ -11,18 +11,20 @@ from typing import Any
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackShape
+from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.profile import Profile
 from workbench.core.program import Program
 from workbench.core.report import StepRecord
 from workbench.core.timeline import Timeline, busy_of
 from workbench.methods.base import Prediction
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import METHOD, InferenceOptions
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, check, lengths_of, plans
 from workbench.methods.galaxy_plus.planners.search import is_split
 from workbench.methods.galaxy_plus.prepare import PreparedJob
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, choose_tiles, tune
+from workbench.methods.galaxy_plus.profiles import inference_of
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
 from workbench.methods.training.heating import Stretch, gets_hot, heated
 from workbench.planners.problem import Problem
@@ -151,17 +153,6 @@ def check_plan(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: 
             )
     InferenceLayout.build(chosen, stacks, lengths_of(problem))
     return chosen
-
-
-def inference_of(profile: Profile) -> InferenceProfile:
-    """Return a profile's costs of the operations inside the layers."""
-    if profile.inference is None:
-        raise ConfigError(
-            f"Planning by a profile of '{profile.method}' was asked for.",
-            "It does not say what the operations inside a layer cost.",
-            f"Make it with method {METHOD}.",
-        )
-    return profile.inference
 
 
 REQUEST, TOKEN = "request", "next token"

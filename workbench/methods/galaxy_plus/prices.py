@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
 from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search

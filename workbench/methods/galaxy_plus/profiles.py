@@ -12,11 +12,12 @@ from functools import cache, partial
 import torch
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.inference import InferenceProfile
+from workbench.core.errors import ConfigError
 from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify
 from workbench.methods.common.scaling import cached_measurement
-from workbench.methods.galaxy_plus.costs import analytic_from
+from workbench.methods.galaxy_plus.costs import analytic_from, query_width
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import METHOD
 from workbench.methods.galaxy_plus.planners import stack_lengths
 from workbench.methods.galaxy_plus.planners.terms import LayerTimes
@@ -125,7 +126,7 @@ def stack_makers(layout: ModelLayout, source: WeightSource, stack: int, *, outpu
     makers: dict[str, Callable[[int, int], Call]] = {
         "QKV": product("qkv", attention),
         "ATT": attend,
-        "OUT": product("out", attention, width=part.shape.query_width),
+        "OUT": product("out", attention, width=query_width(part.shape)),
         "UP": product("up", feed_forward, columns=True),
         "DOWN": product("down", feed_forward, columns=True, width=1),
         "CONN": connect,
@@ -212,12 +213,32 @@ def analytic_profile(model: str, cluster: Cluster, vocabulary: int = 0) -> Infer
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class GalaxyPlusProfile(Profile):
+    """The costs of whole layers, as every method has them, and those of the operations inside them."""
+
+    inference: InferenceProfile
+
+
+def inference_of(profile: Profile) -> InferenceProfile:
+    """Return a profile's costs of the operations inside the layers."""
+    if not isinstance(profile, GalaxyPlusProfile):
+        raise ConfigError(
+            f"Planning by a profile of '{profile.method}' was asked for.",
+            "It does not say what the operations inside a layer cost.",
+            f"Make it with method {METHOD}.",
+        )
+    return profile.inference
+
+
 def as_profile(inference: InferenceProfile) -> Profile:
     """Return the profile in the form that all methods use: seconds of each whole layer on each device, for one sequence
     at a time.
     """
     rows = tuple(_layers(inference, rank) for rank in range(inference.world_size))
-    return Profile(model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference)
+    return GalaxyPlusProfile(
+        model=inference.model, method=METHOD, source=inference.source, layers=rows, inference=inference
+    )
 
 
 def _layers(inference: InferenceProfile, rank: int) -> Layers:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import DeviceLostError, require_numbers
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.schedule import ALLREDUCE, BROADCAST, Op, Value
 from workbench.methods.common.session import DeviceSession
 from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Answer, Request, check_request
 from workbench.methods.galaxy_plus.prices import Prepared, Programs
 from workbench.methods.galaxy_plus.schedules import InferenceLayout

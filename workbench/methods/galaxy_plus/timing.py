@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import StackShape
 from workbench.methods.galaxy_plus.costs import working_bytes
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.profiler.timing import Call, core_clock, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workbench.core.inference import proportional_parts
 from workbench.core.plan import Share, Stage
+from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Schedule
 from workbench.methods.p_rge.schedule import query_groups, query_step
 from workbench.schedules.published import Published

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from workbench.core.once import once
-from workbench.core.plan import Plan, proportional_ranges
+from workbench.core.plan import Plan
 from workbench.core.profile import Layers
+from workbench.core.proportions import proportional_ranges
 from workbench.core.schedule import ALLREDUCE, STEP, Op
 from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.optimization import backpropagate

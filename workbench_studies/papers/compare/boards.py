@@ -15,13 +15,14 @@ from typing import Literal, NamedTuple
 from workbench.core.catalogue import load_device
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.step_parts import Term
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.costs import analytic_inference
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.step_parts import parts_s

@@ -10,7 +10,7 @@ from workbench.core.cluster import MEGABIT_BYTES
 from workbench.core.inference import InferencePlan
 from workbench.core.names import FP32_BYTES
 from workbench.core.schedule import SEND
-from workbench.methods.galaxy_plus.costs import stack_sizes, working_bytes
+from workbench.methods.galaxy_plus.costs import divided_kinds, layer_flops, stack_sizes, unit_flops, working_bytes
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
 from workbench_studies.papers.galaxy_plus.testbed import (
@@ -100,7 +100,8 @@ def _one_token_or_284(constants: Constants) -> Rows:
         described, per_token = MODELS[model], paper[model, PI]
         sequence = per_token * constants.tokens
         flops = sum(
-            sizes.num_layers * sizes.layer_flops(constants.tokens, constants.tokens) for sizes in stack_sizes(described)
+            sizes.num_layers * layer_flops(sizes, constants.tokens, constants.tokens)
+            for sizes in stack_sizes(described)
         )
         reduce = 2 * described.num_layers * 1.5 * constants.tokens * described.hidden * FP32_BYTES / nominal
         rows.append((model, per_token, sequence, flops / sequence / 1e9, reduce, 1 + reduce / (sequence / count)))
@@ -121,7 +122,7 @@ def volumes(constants: Constants, scheme: int, count: int) -> dict[str, float]:
     held_bytes = shape.attention_bytes / count + shape.feed_forward_bytes / (count if scheme == 1 else 1)
     return {
         "model memory of a device": weights / held_bytes,
-        COMPUTATION: flops / (shape.layer_flops(TOKENS) / count),
+        COMPUTATION: flops / (layer_flops(shape, TOKENS) / count),
         COMMUNICATION: sent_bytes / (RINGS[scheme] * TOKENS * shape.hidden_bytes * (count - 1) / count),
     }
 
@@ -149,10 +150,10 @@ def _counted(constants: Constants, scheme: int, count: int, layers: int) -> tupl
     for op in inference_schedule(layout).ops[count - 1]:
         if op.kind == SEND:
             sent_bytes += prices.spec(op.reads[0]).nbytes
-        elif op.kind in sizes.kinds:
+        elif op.kind in divided_kinds(sizes):
             start, stop = layout.span(op)
             pairs = (stop - start) * (TOKENS if op.kind == "ATT" else 1)
-            flops += sizes.unit_flops(op.kind) * pairs * layout.width(layout.blocks[op.stage], count - 1)
+            flops += unit_flops(sizes, op.kind) * pairs * layout.width(layout.blocks[op.stage], count - 1)
     need = needs(problem(constants, costs, on, TOKENS), plan)[count - 1]
     return need.attention_bytes + need.feed_forward_bytes, flops, sent_bytes
 

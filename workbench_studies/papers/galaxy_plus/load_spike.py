@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
-from workbench.core.inference import InferenceProfile
 from workbench.core.report import dilation_note
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.serving.records import Reaction, ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.serve import CALIBRATING_REQUESTS, keep_pace, serve
 from workbench.runtime.engines import EngineCluster

@@ -11,8 +11,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from workbench.core.inference import InferencePlan, proportional_parts
-from workbench.methods.galaxy_plus.costs import stack_sizes
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
+from workbench.methods.galaxy_plus.costs import layer_flops, stack_sizes
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.systems import (
@@ -97,7 +98,7 @@ def weak(constants: Constants, model: str, system: str, counts: tuple[int, ...])
 
     def rate(count: int) -> float:
         length = constants.weak_tokens * count
-        return sizes.layer_flops(length) / layer_s(constants, model, system, count, length)
+        return layer_flops(sizes, length) / layer_s(constants, model, system, count, length)
 
     return {count: rate(count) / rate(1) for count in counts}
 

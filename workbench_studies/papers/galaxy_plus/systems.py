@@ -17,8 +17,9 @@ from functools import lru_cache, partial
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, StackCosts
+from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus import planners as galaxy_plus
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
 from workbench_studies.papers.result import OOM

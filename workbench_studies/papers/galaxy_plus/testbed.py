@@ -7,8 +7,8 @@ from functools import lru_cache, partial
 
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
-from workbench.core.inference import InferenceProfile
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.planners import Problem
 from workbench.profiler.descriptions import ModelDescription, describe
 from workbench_studies.papers.result import read_constants

@@ -19,7 +19,9 @@ from functools import partial
 import numpy as np
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.memory import check, layer_needs, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
 from workbench.methods.galaxy_plus.planners.pricing import price_plan

@@ -9,8 +9,10 @@ from operator import mul
 from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Ranks
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.terms import (
     LayerTimes,
     Line,

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.units import size_words
 from workbench.methods.galaxy_plus.memory import InferenceNeed, device_needs
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.terms import stack_lengths
 from workbench.planners.memory import Demand, require_room
 from workbench.planners.problem import Problem

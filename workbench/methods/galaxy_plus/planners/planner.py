@@ -16,7 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.core.errors import ConfigError, PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.equation9 import Cut, cut_of
 from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
 from workbench.methods.galaxy_plus.planners.pricing import price_plan

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import collective_s
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.schedule import ALLREDUCE
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.terms import (
     LayerTimes,

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.equation9 import Cut
 from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.pricing import price_plan

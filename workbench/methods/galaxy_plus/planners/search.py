@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from workbench.core.inference import InferencePlan, InferenceProfile, proportional_parts
+from workbench.core.inference import InferencePlan
+from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Ranks
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.equation9 import Cut, Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan

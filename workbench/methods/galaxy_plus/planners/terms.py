@@ -11,8 +11,9 @@ import numpy as np
 from workbench.core.cluster import Cluster
 from workbench.core.costs import on_air_s
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile, StackShape
+from workbench.core.inference import StackShape
 from workbench.core.schedule import Ranks
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.planners.problem import Problem
 
 Line = tuple[float, float]

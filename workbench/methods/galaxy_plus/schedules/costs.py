@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import MESSAGE_S, TOKEN, Spec, TableCosts, opaque
-from workbench.core.inference import InferenceProfile
 from workbench.core.schedule import Op, Value
 from workbench.methods.galaxy_plus.memory import device_needs
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.schedules.layout import InferenceLayout
 
 _FLOATS = {2: "float16", 4: "float32"}

@@ -9,11 +9,13 @@ from typing import Any
 from workbench.core.acceptances import acceptance_of
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.profile import Profile
 from workbench.methods.common.draft_advice import DraftAdvice, DraftOffer
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.prices import Programs
+from workbench.methods.galaxy_plus.profiles import inference_of
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile, token_s
 from workbench.methods.galaxy_plus.serving.text_plans import KEPT, planned_lengths, text_planner
 from workbench.models.sharding import layout_facts
@@ -38,9 +40,7 @@ def advise_drafts(
     choices = {name: DraftChoice.read(name, model) for name in draft_names(layout.stacks[-1].num_layers, draft)}
 
     def costs_of(name: str) -> InferenceProfile:
-        profile = profile_of(name, {"generate": 1}).inference
-        assert profile is not None, "of this method"
-        return profile
+        return inference_of(profile_of(name, {"generate": 1}))
 
     profile, lengths = costs_of(model), planned_lengths(layout)
     programs, names = Programs(cluster, layout.stacks, profile), cluster.names

@@ -12,8 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PlanError
-from workbench.core.inference import InferencePlan, InferenceProfile, PieceCost, StackCosts, StackShape
+from workbench.core.inference import InferencePlan, StackShape
+from workbench.methods.galaxy_plus.costs import divided_kinds
 from workbench.methods.galaxy_plus.memory import InferenceNeed
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
 from workbench.methods.galaxy_plus.planners.memory import needs
 from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prices import Programs
@@ -54,7 +56,7 @@ def _int4_costs(costs: StackCosts, shape: StackShape) -> StackCosts:
     """
 
     def priced(kind: str, cost: PieceCost) -> PieceCost:
-        if kind not in shape.kinds or kind in ("ATT", "CATT"):
+        if kind not in divided_kinds(shape) or kind in ("ATT", "CATT"):
             return cost
         return replace(cost, unit_s=cost.unit_s + _INT4.unpack_flops / 2 * cost.token_unit_s)
 

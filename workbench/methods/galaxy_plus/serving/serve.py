@@ -12,7 +12,7 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
 from workbench.core.errors import ConfigError, DeviceLostError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.job import Fidelity
 from workbench.core.report import dilation_note
 from workbench.core.schedule import Ranks
@@ -20,6 +20,7 @@ from workbench.core.timeline import BUSY_OVERRUN_SHARE, late_share_of
 from workbench.methods.base import Event, Notify, ignore
 from workbench.methods.common.services import ServiceInterrupted
 from workbench.methods.galaxy_plus.costs import scaled_to
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners import plan, plans
 from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture

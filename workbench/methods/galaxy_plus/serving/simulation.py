@@ -16,7 +16,9 @@ import numpy as np
 
 from workbench.core.cluster import Cluster, Factors
 from workbench.core.device_faults import Fault, FaultSchedule, never_begun
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.memory import equal_layers
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import (
@@ -114,8 +116,8 @@ def _held_bytes(plan: InferencePlan | None, profile: InferenceProfile, rank: int
     if plan is None or position is None:
         return []
     sizes = [0 if position else profile.ends_bytes]
-    for run in plan.runs(profile.stacks):
-        sizes += run.num_layers * run.weights[position]
+    for layers in equal_layers(plan, profile.stacks):
+        sizes += layers.num_layers * layers.weights[position]
     return sizes
 
 

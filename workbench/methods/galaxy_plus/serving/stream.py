@@ -8,11 +8,11 @@ from typing import Any
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import Fault
 from workbench.core.errors import ConfigError
-from workbench.core.inference import InferenceProfile
 from workbench.core.job import Fidelity, Mode
 from workbench.methods.devices import over_ssh, require_emulated
 from workbench.methods.galaxy_plus.costs import analytic_inference
 from workbench.methods.galaxy_plus.method import measure_rank
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.profiles import HostQuestion, analytic_profile, of_devices
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,

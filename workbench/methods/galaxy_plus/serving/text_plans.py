@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.planners.terms import problem_for

@@ -14,7 +14,7 @@ import torch
 from workbench.core.cluster import Cluster
 from workbench.core.device_faults import FaultSchedule
 from workbench.core.errors import PlanError, RuntimeSetupError
-from workbench.core.inference import InferencePlan, InferenceProfile
+from workbench.core.inference import InferencePlan
 from workbench.core.job import Fidelity
 from workbench.core.schedule import Ranks
 from workbench.core.threads import in_background
@@ -22,6 +22,7 @@ from workbench.core.timeline import Timeline
 from workbench.methods.devices import over_ssh, require_emulated
 from workbench.methods.galaxy_plus.costs import scaled_to
 from workbench.methods.galaxy_plus.method import measure_rank
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
