@@ -12,18 +12,18 @@ from in_process import answer, call
 
 from tests.clusters import with_devices
 from workbench import experiment
-from workbench.core import curves
-from workbench.core.acceptances import Acceptance, acceptance_of
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
-from workbench.core.curves import Curve
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.methods.common.acceptances import Acceptance, acceptance_of
 from workbench.methods.common.scaling import is_measured_here
 from workbench.methods.galaxy_plus.serving.drafts import tokens_of_pass
 from workbench.plots.choices import choices as draw
+from workbench.runs import curves
 from workbench.runs.advice import Advice, advise, combinations, seconds_of
 from workbench.runs.advice_text import draft_commands, draft_conclusion
+from workbench.runs.curves import Curve
 
 JOB = Job(model="tiny-bert", epochs=2, train_samples=64)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from workbench.core.acceptances import Acceptance, acceptances_in
 from workbench.core.catalogue import data_folder
 from workbench.core.serial import write_json
+from workbench.methods.common.acceptances import Acceptance, acceptances_in
 from workbench.methods.galaxy_plus.serving.draft_advice import draft_names
 from workbench.models.sharding import model_layout
 from workbench_studies.papers.compare.acceptance import MODEL, PROMPTS, TOKENS, measured

@@ -18,11 +18,11 @@ import typer
 
 from workbench import experiment
 from workbench.core.catalogue import data_folder, load_cluster
-from workbench.core.curves import DIVIDING, Curve, curves_in
 from workbench.core.job import Job
 from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import write_json
 from workbench.runs.advice import combinations
+from workbench.runs.curves import DIVIDING, Curve, curves_in
 from workbench.tasks import load_task
 
 METHODS = ("pac_plus", "fine_tuning")

@@ -20,7 +20,6 @@ from tests.models.helpers import technique_config, technique_part
 from tests.plans import staged_plan
 from tests.weights import same_weights
 from workbench.core import Job
-from workbench.core.division import Division
 from workbench.core.schedule import Value
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.fine_tuning.compute import StageCompute
@@ -40,6 +39,7 @@ from workbench.models.parallel_adapter import task_loss
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.flat_optimizer import FlatAdamW
 from workbench.schedules import check
+from workbench.schedules.division import Division
 from workbench.tasks.tokenize import collate
 
 BATCH, SAMPLES, EPOCHS = 4, 30, 2  # eight mini-batches an epoch, the last one smaller

@@ -12,7 +12,6 @@ import pytest
 from tests.clusters import devices
 from tests.profiles import grid
 from workbench.core import Device, Processor
-from workbench.core.division import part_s
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.confidant.heads import (
@@ -24,6 +23,7 @@ from workbench.methods.confidant.heads import (
     random_profile,
     without_surplus,
 )
+from workbench.schedules.division import part_s
 
 NO_BYTES = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
 

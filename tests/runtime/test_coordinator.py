@@ -9,12 +9,13 @@ from typing import Any, get_args
 import pytest
 from virtual_runs import DEVICES, WORK_S, Checked, Job, Trainer, Work, coordinate, faults, members, prepared
 
-from workbench.core.device_faults import Fault, FaultKind, random_faults
+from workbench.core.device_faults import Fault, FaultKind
 from workbench.core.errors import DeviceLostError
 from workbench.core.heat import Level
 from workbench.runtime.commands import Abort, Ended, Pause, Pong, Prepare, Slow, Stop, Train
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWorld
+from workbench_studies.random_faults import random_faults
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 

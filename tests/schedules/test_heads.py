@@ -6,9 +6,9 @@ import pytest
 from schedule_plans import peaks, timed
 
 from tests.plans import staged_plan
-from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
 from workbench.schedules import asynchronous_1f1b, check, insert_transfers, split_heads
+from workbench.schedules.division import Division
 from workbench.schedules.tensor import divide_layers
 
 

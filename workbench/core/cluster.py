@@ -169,16 +169,6 @@ class Device:
         """Return the seconds in which its storage reads so many bytes, one after the other."""
         return nbytes / self.storage_bytes_per_s
 
-    def processors_in_order(self, *, cores_first: bool) -> list[Processor]:
-        """Return the processors, the fastest first.
-
-        cores_first: whether groups of cores, as a real device names them, come before accelerators.
-        """
-        return sorted(
-            self.processors,
-            key=lambda processor: (cores_first and not processor.name.startswith("cores "), -processor.flops_per_s),
-        )
-
     def charge(self, after_s: float, *, is_idle: bool = False) -> float:
         """Return the charge, from 0 to 1, after this many seconds of computing, or of waiting, by the power model."""
         watts = self.watts_idle if is_idle else self.watts_busy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, did_you_mean
 from workbench.core.ranges import Count, Seconds, Slowness, range_of, require_range, require_ranges
 from workbench.core.serial import shown
-from workbench.core.units import three_figures
 
 FaultKind = Literal["slow", "memory", "kill", "freeze", "leave"]
 WITH_FACTOR = "slow", "memory"
@@ -257,50 +255,3 @@ class FaultSchedule:
         """
         factors = self._factors.get((kind, rank, to)) if self._factors else None
         return math.prod(factors.values()) if factors else 1.0
-
-
-def random_faults(
-    world_size: int,
-    until: float,
-    *,
-    every: float = 12.0,
-    seed: int = 0,
-    unit: Unit = "s",
-    kinds: Sequence[FaultKind] = ("slow", "kill", "freeze"),
-) -> tuple[Fault, ...]:
-    """Return faults, with returns, at random times up to `until`, on average one every `every`.
-
-    seed: seed of the random draws.
-
-    Faults of one device do not overlap, and the device has time to return between them.  At any time at most half of
-    the devices are down, and never all.
-    """
-    draws, weights = random.Random(seed), {"slow": 5, "memory": 1, "kill": 4, "freeze": 1, "leave": 2}
-    faults: list[Fault] = []
-    free = [0.0] * world_size
-    now = 0.0
-    while True:
-        now += draws.expovariate(1 / every)
-        rank = draws.randrange(world_size)
-        lasts = draws.uniform(0.3, 1.0) * every
-        if now + lasts > until:
-            return tuple(faults)
-        kind = draws.choices(kinds, [weights[kind] for kind in kinds])[0]
-        down = sum(
-            fault.kind not in WITH_FACTOR and fault.start <= now < (fault.end or 0.0) + every for fault in faults
-        )
-        if free[rank] > now or (kind not in WITH_FACTOR and (down >= max(1, world_size // 2) or world_size == 1)):
-            continue
-        free[rank] = now + lasts + every
-        factor = draws.uniform(2.0, 8.0) if kind in WITH_FACTOR else 1.0
-        faults.append(Fault(kind=kind, rank=rank, start=now, end=now + lasts, factor=factor, unit=unit))
-
-
-def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:
-    """Return a note for each fault timed after the last answer of a service; the report shows no effect of it."""
-    return tuple(
-        f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start:g} s never began: "
-        f"the stream ended after {three_figures(end_s)} s. Send more requests, or begin it earlier."
-        for fault in faults
-        if fault.start >= end_s
-    )

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from workbench import experiment
 from workbench.core.cluster import Cluster
-from workbench.core.curves import Curve, curves_of
 from workbench.core.errors import ConfigError, MissingDataError, WorkbenchError
 from workbench.core.job import Job
 from workbench.core.methods import attribute, declaration_of, methods_with, registered
@@ -33,6 +32,7 @@ from workbench.methods.training.estimates import estimated_steps
 from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import family_of
 from workbench.models.speculation import DraftChoice
+from workbench.runs.curves import Curve, curves_of
 
 Goal = Literal["time", "energy", "memory"]
 COMPUTED = "computed"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import Spec, TableCosts, opaque
-from workbench.core.division import PARTS, Direction, Division
 from workbench.core.plan import DISK, Plan
 from workbench.core.profile import LayerProfile, Profile, trainable_bytes
 from workbench.core.schedule import NONE, STEP, Op, Value
+from workbench.schedules.division import PARTS, Direction, Division
 from workbench.schedules.pieces import StepLayout, boundary_of
 from workbench.schedules.recomputation import AGAIN, INPUT, READ, Size, sizes_in_layers
 from workbench.schedules.tensor import BEGIN, END

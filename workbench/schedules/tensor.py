@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.core.division import Division
 from workbench.core.errors import ScheduleError
 from workbench.core.plan import Plan, Stage
 from workbench.core.schedule import NONE, Op, Schedule, Value, recv, send
+from workbench.schedules.division import Division
 from workbench.schedules.lowering import insert_transfers
 
 BEGIN, END = "BEGIN", "END"

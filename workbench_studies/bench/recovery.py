@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from workbench.core.catalogue import load_cluster
-from workbench.core.device_faults import FaultSchedule, parse_faults, random_faults
+from workbench.core.device_faults import FaultSchedule, parse_faults
 from workbench.core.errors import DeviceLostError
 from workbench.core.job import Job
 from workbench.core.report import Recovery, Report
@@ -26,6 +26,7 @@ from workbench.methods.base import Event
 from workbench.runtime.engines import default_pool
 from workbench_studies.bench.frame import JOBS, Figures, Progress, jobs_of, require_words
 from workbench_studies.bench.serving import REQUESTS_PER_S, serve_randomly, soak_cluster
+from workbench_studies.random_faults import random_faults
 
 CLUSTER, DEVICE, ROUNDS = "laptop-equal", 1, 3
 SAME_LOSS = 1e-3

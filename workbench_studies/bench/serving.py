@@ -12,7 +12,7 @@ from typing import Any, Literal
 import psutil
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.device_faults import Fault, FaultSchedule, random_faults
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.methods.galaxy_plus.profiles import made_up_host
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
@@ -24,6 +24,7 @@ from workbench.methods.galaxy_plus.serving.serve import serve
 from workbench.runtime.engine_starter import settle, warm_up
 from workbench.runtime.engines import EngineCluster
 from workbench_studies.bench.frame import Figures, Progress
+from workbench_studies.random_faults import random_faults
 
 SOAK_MODEL = "tiny-bert-2"
 SOAK_LENGTH = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from statistics import stdev
 from typing import Any, Literal, TypeVar
 
 from workbench.core.catalogue import data_folder
-from workbench.core.published import PaperValue, constants_of, values_of
+from workbench.core.errors import MissingDataError
+from workbench.core.published import constants_of
 from workbench.core.serial import load_or_compute, read_json
 
 Source = Literal["simulated", "executed", "computed"]
@@ -28,6 +30,8 @@ Series = dict[str, tuple[tuple[float, float], ...]]
 Progress = Callable[[str], None]
 """What a line about the progress is given to."""
 T = TypeVar("T")
+FIXED = ("value", "unit", "source")
+"""The last columns of a table's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +197,18 @@ class Settings:
         return load_or_compute(None if self.workdir is None else self.workdir / name, kind, make)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperValue:
+    """One printed value: a number, or a word such as OOM or [2-1-1].  labels: the file's own columns.  source: table,
+    figure, section.
+    """
+
+    labels: dict[str, str]
+    value: float | str
+    unit: str
+    source: str
+
+
 def spread(values: Sequence[float]) -> float | None:
     """Return the standard deviation of the sample; None for a single value."""
     return stdev(values) if len(values) > 1 else None
@@ -216,7 +232,35 @@ def read_constants(paper: str, kind: type[T], section: str = "") -> T:
 
 def paper_values(paper: str, table: str) -> tuple[PaperValue, ...]:
     """Return a table's values in the file's order.  Raises MissingDataError naming a missing or malformed file."""
-    return values_of(_file(paper, f"{table}.csv"))
+    path = _file(paper, f"{table}.csv")
+    request = f"The values of '{table}' of the paper '{paper}' were asked for."
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns = tuple(reader.fieldnames or ())
+            rows = list(reader)
+    except (OSError, csv.Error) as error:
+        raise MissingDataError(request, f"{error}.", "Reinstall.") from error
+    if columns[-len(FIXED) :] != FIXED or any(None in row or None in row.values() for row in rows):
+        raise MissingDataError(
+            request, f"'{path}' is not of the form LABELS..., {', '.join(FIXED)}.", "Fix or reinstall it."
+        )
+    return tuple(
+        PaperValue(
+            labels={column: row[column] for column in columns[: -len(FIXED)]},
+            value=_number(row["value"]),
+            unit=row["unit"],
+            source=row["source"],
+        )
+        for row in rows
+    )
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def printed(paper: str, table: str) -> Cells:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.plans import inference_plan
-from workbench.core.device_faults import Fault, FaultSchedule, random_faults
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.schedule import Op
 from workbench.methods.galaxy_plus.serving.log import Busy, Samples, ServingLog
 from workbench.methods.galaxy_plus.serving.messages import Loaded, Served, ServiceBegun, ServiceJob, UnderWay
@@ -26,6 +26,7 @@ from workbench.models.sharding import model_layout, shard_spec
 from workbench.runtime.commands import StepDone
 from workbench.runtime.context import RankContext
 from workbench_studies.bench.serving import SOAK_MODEL, soak_cluster
+from workbench_studies.random_faults import random_faults
 
 EXPECTED = {0: {0: 0.4, 1: 0.2}, 1: {0: 0.1, 1: 0.3}, 2: {0: 0.2, 1: 0.2}}
 

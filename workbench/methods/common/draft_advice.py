@@ -1,13 +1,13 @@
 """What an adviser says of drafts for texts on some devices: the acceptance from which each pays, simulated.
 
-How many guesses are right only texts can tell: it is known where it has been counted (see core.acceptances).
+How many guesses are right only texts can tell: it is known where it has been counted (see methods.common.acceptances).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.core.acceptances import Acceptance
+from workbench.methods.common.acceptances import Acceptance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from workbench.core.cluster import Device
-from workbench.core.division import PARTS, Direction, Division, measured_at, part_s
+from workbench.core.cluster import Device, Processor
 from workbench.core.errors import ConfigError, PlanError
 from workbench.core.profile import LayerProfile, Profile
 from workbench.core.units import counted
 from workbench.methods.confidant.options import AllocationName
 from workbench.planners.shares import smallest_maximum
+from workbench.schedules.division import PARTS, Direction, Division, measured_at, part_s
 
 EPSILON_STEPS = 0.5
 SIGMA_SHARE = 1e-6
@@ -121,20 +121,31 @@ def best_allocation(profile: HeadProfile) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def processors_in_order(device: Device, *, cores_first: bool) -> list[Processor]:
+    """Return a device's processors, the fastest first.
+
+    cores_first: whether groups of cores, as a real device names them, come before accelerators.
+    """
+    return sorted(
+        device.processors,
+        key=lambda processor: (cores_first and not processor.name.startswith("cores "), -processor.flops_per_s),
+    )
+
+
 def divide(
     layer: LayerProfile, device: Device, *, heads: int, columns: int, samples: int, length: int, by: AllocationName
 ) -> Division | None:
     """Return how a device's processors share its layers; None if one of them should compute everything.
 
-    layer: the layer's profile on the device's first processor, with the kinds of core.division.  The other processors
-    have separate kinds (on a real device), or are slower in proportion to their flops_per_s.
+    layer: the layer's profile on the device's first processor, with the kinds of schedules.division.  The other
+    processors have separate kinds (on a real device), or are slower in proportion to their flops_per_s.
     heads: number of groups of heads that share keys and values and are not split.  columns: number of groups of
     feed-forward columns; 0: not divided.
     P_j^k is the time of forward and backward.  Raises ConfigError for more processors than groups of heads, PlanError
     for a profile whose times decrease with more heads.
     """
     is_measured = bool(measured_at(1, layer, "HF"))
-    processors = device.processors_in_order(cores_first=is_measured)
+    processors = processors_in_order(device, cores_first=is_measured)
     if len(processors) < 2:
         return None
     if len(processors) > heads:

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from workbench.core.cluster import Cluster, Device
-from workbench.core.division import Division
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
 from workbench.core.plan import KEEP, Plan
@@ -20,7 +19,7 @@ from workbench.methods.base import Notify, Planned
 from workbench.methods.common.device_counts import publishing
 from workbench.methods.common.scaling import cached_measurement, describe_facts
 from workbench.methods.confidant.equations import compatibilities, memory_notes
-from workbench.methods.confidant.heads import divide, quickened
+from workbench.methods.confidant.heads import divide, processors_in_order, quickened
 from workbench.methods.confidant.options import ConfidantOptions
 from workbench.methods.fine_tuning.measure import measure_parts
 from workbench.methods.fine_tuning.method import FineTuning, choose_activations, pace_of_job, stage_costs
@@ -35,6 +34,7 @@ from workbench.planners.recomputation import profile_with
 from workbench.profiler.descriptions import LayerShape
 from workbench.profiler.processors import Place, pinned, place_of
 from workbench.runtime.context import RankContext
+from workbench.schedules.division import Division
 
 
 def require_known(job: Job) -> ConfidantOptions:
@@ -203,7 +203,7 @@ class Confidant(FineTuning):
         times, device = dict[str, Grid](), context.device
         if not _divides(prepared, device):
             return super().device_layers(context, prepared, refresh=refresh)
-        for number, processor in enumerate(device.processors_in_order(cores_first=True)):
+        for number, processor in enumerate(processors_in_order(device, cores_first=True)):
             place = place_of(processor.name, device.name)
             with pinned(place):
                 if not number:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from workbench.core.division import Division
 from workbench.core.schedule import Op
 from workbench.methods.fine_tuning.handlers import BackpropagationHandlers
 from workbench.methods.training.handlers import StageContext, joined, named
@@ -19,6 +18,7 @@ from workbench.models.layer_inputs import Contexts
 from workbench.models.optimization import backpropagate
 from workbench.models.sharding.trained import TrainedLayer
 from workbench.runtime.executor import Contents, Handler
+from workbench.schedules.division import Division
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from workbench.core.cluster import Cluster
 from workbench.core.costs import TableCosts
-from workbench.core.division import Division
 from workbench.core.names import FP32_BYTES
 from workbench.core.once import once_for
 from workbench.core.plan import KEEP, Plan
@@ -27,6 +26,7 @@ from workbench.models.configuration import ModelFacts
 from workbench.models.families import FAMILIES
 from workbench.runtime.executor import Contents, Handler
 from workbench.schedules.costs import Crossing, context_bytes, plan_costs
+from workbench.schedules.division import Division
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.least import BACKPROPAGATION, least_s
 from workbench.schedules.lowering import insert_transfers

@@ -71,7 +71,7 @@ def measure_parts(
     max_length: int,
     device: str | torch.device = "cpu",
 ) -> dict[str, Grid]:
-    """Return the seconds of a layer's heads and columns, all together and for one group (see core.division).
+    """Return the seconds of a layer's heads and columns, all together and for one group (see schedules.division).
 
     device: a torch device, which gets its input from the host and returns its result to it, as in a run.
     """

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import ClassVar
 
 from workbench.core.cluster import Device
-from workbench.core.division import Division
 from workbench.core.plan import Stage
 from workbench.core.virtual_workers import VersionRule, delay_of
 from workbench.methods.common.rank_results import RankResult
@@ -33,6 +32,7 @@ from workbench.models.techniques import TechniqueConfig, TechniqueStage
 from workbench.runtime.executor import Handler
 from workbench.runtime.memory import read_memory
 from workbench.runtime.snapshot import SMALL_BYTES
+from workbench.schedules.division import Division
 from workbench.schedules.tensor import stream_of
 
 

@@ -11,11 +11,11 @@ import plotly.graph_objects as go
 
 from workbench.core.catalogue import data_folder, load_device
 from workbench.core.cluster import Cluster
-from workbench.core.curves import curves_in
 from workbench.core.job import Job
 from workbench.core.serial import from_json, to_json
 from workbench.core.summary import energy_j
 from workbench.plots.style import CYCLE, DARK_GREY, SYMBOLS, finish
+from workbench.runs.curves import curves_in
 from workbench_studies.papers.compare.runs import Ways, report_of
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item

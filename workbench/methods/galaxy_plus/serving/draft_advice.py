@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from workbench.core.acceptances import acceptance_of
 from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.profile import Profile
+from workbench.methods.common.acceptances import acceptance_of
 from workbench.methods.common.draft_advice import DraftAdvice, DraftOffer
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import System

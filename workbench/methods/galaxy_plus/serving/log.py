@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from workbench.core.cluster import Cluster
+from workbench.core.device_faults import Fault
 from workbench.core.inference import InferencePlan
+from workbench.core.units import three_figures
 from workbench.methods.galaxy_plus.serving.records import (
     DeviceSample,
     EventKind,
@@ -176,3 +179,13 @@ def _parts(plan: InferencePlan) -> InferencePlan:
     """Return a plan without its cost, with rounded shares."""
     shares = tuple(round(share, 9) for share in plan.shares)
     return replace(plan, method="", shares=shares, length=0, predicted_s=0.0, notes=())
+
+
+def never_begun(faults: Sequence[Fault], cluster: Cluster, end_s: float) -> tuple[str, ...]:
+    """Return a note for each fault timed after the last answer of a service; the report shows no effect of it."""
+    return tuple(
+        f"The fault '{fault.kind}' of {cluster.devices[fault.rank].name} at {fault.start:g} s never began: "
+        f"the stream ended after {three_figures(end_s)} s. Send more requests, or begin it earlier."
+        for fault in faults
+        if fault.start >= end_s
+    )

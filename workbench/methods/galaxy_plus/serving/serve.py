@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from workbench.core.cluster import Cluster
-from workbench.core.device_faults import Fault, FaultSchedule, never_begun
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.inference import InferencePlan
 from workbench.core.job import Fidelity
@@ -26,7 +26,7 @@ from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog, never_begun
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from workbench.core.cluster import Cluster, Factors
-from workbench.core.device_faults import Fault, FaultSchedule, never_begun
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.memory import equal_layers
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog, never_begun
 from workbench.methods.galaxy_plus.serving.messages import (
     BlockReport,
     Loaded,
