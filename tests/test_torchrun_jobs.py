@@ -53,6 +53,7 @@ from workbench.core.job import Job
 from workbench.core.plan import Plan
 from workbench.core.profile import Grid
 from workbench.core.serial import from_json
+from workbench.experiment import run
 from workbench.methods.confidant.method import Confidant
 equal = Grid(batch_sizes=(1,), sequence_lengths=(8,), seconds=((1.0,),))
 Confidant.host_parts = lambda *given, **settings: {one + way: equal for one in "HC" for way in "FB"}
@@ -62,7 +63,7 @@ def all_jobs(obj):
     command(obj=obj, standalone_mode=False)
     for name in ("queries", "whole", "shared"):
         job, plan = (from_json(Path(f"{name}_{kind.__name__}.json").read_text(), kind) for kind in (Job, Plan))
-        done = torchrun.run(job, obj.cluster, "execute", workdir=Path(f"folder_{name}"), chosen_plan=plan, engines=obj)
+        done = run(job, obj.cluster, "execute", workdir=Path(f"folder_{name}"), chosen_plan=plan, engines=obj)
         done.write(f"{name}_report.json")
 
 torchrun.app = all_jobs

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,32 +30,28 @@ from workbench.cli.job import (
 )
 from workbench.cli.kit import kit
 from workbench.cli.output import (
-    INTERRUPTED,
     Commands,
     Json,
     Png,
     RunProgress,
-    next_steps,
     print_entry,
     print_json,
     print_text,
     say,
     show_plan,
-    summary,
 )
 from workbench.cli.predict import evaluate, predict, push
 from workbench.cli.report import report
+from workbench.cli.run import run_and_show
 from workbench.cli.runs import runs
 from workbench.cli.schedule import schedule
 from workbench.cli.serve import ServeCommand, serve
 from workbench.cli.sweep import compare, sweep
 from workbench.core.catalogue import load_cluster
-from workbench.core.errors import ConfigError, WriteError
+from workbench.core.errors import ConfigError
 from workbench.core.files import require_writable
 from workbench.core.job import Fidelity, Job, Mode, Tracker
-from workbench.core.methods import declaration_of
 from workbench.core.report import Report
-from workbench.methods.base import Event
 
 app = typer.Typer(
     cls=Commands,
@@ -167,7 +163,7 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
 @takes_job(*SIMULATED_FIELDS)
 def simulate(job: Job, cluster: ClusterName = CLUSTER, report: ReportFile = None, as_json: Json = False) -> None:
     """Run a job in virtual time: what would it take on these devices?"""
-    _run(job, cluster, "simulate", report, as_json)
+    run_and_show(job, load_cluster(cluster), "simulate", report, as_json)
 
 
 @takes_job(*ALL_FIELDS)
@@ -183,58 +179,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model on a cluster, simulated or executed, and write the Report."""
-    _run(job, cluster, mode, report, as_json, track, workdir=workdir, resume=resume, fidelity=fidelity)
-
-
-def _run(
-    job: Job, cluster: str, mode: Mode, path: Path | None, as_json: bool, track: Tracker = "none", **settings: Any
-) -> None:
-    require_writable(path)
     described = load_cluster(cluster)
-    from workbench.experiment import run as run_job
-    from workbench.runs.tracking import Tracking
-
-    stages: set[str] = set()
-    try:
-        with Tracking(track, job, described, mode) as tracking, RunProgress(job, described) as progress:
-
-            def take(event: Event) -> None:
-                stages.add(event.stage)
-                tracking.update(event)
-                progress.update(event)
-
-            report = run_job(job, described, mode, progress=take, **settings)
-            tracking.finish(report)
-    except KeyboardInterrupt:
-        has_begun = "train" in stages or settings.get("resume")  # before, its folder holds no run
-        can_resume = mode == "execute" and declaration_of(job.method).trains and has_begun
-        say(
-            "Interrupted. To go on where it stopped, give the same command with --resume."
-            if can_resume
-            else "Interrupted."
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    unwritten: WriteError | None = None
-    if path is not None:
-        try:
-            report.write(path)
-        except WriteError as error:  # the disk has filled up meanwhile: what came out is still worth telling
-            unwritten = error
-    if as_json and unwritten is None:
-        print_json(report)
-    else:
-        (print_text if unwritten is None else say)(summary(report))
-        if unwritten is not None:
-            resumes = report.mode == "execute" and report.plan.inference is None
-            raise WriteError(
-                unwritten.asked, unwritten.found, f"{unwritten.todo}{' Repeat with --resume.' * resumes}"
-            ) from unwritten
-        if path is not None:
-            print_text(f"Report      {path}")
-        if tracking.shown:
-            print_text(f"Tracked     {tracking.shown}")
-        if following := next_steps(report, path):
-            print_text(following)
+    run_and_show(job, described, mode, report, as_json, track, workdir=workdir, resume=resume, fidelity=fidelity)
 
 
 GROUPS = {

@@ -11,23 +11,23 @@ import os
 import sys
 import uuid
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from workbench.assets.fetch import cache_folder
 from workbench.cli.job import ALL_FIELDS, CLUSTER, ClusterName, ReportFile, takes_job
-from workbench.cli.output import USER_ERROR, Commands, Json, RunProgress, print_json, print_text, report_error, summary
+from workbench.cli.output import USER_ERROR, Commands, Json, report_error
+from workbench.cli.run import run_and_show
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.files import make_folder
 from workbench.core.job import Job
 from workbench.core.plan import Plan
-from workbench.core.report import Report
 from workbench.core.serial import read_json
-from workbench.experiment import run, run_name
+from workbench.experiment import run_name
 from workbench.methods.calls import CALLS
 from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_file
 
@@ -70,48 +70,15 @@ def command(
         job = read_json(job_file, Job, "the job")
     plan = None if plan_file is None else read_json(plan_file, Plan, "the plan")
     described = load_cluster(cluster)
-    run_report = lead(context.obj, job, described, plan=plan, workdir=workdir, local_folder=local_folder, resume=resume)
-    if report is not None:
-        run_report.write(report)
-    if as_json:
-        print_json(run_report)
-    else:
-        print_text(summary(run_report))
-
-
-def lead(
-    engines: TorchrunEngines,
-    job: Job,
-    cluster: Cluster,
-    *,
-    plan: Plan | None = None,
-    workdir: Path | None = None,
-    local_folder: Path | None = None,
-    resume: bool = False,
-) -> Report:
-    """Run a job from rank 0 and return its Report.
-
-    Raises ConfigError if the number of devices in the cluster differs from the number of torchrun processes, or if a
-    machine cannot see workdir.
-    """
-    own_folder = "" if local_folder is None else str(local_folder / run_name(job, cluster))
-    engines.lead(cluster, own_folder)
-    folder = workdir or cache_folder() / "runs" / run_name(job, cluster)
-    _require_shared(engines, cluster, folder)
-    with RunProgress(job, cluster) as progress:
-        report = run(
-            job,
-            cluster,
-            "execute",
-            progress=progress.update,
-            workdir=folder,
-            resume=resume,
-            chosen_plan=plan,
-            engines=engines,
-        )
+    own_folder = "" if local_folder is None else str(local_folder / run_name(job, described))
+    engines: TorchrunEngines = context.obj
+    engines.lead(described, own_folder)
+    folder = workdir or cache_folder() / "runs" / run_name(job, described)
+    _require_shared(engines, described, folder)
+    settings: dict[str, Any] = {"workdir": folder, "resume": resume, "chosen_plan": plan, "engines": engines}
+    run_and_show(job, described, "execute", report, as_json, **settings)
     if own_folder:
         engines.run(remove_own_files, [None] * engines.world_size)
-    return report
 
 
 def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) -> None:

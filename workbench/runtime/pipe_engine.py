@@ -357,15 +357,14 @@ class Engine:
 def _own_interface() -> str:
     """Return the network interface at whose address the laptop has logged in, or the loopback."""
     ends = os.environ.get("SSH_CONNECTION", "").split()
-    address = ends[2] if len(ends) == 4 else ""
-    interfaces = [
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if any(entry.address == address for entry in addresses)
-    ]
-    return (
-        interfaces[0] if interfaces else next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    )
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+    return (interface_at(ends[2]) if len(ends) == 4 else "") or loopback
+
+
+def interface_at(address: str) -> str:
+    """Return the network interface of this machine that has an address, '' if none has."""
+    every = psutil.net_if_addrs().items()
+    return next((name for name, entries in every if any(entry.address == address for entry in entries)), "")
 
 
 def require_wireguard(interface: str) -> None:

@@ -26,7 +26,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -38,7 +37,7 @@ from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import PipeSlot
 from workbench.runtime.frames import FILE_CHUNK, foreign
 from workbench.runtime.messages import CallTable
-from workbench.runtime.pipe_engine import Engine
+from workbench.runtime.pipe_engine import Engine, interface_at
 
 BEAT_S, SILENT_S = 5.0, 60.0
 """An idle rank sends a sign of life after some seconds; one that is silent for longer is lost."""
@@ -51,6 +50,28 @@ _END = -1
 """Sent instead of the size of what follows."""
 
 
+class Peer:
+    """Another rank in the gloo group of all ranks.  A rank that does not take or send for SILENT_S raises
+    RuntimeError.
+    """
+
+    def __init__(self, group: Any, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send a tensor, and wait until the other rank takes it."""
+        self._group.send([tensor], self._rank, 0).wait(timedelta(seconds=SILENT_S))
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Wait for the values of a tensor of this shape and type, and return it."""
+        self._group.recv([tensor], self._rank, 0).wait(timedelta(seconds=SILENT_S))
+        return tensor
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
 class Line:
     """Forwards the bytes of a socket to another rank, and that rank's bytes into the socket.
 
@@ -58,7 +79,7 @@ class Line:
     """
 
     def __init__(self, group: Any, peer: int, end: socket.socket, lost: Callable[[str], None]) -> None:
-        self._group, self._peer, self._end, self._lost = group, peer, end, lost
+        self._peer, self._end, self._lost = Peer(group, peer), end, lost
         self._threads = [in_background(work) for work in (self._send, self._receive)]
 
     def join(self) -> None:
@@ -74,27 +95,17 @@ class Line:
                 waiting = select.select([self._end], [], [], BEAT_S)[0]
                 data = self._end.recv(FILE_CHUNK) if waiting else b""
                 size = _END if waiting and not data else len(data)
-                self._group.send([torch.tensor([size])], self._peer, 0).wait(timedelta(seconds=SILENT_S))
+                self._peer.send(torch.tensor([size]))
                 if data:
-                    self._group.send([torch.frombuffer(bytearray(data), dtype=torch.uint8)], self._peer, 0).wait(
-                        timedelta(seconds=SILENT_S)
-                    )
+                    self._peer.send(_as_tensor(data))
 
     def _receive(self) -> None:
         try:
-            size = torch.zeros(1, dtype=torch.int64)
-            while True:
-                self._group.recv([size], self._peer, 0).wait(timedelta(seconds=SILENT_S))
-                if int(size) == _END:
-                    break
-                if not 0 <= int(size) <= FILE_CHUNK:
-                    raise foreign(
-                        "a part of a frame", f"it has {int(size):,} bytes, at most {FILE_CHUNK:,} are allowed"
-                    )
-                if int(size):  # otherwise a sign of life
-                    data = torch.empty(int(size), dtype=torch.uint8)
-                    self._group.recv([data], self._peer, 0).wait(timedelta(seconds=SILENT_S))
-                    self._end.sendall(data.numpy())
+            while (size := int(self._peer.receive(torch.zeros(1, dtype=torch.int64)))) != _END:
+                if not 0 <= size <= FILE_CHUNK:
+                    raise foreign("a part of a frame", f"it has {size:,} bytes, at most {FILE_CHUNK:,} are allowed")
+                if size:  # otherwise a sign of life
+                    self._end.sendall(self._peer.receive(torch.empty(size, dtype=torch.uint8)).numpy())
         except MessageError as error:
             self._lost(error.found)
         except (RuntimeError, OSError) as error:
@@ -161,7 +172,7 @@ class TorchrunEngines(Engines):
         self.slots: list[RankSlot] = []
         self._local_folder = ""
         peers = range(1, world_size) if rank == 0 else (0,)
-        self._offsets_s = {peer: _met(group, rank, peer) for peer in peers}
+        self._offsets_s = {peer: _met(Peer(group, peer), rank, peer) for peer in peers}
 
     @classmethod
     def join(cls, calls: CallTable, timeout_s: float = 60.0) -> TorchrunEngines:
@@ -291,7 +302,7 @@ def torchrun_rank() -> tuple[int, int]:
         ) from None
 
 
-def _met(group: Any, rank: int, peer: int) -> float:
+def _met(other: Peer, rank: int, peer: int) -> float:
     """Meet another rank; one of the two is rank 0.  Check that the other knows the secret, and compare clocks.
 
     Return, on rank 0, the offset from the other's monotonic clock to rank 0's, in seconds, from the fastest of several
@@ -300,11 +311,13 @@ def _met(group: Any, rank: int, peer: int) -> float:
     """
 
     def exchanged(content: bytes) -> bytes:
-        other = torch.empty(len(content), dtype=torch.uint8)
-        sends = group.send([torch.frombuffer(bytearray(content), dtype=torch.uint8)], peer, 0)
-        group.recv([other], peer, 0).wait()
-        sends.wait()
-        return other.numpy().tobytes()
+        received = torch.empty(len(content), dtype=torch.uint8)
+        if rank:
+            other.receive(received)
+        other.send(_as_tensor(content))
+        if not rank:
+            other.receive(received)
+        return received.numpy().tobytes()
 
     secret = os.environ.get("WORKBENCH_SECRET", "").encode()
     mine = secrets.token_bytes(32)
@@ -318,12 +331,12 @@ def _met(group: Any, rank: int, peer: int) -> float:
     clock, offset_s, shortest_s = torch.zeros(1, dtype=torch.float64), 0.0, float("inf")
     for _ in range(_CLOCK_ROUNDS):
         if rank:
-            group.recv([clock], peer, 0).wait()
-            group.send([clock.fill_(time.monotonic())], peer, 0).wait()
+            other.receive(clock)
+            other.send(clock.fill_(time.monotonic()))
             continue
         begin_s = time.monotonic()
-        group.send([clock], peer, 0).wait()
-        group.recv([clock], peer, 0).wait()
+        other.send(clock)
+        other.receive(clock)
         end_s = time.monotonic()
         if end_s - begin_s < shortest_s:
             shortest_s, offset_s = end_s - begin_s, (begin_s + end_s) / 2 - clock.item()
@@ -349,13 +362,9 @@ def remove_own_files(context: RankContext, payload: None) -> None:
         folder.parent.parent.rmdir()
 
 
-def _interface_towards(address: str) -> str | None:
-    """Return the network interface from which this machine reaches an address.  None if unknown."""
+def _interface_towards(address: str) -> str:
+    """Return the network interface from which this machine reaches an address, '' if unknown."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
-        own_address = probe.getsockname()[0]
-        return next(
-            (name for name, ends in psutil.net_if_addrs().items() if any(end.address == own_address for end in ends)),
-            None,
-        )
-    return None
+        return interface_at(probe.getsockname()[0])
+    return ""
