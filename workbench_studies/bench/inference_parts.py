@@ -26,6 +26,7 @@ from workbench.core.timeline import late_share_of
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, layer_flops, scaled_to, stack_sizes
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
+from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import measure_host
 from workbench.methods.galaxy_plus.session import SessionSetup
@@ -185,8 +186,9 @@ def planning_point(progress: Progress) -> Figures:
             ours = galaxy_plus.plan(problem)
             seconds.append(time.perf_counter() - begin_s)
         try:
-            printed = galaxy_plus.price_plan(galaxy_plus.algorithm_1(problem), profile, cluster).layers_s
-            gain = printed / galaxy_plus.price_plan(ours, profile, cluster).layers_s
+            price = Equation9(profile, cluster, galaxy_plus.lengths_of(problem))
+            printed_s = price(cut_of(galaxy_plus.algorithm_1(problem), profile))
+            gain = printed_s / price(cut_of(ours, profile))
         except PlanError:
             gain = None
         points[name] = {

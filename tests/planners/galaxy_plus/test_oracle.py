@@ -8,9 +8,10 @@ from galaxy_plus_builders import check_inference, inference_needs, instance, seq
 from tests.clusters import with_devices
 from workbench.core.errors import ConfigError
 from workbench.core.medium import Medium
-from workbench.methods.galaxy_plus.planners import oracle, price_plan
+from workbench.methods.galaxy_plus.planners import oracle
 from workbench.methods.galaxy_plus.planners.equation9 import Cut
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 TINY = replace(shape(2, 3, unit_width=4, columns=4), layer_bytes=0)

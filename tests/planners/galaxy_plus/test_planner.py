@@ -10,10 +10,11 @@ from tests.plans import inference_plan
 from workbench.core.cluster import Cluster, Link
 from workbench.core.errors import ConfigError, PlanError
 from workbench.methods.galaxy_plus.costs import analytic_from, end_bytes, stack_sizes
-from workbench.methods.galaxy_plus.planners import algorithm_1, check, oracle, plan, plans, price_plan
+from workbench.methods.galaxy_plus.planners import algorithm_1, check, oracle, plan, plans
 from workbench.methods.galaxy_plus.planners.search import Search
 from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, tune
 from workbench.profiler.descriptions import describe
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 
 
 @pytest.mark.parametrize("first", range(0, 12, 3))

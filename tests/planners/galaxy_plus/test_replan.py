@@ -4,8 +4,9 @@ import pytest
 from galaxy_plus_builders import check_inference, instance, sequence, shape
 
 from workbench.core.errors import PlanError
-from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, plan, price_plan
+from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, algorithm_1, plan
 from workbench.methods.galaxy_plus.prices import replan
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 
 STACK = shape(6, 12, unit_width=16)
 

@@ -13,7 +13,6 @@ from workbench.methods.galaxy_plus.planners import (
     LayerTimes,
     all_gather_s,
     capacity,
-    price_plan,
     stack_lengths,
     terms,
 )
@@ -21,6 +20,7 @@ from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.terms import hop_lines, ring_s
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 
 STACK = StackShape(
     num_layers=3, num_units=4, hidden_size=8, columns=16, unit_bytes=10, column_bytes=5, hidden_bytes=100

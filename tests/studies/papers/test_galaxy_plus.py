@@ -14,11 +14,11 @@ from workbench.core.cluster import Link
 from workbench.core.device_faults import Fault
 from workbench.core.serial import from_json, to_json
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.planners import price_plan
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.papers import Result, Settings, find_item, items_of
 from workbench_studies.papers.galaxy_plus import counted, environments, scaling, speedups, straggler
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 from workbench_studies.papers.galaxy_plus.systems import (
     EDGESHARD,
     GALAXY,

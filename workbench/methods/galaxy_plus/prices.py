@@ -300,4 +300,5 @@ def replan(
         ways: dict[str, Any] = {"overlap": old.overlap or old.num_positions == 1, "both_ways": old.both_ways}
         return tune(problem, plans, price, portal=portal, tries=10, tile_tokens=old.tile_tokens, **ways)
     plan = planner(problem)
-    return replace(plan, tile_tokens=old.tile_tokens, both_ways=old.both_ways and plan.paradigm == "hybrid")
+    plan = replace(plan, tile_tokens=old.tile_tokens, both_ways=old.both_ways and plan.paradigm == "hybrid")
+    return plan if price is None else replace(plan, predicted_s=price(plan))

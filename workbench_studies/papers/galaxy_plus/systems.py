@@ -21,6 +21,7 @@ from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
 from workbench.planners import Problem
+from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
 from workbench_studies.papers.result import OOM
 
@@ -37,9 +38,9 @@ def printed_s(
     lengths: tokens of each stack.  handling_s_per_byte: by rank, the processor time for a byte sent while a product is
     computed, because the device has no other processor to handle it.
 
-    Baselines, and plans without overlap, overlap nothing (methods.galaxy_plus.planners.price_plan).
+    Baselines, and plans without overlap, overlap nothing (see price_plan).
     """
-    priced = galaxy_plus.price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
+    priced = price_plan(plan, profile, cluster, length=lengths[0], decoder_length=lengths[-1])
     if plan.paradigm != "hybrid" or not plan.overlap:
         return priced.total_s
     total, first = priced.ends_s, 0

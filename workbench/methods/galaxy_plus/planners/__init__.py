@@ -13,7 +13,6 @@ from workbench.methods.galaxy_plus.planners.baselines import (
 )
 from workbench.methods.galaxy_plus.planners.memory import check, needs
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan, plans
-from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.programme import oracle
 from workbench.methods.galaxy_plus.planners.terms import (
     LayerTimes,

@@ -1,7 +1,7 @@
 """Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy,
 EdgeShard.
 
-Each returns a plan, or raises PlanError if it does not fit.
+Each returns a plan without its seconds, which a simulation gives, or raises PlanError if it does not fit.
 
 EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and
 stores the path to it: used devices and their memory follow from that.  It is exact where memory does not force a
@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -24,34 +23,29 @@ from workbench.core.proportions import proportional_parts
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.memory import check, layer_needs, least_missing
 from workbench.methods.galaxy_plus.planners.planner import algorithm_1, plan
-from workbench.methods.galaxy_plus.planners.pricing import price_plan
-from workbench.methods.galaxy_plus.planners.terms import LayerTimes, boundary_bytes, ends_s, lengths_of
+from workbench.methods.galaxy_plus.planners.terms import LayerTimes, boundary_bytes, capacity, ends_s, lengths_of
 from workbench.planners.problem import Problem
 
 InferencePlanner = Callable[[Problem[InferenceProfile]], InferencePlan]
 """Returns a plan for one sequence.  Raises PlanError, naming device and bytes, if none fits."""
 
 
-def _finished(plan: InferencePlan, problem: Problem[InferenceProfile]) -> InferencePlan:
-    """Return a plan with its predicted time.  Raises PlanError if it does not fit."""
-    check(problem, plan)
-    return replace(
-        plan,
-        predicted_s=price_plan(plan, problem.profile, problem.cluster, decoder_length=problem.decoder_length).total_s,
-    )
-
-
 def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     """Return the plan of one device, the fastest on which the model fits.  Raises PlanError for the largest device if
     it fits on none.
     """
-    layers, length = (problem.profile.num_layers,), lengths_of(problem)[0]
+    profile, lengths = problem.profile, lengths_of(problem)
+    layers = (profile.num_layers,)
 
     def single(rank: int) -> InferencePlan:
-        whole = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=length)
-        return _finished(whole, problem)
+        whole = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths[0])
+        check(problem, whole)
+        return whole
 
-    return min(problem.alone(single), key=lambda plan: plan.predicted_s)
+    def alone_s(plan: InferencePlan) -> float:
+        return profile.num_layers / capacity(profile, plan.ranks[0], lengths) + ends_s(profile, plan.ranks[0], lengths)
+
+    return min(problem.alone(single), key=alone_s)
 
 
 def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
@@ -77,7 +71,8 @@ def megatron_lm(problem: Problem[InferenceProfile]) -> InferencePlan:
     plan = InferencePlan(
         method="megatron_lm", paradigm="tensor", ranks=ranks, units=parts, columns=columns, length=length
     )
-    return _finished(plan, problem)
+    check(problem, plan)
+    return plan
 
 
 def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
@@ -94,7 +89,8 @@ def sequence_parallel(problem: Problem[InferenceProfile]) -> InferencePlan:
         )
     shares = (1.0,) * len(ranks)
     plan = InferencePlan(method="sequence_parallel", paradigm="sequence", ranks=ranks, shares=shares, length=lengths[0])
-    return _finished(plan, problem)
+    check(problem, plan)
+    return plan
 
 
 galaxy: InferencePlanner = partial(algorithm_1, substitute=False, method="galaxy")
@@ -118,7 +114,8 @@ def edgeshard(problem: Problem[InferenceProfile]) -> InferencePlan:
     plan = InferencePlan(
         method="edgeshard", paradigm="pipeline", ranks=ranks, layers=layers, length=problem.sequence_length
     )
-    return _finished(plan, problem)
+    check(problem, plan)
+    return plan
 
 
 class _Paths:

@@ -18,6 +18,7 @@ from workbench.methods.galaxy_plus.planners.terms import (
     Line,
     air_slopes,
     all_gather_s,
+    ends_s,
     hop_lines,
     num_blocks,
     ring_s,
@@ -75,6 +76,12 @@ class Equation9:
                 shape.num_layers * (mha[stack] + con) + p * tensor[stack] + q * sequence + rings * (gather + scatter)
             )
         return total_s
+
+    def total_s(self, cut: Cut) -> float:
+        """Return the seconds of all layers and of both ends: embedding, head, and the transfer of tokens to their
+        devices and back, which Eq. 6-7 leave out.
+        """
+        return self(cut) + self.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
 
     def ways_s(self, cut: Cut) -> float:
         """Return the seconds to send tokens to their devices and back, and to gather the first stack's output for a

@@ -19,9 +19,8 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.inference import InferencePlan
 from workbench.core.proportions import proportional_parts
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
-from workbench.methods.galaxy_plus.planners.equation9 import Cut, cut_of
+from workbench.methods.galaxy_plus.planners.equation9 import Cut, Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.memory import check, least_missing, needs, part_bytes
-from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.programme import PlanLP
 from workbench.methods.galaxy_plus.planners.search import MOST_POSITIONS, Ranks, Search
 from workbench.methods.galaxy_plus.planners.terms import capacity, lengths_of
@@ -110,7 +109,7 @@ def algorithm_1(
             if min(spare_bytes(more)) < 0:
                 break
             plan = more
-    return replace(plan, predicted_s=price_plan(plan, profile, cluster, decoder_length=problem.decoder_length).total_s)
+    return replace(plan, predicted_s=Equation9(profile, cluster, lengths_of(problem)).total_s(cut_of(plan, profile)))
 
 
 def plan(problem: Problem[InferenceProfile], **settings: Any) -> InferencePlan:

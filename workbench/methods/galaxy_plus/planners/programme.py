@@ -19,9 +19,8 @@ import numpy as np
 from workbench.core.errors import ConfigError
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
-from workbench.methods.galaxy_plus.planners.equation9 import Cut
+from workbench.methods.galaxy_plus.planners.equation9 import Cut, Equation9
 from workbench.methods.galaxy_plus.planners.memory import check, part_bytes, room_bytes
-from workbench.methods.galaxy_plus.planners.pricing import price_plan
 from workbench.methods.galaxy_plus.planners.terms import (
     LayerTimes,
     Line,
@@ -230,9 +229,10 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
             f"The optimum for '{profile.model}' was asked for.",
             "Its two stacks differ in units, columns or tokens, so that one partition does not determine the "
             "other linearly.",
-            "Compare plans by price_plan instead.",
+            "Compare plans by their simulated seconds instead.",
         )
     programme = PlanLP(problem, chosen, room_bytes(problem, chosen))
+    price = Equation9(profile, problem.cluster, lengths_of(problem))
     numbers = list(itertools.product(*(range(shape.num_layers + 1) for shape in stacks)))
     relaxed = [(programme.solve(q), q) for q in numbers]
     waiting = sorted((solution.fun, q) for solution, q in relaxed if solution.x is not None)
@@ -254,12 +254,10 @@ def oracle(problem: Problem[InferenceProfile]) -> Optimum | None:
             unsolved += 1
             continue
         units, columns, tokens = (tuple(int(count) for count in np.rint(part)) for part in programme.parts(solution.x))
-        plan = hybrid_plan("oracle", profile, Cut(chosen, units, columns, tokens, q))
-        value = price_plan(
-            plan, profile, problem.cluster, length=problem.sequence_length, decoder_length=problem.decoder_length
-        ).layers_s
+        cut = Cut(chosen, units, columns, tokens, q)
+        value = price(cut)
         if best is None or value < best[0]:
-            best = value, plan
+            best = value, hybrid_plan("oracle", profile, cut)
     if best is None and unsolved:
         raise ConfigError(
             f"The optimum for '{profile.model}' was asked for.",

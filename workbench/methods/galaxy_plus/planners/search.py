@@ -15,7 +15,7 @@ from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.planners.equation9 import Cut, Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.memory import needs, part_bytes, room_bytes
 from workbench.methods.galaxy_plus.planners.programme import hybrid_plan
-from workbench.methods.galaxy_plus.planners.terms import Line, capacity, ends_s, lengths_of
+from workbench.methods.galaxy_plus.planners.terms import Line, capacity, lengths_of
 from workbench.planners.memory import fits
 from workbench.planners.problem import Problem
 
@@ -87,8 +87,7 @@ class Search:
         """
         plan, several = hybrid_plan(self.method, self.profile, cut), len(cut.ranks)
         if like is None:
-            ends = self._pricer.ways_s(cut) + ends_s(self.profile, cut.ranks[0], self.lengths)
-            return replace(plan, predicted_s=self.seconds(cut) + ends)
+            return replace(plan, predicted_s=self._pricer.total_s(cut))
         parts = {name: getattr(plan, name) for name in ("ranks", "units", "columns", "shares", "schemes")}
         return replace(like, **parts, overlap=like.overlap and several > 1, both_ways=like.both_ways and several > 2)
 

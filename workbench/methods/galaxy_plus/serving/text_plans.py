@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from workbench.core.cluster import Cluster
@@ -10,6 +11,7 @@ from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.options import System
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS
 from workbench.methods.galaxy_plus.planners.terms import problem_for
+from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.serving.rescheduler import Planner
 from workbench.methods.galaxy_plus.serving.serve import planner_of
 from workbench.models.sharding import LayoutFacts, ModelLayout
@@ -40,5 +42,7 @@ def text_planner(
     fits on no devices.
     """
     if first is None and system != "galaxy_plus":
-        first = INFERENCE_SYSTEMS[system](problem_for(profile, cluster, lengths, **KEPT))
+        problem = problem_for(profile, cluster, lengths, **KEPT)
+        first = INFERENCE_SYSTEMS[system](problem)
+        first = replace(first, predicted_s=SequencePrice(problem)(first))
     return planner_of(profile, cluster, lengths, first=first, **KEPT)

@@ -1,5 +1,5 @@
-"""Predict the seconds of one sequence under a plan in closed form: Eq. 6-7 for Galaxy+'s plans, and the same terms for
-the baselines (Galaxy+, section III-C).
+"""The seconds of one sequence under a plan in closed form: Eq. 6-7 for Galaxy+'s plans, and the same terms for the
+baselines of the paper's tables (Galaxy+, section III-C).
 """
 
 from __future__ import annotations
