@@ -6,11 +6,12 @@ from pathlib import Path
 from tests.plans import plan_of, stage
 from workbench.core import Job, Stage
 from workbench.core.cluster import Cluster
+from workbench.core.names import TrainedKind
 from workbench.core.profile import LayerProfile, Profile
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.pac_plus.epochs import save_initial
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob
-from workbench.models.adapter_config import Kind, ParallelAdapterConfig
+from workbench.models.adapter_config import ParallelAdapterConfig
 from workbench.models.evaluation import calibrate, set_statistics
 from workbench.models.parallel_adapter import ParallelAdapter
 from workbench.models.quantization import QuantizationConfig
@@ -40,7 +41,7 @@ def made_up_split(
     *,
     start_id: int | None = None,
     words: tuple[tuple[int, ...], ...] = (),
-    kind: Kind = "classification",
+    kind: TrainedKind = "classification",
 ) -> TokenizedSplit:
     """Return samples of 3 to 19 tokens with labels by chance.
 
@@ -71,13 +72,13 @@ def made_up_split(
 WORDS = ((11, 12, 1), (13, 1))
 
 
-def split_for(stack: LayerStack, count: int, kind: Kind = "classification") -> TokenizedSplit:
+def split_for(stack: LayerStack, count: int, kind: TrainedKind = "classification") -> TokenizedSplit:
     """Return samples that suit a backbone and a target: with label words for sequence-to-sequence."""
     words = WORDS if kind == "sequence_to_sequence" else ()
     return made_up_split(count, start_id=stack.decoder_start_id, words=words, kind=kind)
 
 
-def adapter_config(stack: LayerStack, kind: Kind = "classification") -> ParallelAdapterConfig:
+def adapter_config(stack: LayerStack, kind: TrainedKind = "classification") -> ParallelAdapterConfig:
     """Return the shape of an adapter for a backbone."""
     return ParallelAdapterConfig(
         hidden_size=stack.hidden_size,
@@ -92,7 +93,7 @@ def adapter_config(stack: LayerStack, kind: Kind = "classification") -> Parallel
     )
 
 
-def initial_adapter(stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification") -> ParallelAdapter:
+def initial_adapter(stack: LayerStack, split: TokenizedSplit, kind: TrainedKind = "classification") -> ParallelAdapter:
     """Return a calibrated adapter: without calibration the random models' small activations make the side network
     ill-conditioned."""
     adapter = ParallelAdapter(adapter_config(stack, kind))
@@ -114,7 +115,7 @@ def make_rank_job(
     cache_dtype: str = "float32",
     start_epoch: int = 0,
     batch_size: int = 8,
-    kind: Kind = "classification",
+    kind: TrainedKind = "classification",
     quantization: QuantizationConfig = FLOAT32,
 ) -> PacPlusRankJob:
     """Return a job of mini-batches of 8 in 2 micro-batches, its initial adapter written to the folder."""

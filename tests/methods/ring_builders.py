@@ -17,6 +17,7 @@ from tests.methods.one_process import run_program
 from tests.models.helpers import technique_part
 from tests.plans import staged_plan
 from workbench.core import Cluster, Job, Link, Plan
+from workbench.core.names import TrainedKind
 from workbench.core.schedule import Value
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.ringada.options import RingAdaOptions, Unfreezing
@@ -24,7 +25,6 @@ from workbench.methods.ringada.phases import RingPhase
 from workbench.methods.ringada.prepare import Policy
 from workbench.methods.ringada.rank_job import RingRankJob, Round, RoundShape
 from workbench.methods.ringada.schedule import Iteration
-from workbench.models.adapter_config import Kind
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_stack, load_tokenizer
 from workbench.models.optimization import learning_rate_at
@@ -57,7 +57,7 @@ def ring_job(
     epochs: int = 2,
     samples: int = 45,
     local_iterations: int = 2,
-    kind: Kind = "classification",
+    kind: TrainedKind = "classification",
     cache: bool = False,
     federated: bool = False,
     parallel: bool = False,

@@ -33,6 +33,7 @@ from tests.plans import plan_of, stage
 from tests.weights import same_weights
 from workbench.core import Job, Stage
 from workbench.core.errors import ConfigError
+from workbench.core.names import TrainedKind
 from workbench.core.program import Program
 from workbench.methods import load_method
 from workbench.methods.fine_tuning.compute import StageCompute
@@ -45,7 +46,6 @@ from workbench.methods.pac_plus.prepare import whole_taps
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs
 from workbench.methods.training.handlers import StepHandlers, share_of
 from workbench.methods.training.rank_phases import make_optimizer
-from workbench.models.adapter_config import Kind
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_stack
 from workbench.models.optimization import learning_rate_at, set_learning_rate
@@ -169,7 +169,7 @@ def compare(
 
 
 @cache
-def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> Reference:
+def fine_tuned_plainly(model: str, technique: str, storage: str, kind: TrainedKind) -> Reference:
     stack = backbone(model, storage)
     whole = technique_part(stack, technique_config(stack, technique, kind=kind))
 
@@ -182,7 +182,7 @@ def fine_tuned_plainly(model: str, technique: str, storage: str, kind: Kind) -> 
 
 
 def fine_tuning_job(
-    model: str, technique: str, storage: str, name: str, kind: Kind = "classification"
+    model: str, technique: str, storage: str, name: str, kind: TrainedKind = "classification"
 ) -> FineTuningRankJob:
     stages, order = SCHEDULES[name]
     return FineTuningRankJob(
@@ -206,7 +206,7 @@ def batches(rank_job: Any) -> list[Batch]:
 
 
 def check_fine_tuning(
-    model: str, technique: str, storage: str, name: str, what: str, kind: Kind = "classification"
+    model: str, technique: str, storage: str, name: str, what: str, kind: TrainedKind = "classification"
 ) -> None:
     rank_job = fine_tuning_job(model, technique, storage, name, kind)
     compare(fine_tuned_plainly(model, technique, storage, kind), *programs_and_tables(rank_job, storage), what)
@@ -232,7 +232,7 @@ def programs_and_tables(
 
 
 def pac_plus_job(
-    model: str, storage: str, name: str, folder: Path, cached: str = "float32", kind: Kind = "classification"
+    model: str, storage: str, name: str, folder: Path, cached: str = "float32", kind: TrainedKind = "classification"
 ) -> PacPlusRankJob:
     stages, order = SCHEDULES[name]
     stack = backbone(model, storage)
@@ -254,7 +254,7 @@ def pac_plus_job(
 
 
 @cache
-def side_trained_plainly(model: str, storage: str, kind: Kind) -> Reference:
+def side_trained_plainly(model: str, storage: str, kind: TrainedKind) -> Reference:
     stack = backbone(model, storage)
     split = split_for(stack, SAMPLES, kind)
     adapter = initial_adapter(stack, split, kind).double()  # in float32 it would be the less exact of the two
@@ -275,7 +275,7 @@ def side_loss(adapter: ParallelAdapter, taps: Sequence[torch.Tensor], batch: Bat
 
 
 def check_parallel_adapters(
-    model: str, storage: str, name: str, folder: Path, what: str, kind: Kind = "classification"
+    model: str, storage: str, name: str, folder: Path, what: str, kind: TrainedKind = "classification"
 ) -> None:
     rank_job = pac_plus_job(model, storage, name, folder, kind=kind)
     steps = rank_job.planned_epoch(0)
@@ -355,7 +355,7 @@ def test_recomputed_activations_change_nothing(
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
 @pytest.mark.parametrize("technique", (*TECHNIQUES, PARALLEL))
-def test_answers_and_tags_equal_one_process(technique: str, kind: Kind, tmp_path: Path) -> None:
+def test_answers_and_tags_equal_one_process(technique: str, kind: TrainedKind, tmp_path: Path) -> None:
     """Heads that read every token: padding to other lengths, and samples without any target, change nothing."""
     for name, model in (("1F1B", "tiny-bert"), ("hybrid by GPipe", "tiny-gpt2")):
         what = f"{technique}, {name}, {kind}, {model}"

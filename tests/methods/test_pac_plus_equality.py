@@ -13,9 +13,9 @@ from stopped_run import train_rank
 from tests.methods.builders import CACHED, LEARNING_RATE, PLANS, initial_adapter, losses_of, make_rank_job
 from tests.methods.conftest import four_devices
 from tests.weights import same_weights
+from workbench.core.names import TrainedKind
 from workbench.methods.pac_plus.rank_job import cached_steps, shard_owners
 from workbench.methods.training.interrupted import begin, take_up
-from workbench.models.adapter_config import Kind
 from workbench.models.loading import load_stack
 from workbench.models.quantization import QuantizationConfig, quantize
 from workbench.models.stack import LayerStack
@@ -46,7 +46,7 @@ def cached_batches(split: TokenizedSplit, epoch: int) -> list:
 
 
 def train_in_one_process(
-    stack: LayerStack, split: TokenizedSplit, kind: Kind = "classification"
+    stack: LayerStack, split: TokenizedSplit, kind: TrainedKind = "classification"
 ) -> tuple[dict[tuple[int, int], float], dict[str, torch.Tensor]]:
     """Return each step's loss and the final weights, from a plain loop over the uncached backbone."""
     adapter = initial_adapter(stack, split, kind)
@@ -57,7 +57,7 @@ def train_in_one_process(
 
 
 PIPELINE, HYBRID = "[2, 2, 1, 1] on [1-1-1-1]", "[3, 3] on [2-2]"
-CASES: list[tuple[str, str, Kind]] = [
+CASES: list[tuple[str, str, TrainedKind]] = [
     # Every plan and every model once; test_combinations has them in every combination, without devices.
     ("tiny-bert", "[6] on [1]", "classification"),
     ("tiny-opt", "[6] on [4]", "classification"),
@@ -72,7 +72,7 @@ CASES: list[tuple[str, str, Kind]] = [
 
 @pytest.mark.parametrize(("model", "name", "kind"), CASES)
 def test_losses_and_weights_equal_one_process(
-    model: str, name: str, kind: Kind, engines: EngineCluster, tmp_path: Path
+    model: str, name: str, kind: TrainedKind, engines: EngineCluster, tmp_path: Path
 ) -> None:
     """First epoch through any split, then cached epochs: every loss and every weight, against uncached single-process
     training.

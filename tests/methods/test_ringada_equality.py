@@ -23,11 +23,11 @@ from tests.methods.ring_builders import (
 )
 from tests.plans import stages
 from tests.weights import same_weights
+from workbench.core.names import TrainedKind
 from workbench.core.plan import Activations
 from workbench.core.schedule import SEND
 from workbench.methods.ringada.options import Unfreezing
 from workbench.methods.ringada.rank_job import RingRankJob
-from workbench.models.adapter_config import Kind
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.runtime.engines import EngineCluster
 from workbench.runtime.messages import decode, encode
@@ -217,7 +217,7 @@ def test_federated_averaging_is_that_of_one_process(
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)
 def test_a_ring_learns_answers_and_tags_as_one_process_and_shows_no_device_those_of_others(
-    kind: Kind, tmp_path: Path
+    kind: TrainedKind, tmp_path: Path
 ) -> None:
     job = ring_job("tiny-bert", ring_plan(*EVEN), four_devices(), tmp_path, kind=kind)
     expected, _ = train_plainly(job)

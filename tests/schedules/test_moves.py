@@ -126,7 +126,7 @@ def test_receivers_pass_on_what_they_have() -> None:
 def test_lost_tensors_and_foreign_ranks_are_refused() -> None:
     """Named, with what to do."""
     specs = {"layer.3.down": Spec((4,)), "step": Spec((1,))}
-    with pytest.raises(StateError, match=r"No device holds layer\.3\.down\. Resume from the last snapshot"):
+    with pytest.raises(StateError, match=r"No device holds 'layer\.3\.down'\. Resume from the last snapshot"):
         moves({"layer.3.down": (1,), "step": (0,)}, {"layer.3.down": (), "step": (0,)}, specs, linked(1e6, 1e6))
     with pytest.raises(ConfigError, match=r"'step' to or from rank 2 .* has 2 devices"):
         moves({"step": (2,)}, {"step": (0,)}, specs, linked(1e6, 1e6))

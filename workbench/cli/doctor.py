@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
 from workbench.core.errors import installation
+from workbench.core.files import nearest_folder
 from workbench.core.units import size_words
 
 HUB_TIMEOUT_S = 2.0
@@ -189,7 +190,7 @@ def _disk() -> list[Check]:
     from workbench.assets.fetch import cache_folder
 
     folder = cache_folder()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    existing = nearest_folder(folder)
     free = shutil.disk_usage(existing).free
     free_text = f"{size_words(free)} free for {folder}"
     if not os.access(existing, os.W_OK):

@@ -217,3 +217,13 @@ def _replace(target: Path, part: Path, mode: int) -> None:
         os.fsync(written.fileno())
     os.replace(part, target)
     sync_folder(target.parent)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return a folder, or its nearest existing parent."""
+    return next(place for place in (path, *path.absolute().parents) if place.is_dir())
+
+
+def missing_folders(path: Path) -> list[Path]:
+    """Return a folder and its parents that do not exist, the innermost first."""
+    return [place for place in (path, *path.parents) if not os.path.lexists(place)]

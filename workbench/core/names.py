@@ -1,5 +1,5 @@
-"""Names that options, models and profiles share: the number types of stored weights, and the techniques
-of fine-tuning.
+"""Names that options, models, tasks and profiles share: the number types of stored weights, the kinds of tasks, and the
+techniques of fine-tuning.
 """
 
 from __future__ import annotations
@@ -18,6 +18,18 @@ ActivationsChoice = Literal["auto", "memory", "recompute", "disk"]
 """What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage, and
 never the disk.
 """
+
+TrainedKind = Literal[
+    "classification",
+    "regression",
+    "sequence_to_sequence",
+    "question_answering",
+    "token_classification",
+    "text_generation",
+]
+"""Kinds of tasks for which an adapter is trained."""
+Kind = Literal[TrainedKind, "multiple_choice"]
+"""Kinds of tasks."""
 
 Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
 """What is trained: all weights, or a few that are added to the frozen model (see models.techniques.TechniqueConfig)."""

@@ -18,6 +18,7 @@ from workbench.core.errors import ConfigError, StateError
 from workbench.core.inference import InferencePlan
 from workbench.core.proportions import proportional_ranges
 from workbench.core.ranges import Count, require_ranges
+from workbench.core.serial import listed
 from workbench.core.units import counted
 
 T = TypeVar("T")
@@ -316,9 +317,8 @@ def require_holders(homes: Homes, names: Iterable[str]) -> None:
     """Raise StateError naming the tensors that are on no rank."""
     lost = [name for name in names if not homes.get(name)]
     if lost:
-        more = f" and {len(lost) - _SHOWN_NAMES} more" if len(lost) > _SHOWN_NAMES else ""
         raise StateError(
             "A state was to be moved to other devices.",
-            f"No device holds {', '.join(lost[:_SHOWN_NAMES])}{more}.",
+            f"No device holds {listed(lost, _SHOWN_NAMES)}.",
             "Resume from the last snapshot.",
         )

@@ -151,11 +151,11 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def listed(names: Iterable[Any]) -> str:
-    """List names for an error message, quoted, and no more than MOST_LISTED of them."""
+def listed(names: Iterable[Any], most: int = MOST_LISTED) -> str:
+    """List names for an error message, quoted, and no more than `most` of them."""
     names = list(names)
-    first = [f"'{shown(str(name))}'" for name in names[:MOST_LISTED]]
-    return ", ".join(first) + (f" and {len(names) - MOST_LISTED:,} more" if len(names) > MOST_LISTED else "")
+    first = [f"'{shown(str(name))}'" for name in names[:most]]
+    return ", ".join(first) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def text_lines(text: str) -> list[str]:

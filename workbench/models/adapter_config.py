@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import TrainedKind
 from workbench.core.ranges import Count, Dropout, Width, require_ranges
 
 
@@ -18,16 +19,6 @@ def check_labels(config: Any) -> None:
             "The deviation must be above 0, and only a regression's labels are numbers.",
             "Leave both out.",
         )
-
-
-Kind = Literal[
-    "classification",
-    "regression",
-    "sequence_to_sequence",
-    "question_answering",
-    "token_classification",
-    "text_generation",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +47,7 @@ class ParallelAdapterConfig:
     num_heads: Count | None = None
     feed_forward_factor: int = 4
     is_causal: bool = False
-    kind: Kind = "classification"
+    kind: TrainedKind = "classification"
     num_outputs: Count = 2
     num_encoder_layers: int | None = None
     target_length: int = 0

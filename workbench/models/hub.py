@@ -15,7 +15,7 @@ from workbench.assets.fetch import ASSETS, asset_path, cache_folder
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.catalogue import data_folder
 from workbench.core.errors import ConfigError, MissingDataError, did_you_mean
-from workbench.core.serial import read_toml, shown, text_digest, user_path
+from workbench.core.serial import listed, read_toml, shown, text_digest, user_path
 from workbench.models.families import FAMILIES, family_of
 from workbench.models.gguf_model import converted
 from workbench.models.tokenizer import read_settings
@@ -256,10 +256,9 @@ def require_whole(name: str, loading_info: Mapping[str, Any]) -> None:
         )
     missing = sorted(loading_info["missing_keys"])
     if missing:
-        more = f" and {len(missing) - SHOWN_MISSING} more" if len(missing) > SHOWN_MISSING else ""
         raise refused(
             name,
-            f"Its files do not hold {', '.join(missing[:SHOWN_MISSING])}{more}.",
+            f"Its files do not hold {listed(missing, SHOWN_MISSING)}.",
             "Take weights and configuration of one model; without these it would compute with random numbers.",
         )
 

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from workbench.core.errors import RuntimeSetupError, WriteError
-from workbench.core.files import make_folder
+from workbench.core.files import make_folder, missing_folders
 from workbench.core.methods import title_of
 from workbench.core.report import Report, all_notes, busy_note
 from workbench.core.serial import write_text
@@ -111,7 +111,7 @@ def _whole_or_none(folder: Path) -> Iterator[list[Path]]:
     """Make a folder, and yield a list of the files that are to be new in it.  If the block cannot write, remove them,
     and the folder if it was not there.
     """
-    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
+    new_folders = missing_folders(folder)
     make_folder(folder)
     new: list[Path] = []
     try:

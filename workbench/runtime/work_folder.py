@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workbench.core.errors import CacheError, ConfigError, WorkbenchError, WriteError
-from workbench.core.files import FULL_DISK, try_lock
+from workbench.core.files import FULL_DISK, missing_folders, nearest_folder, try_lock
 from workbench.core.units import size_words
 
 _MOST_REMOVALS = 5
@@ -25,7 +25,7 @@ _FULL_WORDS = re.compile(
 def own_folder(folder: Path) -> Iterator[None]:
     """Lock the folder for this run.  Raises ConfigError if the folder cannot be created or another run uses it."""
     request = f"A run in the folder '{folder}' was asked for."
-    created = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    created = missing_folders(folder)
     descriptor = None
     try:
         descriptor = _locked(folder, request)
@@ -67,7 +67,7 @@ def _locked(folder: Path, request: str) -> int | None:
 
 def require_disk(folder: Path, nbytes: int) -> None:
     """Raise CacheError if `nbytes` plus a tenth do not fit on the folder's disk."""
-    free = shutil.disk_usage(_existing(folder)).free
+    free = shutil.disk_usage(nearest_folder(folder)).free
     if free < 1.1 * nbytes:
         raise CacheError(
             f"The activation cache needs {size_words(nbytes)} more in '{folder}', and a tenth to spare.",
@@ -89,14 +89,9 @@ def reporting_full_disk(folder: Path) -> Iterator[None]:
     except Exception as error:
         if not is_full_disk(error) or (isinstance(error, WorkbenchError) and not isinstance(error, WriteError)):
             raise
-        free = shutil.disk_usage(_existing(folder)).free
+        free = shutil.disk_usage(nearest_folder(folder)).free
         raise CacheError(
             f"The run was writing to '{folder}'.",
             f"The disk is full ({size_words(free)} are free).",
             "Free some space and continue with --resume (resume=True), or choose another disk with --workdir.",
         ) from error
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest existing parent."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())

@@ -13,8 +13,9 @@ from typing import Any
 
 from workbench.assets.hub import hub_endpoint, hub_is_reachable
 from workbench.core.errors import ConfigError, MissingDataError
+from workbench.core.names import Kind
 from workbench.core.serial import read_text, shown, text_lines, user_path
-from workbench.tasks.task import SPLIT_NAMES, Kind, Split, Task, fixed_order, numbered
+from workbench.tasks.task import SPLIT_NAMES, Split, Task, fixed_order, numbered
 from workbench.tasks.wording import task_table
 
 PARQUET = "refs/convert/parquet"

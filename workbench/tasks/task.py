@@ -9,21 +9,11 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError
+from workbench.core.names import Kind
 from workbench.tasks.wording import PROMPTS, STEP, WORDINGS, Prompt, Wording
-
-Kind = Literal[
-    "classification",
-    "regression",
-    "sequence_to_sequence",
-    "question_answering",
-    "token_classification",
-    "text_generation",
-    "multiple_choice",
-]
-
 
 SPLIT_NAMES = ("train", "validation", "test")
 IGNORED = -100

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from workbench.core.errors import ConfigError
 from workbench.core.job import Job
+from workbench.core.names import Kind
 from workbench.core.ranges import Tokens, require_ranges
 from workbench.core.serial import shown
 from workbench.models.configuration import is_tiny
 from workbench.models.lora import PEFT_CONFIG, read_peft_config
 from workbench.models.saving import WHOLE_MODEL
-from workbench.tasks.task import Kind
 from workbench.tasks.wording import Prompt
 
 CARD = "README.md"

@@ -16,7 +16,7 @@ from workbench.core.errors import ConfigError, require_numbers
 from workbench.core.methods import attribute, declaration_of
 from workbench.core.serial import shown, user_path
 from workbench.methods.common.model_card import Result
-from workbench.methods.common.result_file import RESULT, base_digest, find_result, read_result
+from workbench.methods.common.result_file import RESULT, base_digest, required_result
 from workbench.methods.common.result_models import WritingModel, load_head_model, writing_model
 from workbench.methods.common.result_samples import Rows, read_samples, split_of, table_samples
 from workbench.models import evaluation, saving
@@ -82,12 +82,8 @@ def load_result(place: Path | str) -> LoadedResult:
     Raises ConfigError if the folder has no result, is damaged, or its base model's weights have changed;
     MissingDataError if that model is missing.
     """
-    folder, request = find_result(place), f"The result '{shown(str(place), 200)}' was asked for."
-    if folder is None:
-        raise ConfigError(
-            request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
-        )
-    about = read_result(folder)
+    request = f"The result '{shown(str(place), 200)}' was asked for."
+    folder, about = required_result(place, request)
     if not (folder / saving.WHOLE_MODEL).is_file() and base_digest(about.job.model) != about.base_digest:
         problem = f"The weights of its base model '{about.job.model}' have changed since."
         raise ConfigError(request, problem, "Give back the model's files, or train again.")

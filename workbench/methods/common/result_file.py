@@ -7,6 +7,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from workbench.core.errors import ConfigError
 from workbench.core.files import files_digest
 from workbench.core.report import Report
 from workbench.core.run_files import ADAPTER
@@ -91,6 +92,20 @@ def find_result(place: Path | str) -> Path | None:
     """Return the folder with result.json: the path itself or its adapter/; None if neither has one."""
     path = user_path(place, "The result")
     return next((folder for folder in (path, path / ADAPTER) if (folder / RESULT).is_file()), None)
+
+
+def required_result(place: Path | str, request: str) -> tuple[Path, Result]:
+    """Return the folder with a run's result.json, and what that says.  place: see find_result.  request: what needs it,
+    for the error.
+
+    Raises ConfigError if there is no result, or if it is damaged.
+    """
+    folder = find_result(place)
+    if folder is None:
+        raise ConfigError(
+            request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
+        )
+    return folder, read_result(folder)
 
 
 def read_result(folder: Path) -> Result:

@@ -18,7 +18,7 @@ from workbench.core.run_folder import scratch_folder
 from workbench.core.serial import shown
 from workbench.methods.common.model_card import HUB_NAMES, Result
 from workbench.methods.common.result import LoadedResult, load_result
-from workbench.methods.common.result_file import RESULT, find_result, read_result, write_description
+from workbench.methods.common.result_file import find_result, required_result, write_description
 from workbench.models.lora import PEFT_CONFIG, read_peft_config, write_peft_config
 from workbench.models.saving import WHOLE_MODEL
 
@@ -32,12 +32,7 @@ def push_to_hub(place: Path | str, repository: str, *, public: bool = False, tok
     MissingDataError if the hub cannot be reached or refuses.
     """
     request = f"Pushing '{shown(str(place), 200)}' to '{shown(repository)}' was asked for."
-    folder = find_result(place)
-    if folder is None:
-        raise ConfigError(
-            request, f"There is no {RESULT}.", "Give the folder that `workbench run` names as its result."
-        )
-    about = read_result(folder)
+    folder, about = required_result(place, request)
     if Path(about.job.model).is_absolute() and not (folder / WHOLE_MODEL).is_file():
         problem = "Its base model is a folder of this computer, which nobody else has."
         raise ConfigError(request, problem, "Train over a model of the hub, or merge it: `workbench export --merge`.")
