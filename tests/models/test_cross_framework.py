@@ -10,7 +10,8 @@ import torch
 
 from workbench.core.errors import ConfigError
 from workbench.models import cross_framework
-from workbench.models.cross_framework import FRAMEWORKS, TYPES, Adapted, from_torch, require_jax, to_torch
+from workbench.models.cross_framework import FRAMEWORKS, from_torch, require_jax, to_torch
+from workbench_studies.papers.confidant.four_fields import TYPES, Adapted
 
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed (pip install '.[jax]')")
 

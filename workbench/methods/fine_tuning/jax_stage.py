@@ -88,7 +88,7 @@ class JaxStageCompute(StageCompute):
         self, model: TechniqueStage, *, activation: str, heads: int, sizes: Iterable[tuple[int, int]] = ()
     ) -> None:
         require_jax()
-        from workbench.models.jax_blocks import JaxBlocks
+        from workbench.methods.fine_tuning.jax_blocks import JaxBlocks
 
         super().__init__(model)
         self._blocks = JaxBlocks(model, activation=activation, heads=heads)

@@ -141,7 +141,7 @@ class FineTuningRankJob(RankJob):
         import_family(self.job.model)
         if device.framework == "jax":
             require_jax()
-            import_module("workbench.models.jax_blocks").load_compiler()
+            import_module("workbench.methods.fine_tuning.jax_blocks").load_compiler()
         if self.config.technique == "lora":
             import_peft()
 

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from workbench.models.cross_framework import Adapted, from_torch
+from workbench.models.cross_framework import from_torch
 from workbench_studies.papers.confidant.faults import Phones
+from workbench_studies.papers.confidant.four_fields import Adapted
 from workbench_studies.papers.confidant.testbed import PAPER, description
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Series, Settings, read_constants
