@@ -19,7 +19,8 @@ from workbench.core.errors import PlanError
 from workbench.core.medium import Medium
 from workbench.core.plan import Plan
 from workbench.core.profile import Bytes, LayerProfile, Profile
-from workbench.methods.p_rge.queries import _share_s, chain_s, chosen_passings, plan_queries
+from workbench.methods.p_rge.options import EstimatorName
+from workbench.methods.p_rge.queries import _share_s, _tables, chain_s, chosen_passings, plan_queries
 from workbench.methods.p_rge.query_costs import Passing, RankCosts, full_model_costs, passings
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners import Problem
@@ -137,6 +138,19 @@ def test_no_chain_is_faster(seed: int, medium: Medium) -> None:
     assert plan.total_s == pytest.approx(best)
     (passing,) = set(chosen_passings(asked, plan).values())
     assert chain_s(asked, plan, passing) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("estimator", get_args(EstimatorName))
+def test_a_search_for_chains_counts_the_memory_that_a_stage_needs(estimator: EstimatorName) -> None:
+    profile, cluster = world(0, devices=3, layers=5, memory=(3_000, 7_000))
+    asked = replace(step_of(profile, cluster, 3), estimator=estimator)
+    spans = [(start, stop) for start in range(5) for stop in range(start + 1, 6)]
+    for passing in passings(asked, 3, cut=True):
+        for rank in range(3):
+            fits = _tables(asked, rank, passing).fits
+            for start, stop in spans:
+                stage = RankCosts(problem=asked, rank=rank, start=start, stop=stop)
+                assert fits[start][stop] == stage.fits(passing.parts), (passing, rank, start, stop)
 
 
 def simulated_s(asked: Problem[Profile], plan: Plan) -> float:

@@ -28,6 +28,7 @@ from workbench.methods.p_rge.query_costs import (
     Passing,
     RankCosts,
     full_model_costs,
+    momentum_copies,
     passings,
     refusal,
     stage_costs,
@@ -149,7 +150,8 @@ def _tables(problem: Problem[Profile], rank: int, passing: Passing) -> _Tables:
         for layer in layers
     ]
     update = [layer.seconds("STEP", problem.queries, 1) for layer in layers]
-    fixed = [layer.frozen_bytes + (2 + parts) * layer.trainable_bytes for layer in layers]
+    copies = 2 + momentum_copies(problem) + parts
+    fixed = [layer.frozen_bytes + copies * layer.trainable_bytes for layer in layers]
     scratch = [layer.workspace_bytes(rows, problem.longest) for layer in layers]
     crossing = [2 * layer.output_bytes(rows, problem.longest) for layer in layers]
     fits = [[False] * (count + 1) for _ in range(count)]

@@ -66,6 +66,11 @@ def passings(problem: Problem[Profile], queries: int, *, cut: bool = False) -> l
     return [Passing(size, execution, rule.query_parts) for size in sizes for execution in executions]
 
 
+def momentum_copies(problem: Problem[Profile]) -> int:
+    """Return the copies of the trained values that momentum takes at most: that of a vector is as large as it."""
+    return int(ESTIMATORS[problem.estimator].has_momentum)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankCosts:
     """Costs of some layers on one device."""
@@ -106,12 +111,9 @@ class RankCosts:
     @property
     def resident_bytes(self) -> int:
         """Return the bytes that the device keeps: frozen weights, trained values, one query's noise, and momentum."""
-        return sum(layer.frozen_bytes + (2 + self._momentum) * layer.trainable_bytes for layer in self._layers)
-
-    @property
-    def _momentum(self) -> int:
-        """Return the copies of the trained values that momentum takes at most: that of a vector is as large as it."""
-        return int(ESTIMATORS[self.problem.estimator].has_momentum)
+        return sum(
+            layer.frozen_bytes + (2 + momentum_copies(self.problem)) * layer.trainable_bytes for layer in self._layers
+        )
 
     def need_bytes(self, parts: int) -> int:
         """Return the bytes that these layers need to compute `parts` parts at once.
@@ -124,7 +126,7 @@ class RankCosts:
         crossing = 2 * max(layer.output_bytes(rows, length) for layer in self._layers)
         return (
             sum(layer.frozen_bytes for layer in self._layers)
-            + (2 + self._momentum + parts) * trainable_bytes(self._layers)
+            + (2 + momentum_copies(self.problem) + parts) * trainable_bytes(self._layers)
             + scratch
             + crossing
         )
