@@ -48,7 +48,7 @@ def test_devices_tell_phase_step_computing_and_memory(
     policy = OncePolicy(job, job.plan, Timetable(job), take)
     monkeypatch.setattr(engines, "is_watched", True)
     with engines.service(PacPlus.serve_rank) as devices:
-        policy.run(devices, job.cluster, job.job, adapts=False)
+        policy.run(devices, job.cluster, job.job)
     results = policy.results
     phases: dict[int, list[str]] = {rank: [] for rank in range(4)}
     for event in events:

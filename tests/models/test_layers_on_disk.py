@@ -9,8 +9,10 @@ from workbench.assets.fetch import asset_path
 from workbench.core.job import Job
 from workbench.methods.common.folder import model_digest
 from workbench.methods.p_rge.zeroth_order import TrainableConfig, loading
+from workbench.methods.pac_plus import epochs
 from workbench.methods.pac_plus.epochs import initial_adapter
 from workbench.methods.pac_plus.method import PacPlus
+from workbench.methods.training import backpropagation
 from workbench.models import hub, layers_on_disk
 from workbench.models.configuration import model_config
 from workbench.models.layers_on_disk import load_frozen
@@ -85,9 +87,9 @@ def test_a_run_of_pac_plus_reads_no_whole_model_on_the_laptop(request, monkeypat
     prepared = method.prepared(job)
     plain = initial_adapter(prepared, quantize(load_stack(NAME), prepared.quantization)).state_dict()
     monkeypatch.setattr(layers_on_disk, "KEPT_BYTES", 0)
-    for place in ("workbench.methods.pac_plus.epochs", "workbench.methods.training.method", layers_on_disk.__name__):
+    for place in (epochs.__name__, backpropagation.__name__, layers_on_disk.__name__):
         monkeypatch.setattr(f"{place}.load_stack", lambda *name, **settings: pytest.fail("the whole model"))
-    stack = method.backbone(prepared, prepared.quantization)
+    stack = method.backbone(prepared)
     assert in_memory(stack) == []
     state = initial_adapter(prepared, stack).state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in plain.items())

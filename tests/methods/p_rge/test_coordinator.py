@@ -17,7 +17,7 @@ from workbench.core.report import Recovery
 from workbench.core.schedule import STEP
 from workbench.methods.base import Planned, ignore
 from workbench.methods.p_rge import policy
-from workbench.methods.p_rge.method import PRGE, reported_steps
+from workbench.methods.p_rge.method import PRGE
 from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
 from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult
 from workbench.methods.p_rge.seeds import query_seed
@@ -120,7 +120,7 @@ def coordinate(tmp_path: Path) -> Iterator[Coordinate]:
         devices = VirtualDevices(cluster.world_size, Work())
         history = History(tmp_path, prepared, "", resume=resume)
         policy = QueryPolicy(PRGE(), Planned(prepared, profile, cluster, plan), history, ignore)
-        return Story(policy, policy.run(devices, cluster, prepared.job, adapts=prepared.options.adapt), devices)
+        return Story(policy, policy.run(devices, cluster, prepared.job), devices)
 
     yield run
 
@@ -129,7 +129,7 @@ def reported(story: Story) -> list[tuple[int, int, float | None]]:
     """Each step of a story's report, with its loss."""
     prepared, cluster = with_options(prepared_job(), steps=16), four_devices()
     planned = Planned(prepared, profile_for(prepared, cluster, ROW_S), cluster, shared(2, 2))
-    steps = reported_steps(story.policy, PRGE().predict(planned))
+    steps = story.policy.measured_steps(PRGE().predict(planned))
     return [(step.epoch, step.step, step.loss) for step in steps]
 
 

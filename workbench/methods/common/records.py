@@ -102,20 +102,17 @@ def overrun_share(results: Sequence[RankResult], *, is_real: bool = False) -> fl
     return max(map(late_share_of, phases), default=0.0)
 
 
-def sweep_point(
-    name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None, *, warm_up: int = 0
-) -> SweepPoint:
+def sweep_point(name: str, plan: Plan, steps: Sequence[StepRecord], results: Sequence[RankResult] | None) -> SweepPoint:
     """Return the sweep point of a plan.
 
-    steps: the predicted steps; the first `warm_up` do not count.  results: None if nothing was executed.
+    steps: the predicted steps.  results: None if nothing was executed.
     """
-    counted = steps[warm_up:]
     point = SweepPoint(
-        name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in counted), num_steps=len(counted)
+        name=name, plan=plan, predicted_s=median(step.predicted_s or 0.0 for step in steps), num_steps=len(steps)
     )
     if results is None:
         return point
-    measured_s = median(step.measured_s or 0.0 for step in measured_steps(results, steps)[warm_up:])
+    measured_s = median(step.measured_s or 0.0 for step in measured_steps(results, steps))
     return replace(point, measured_s=measured_s, overrun_share=overrun_share(results))
 
 
@@ -251,12 +248,17 @@ def _party_key(span: Span) -> tuple:
 
 
 def device_bytes(results: Sequence[RankResult], cluster: Cluster) -> dict[str, int]:
-    """Return each device's readings, named with the device."""
-    return {
-        f"{cluster.devices[result.rank].name}: {name}": nbytes
-        for result in results
-        for name, nbytes in result.nbytes.items()
-    }
+    """Return each device's readings, named with the device.
+
+    Of several results of a device, the bytes sent are added; of other readings the largest counts.
+    """
+    readings: dict[str, int] = {}
+    for result in results:
+        for name, nbytes in result.nbytes.items():
+            key = f"{cluster.devices[result.rank].name}: {name}"
+            before = readings.get(key, 0)
+            readings[key] = before + nbytes if name == "sent" else max(before, nbytes)
+    return readings
 
 
 def phase_seconds(results: Sequence[RankResult]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from workbench.methods.fine_tuning.jax_stage import require_jax_suits
 from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, phases_on
 from workbench.methods.fine_tuning.prepare import PreparedJob, can_recompute, check_plan, prepare, require_known
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.backpropagation import AnalyticTechnique, BackpropagationMethod
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
@@ -44,7 +44,6 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         plan,
         config=prepared.config,
         facts=prepared.facts,
-        quantization=prepared.quantization,
         schedule=prepared.options.schedule,
         window=prepared.options.window,
         versions=prepared.options.versions,
@@ -135,7 +134,7 @@ def plan_with(prepared: PreparedJob, cluster: Cluster, profile: Profile) -> Plan
     return min(plans, key=simulated_s)
 
 
-class FineTuning(TrainingMethod[PreparedJob]):
+class FineTuning(BackpropagationMethod[PreparedJob]):
     """Full fine-tuning, LoRA or Adapters, on one device or several: the baselines of PAC+."""
 
     name = "fine_tuning"
@@ -153,7 +152,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         require_jax_suits(cluster, job.model, self.known(job))
 
     def measured(self, prepared: PreparedJob) -> Measurement:
-        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
 
         def measure(max_length: int) -> Layers:
             return measure_layers(self.measured_stack(prepared, quantization), prepared.config, max_length=max_length)
@@ -163,7 +162,7 @@ class FineTuning(TrainingMethod[PreparedJob]):
         return key | ({} if quantization.storage == "float32" else {"backbone": quantization.description}), measure
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
-        """Return the technique's sizes (see TrainingMethod)."""
+        """Return the technique's sizes (see BackpropagationMethod)."""
         config = prepared.config
         sizes = TechniqueSizes(
             lora_rank=config.lora_rank,

@@ -153,7 +153,7 @@ class GalaxyPlus(ProfiledMethod[PreparedJob]):
         setup = SessionSetup(model=prepared.job.model, cluster=cluster, host=host, timeout_s=timeout_s, is_run=True)
         policy = RunPolicy(list_job(prepared, cluster, plan, timeout_s=timeout_s), plan, notify)
         with engines.service(serve_worker, [setup] * cluster.world_size) as devices:
-            policy.run(devices, cluster, prepared.job, adapts=False)
+            policy.run(devices, cluster, prepared.job)
         return policy
 
     def sweep_point(

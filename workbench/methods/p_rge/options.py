@@ -9,11 +9,12 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from workbench.core.effects import SEVERAL_DEVICES, only
-from workbench.core.methods import Declaration, FormField, Parts
+from workbench.core.methods import Declaration, FormField
 from workbench.core.names import FloatType
 from workbench.core.ranges import Count, Positive, Width
 from workbench.methods.option_values import Published
 from workbench.methods.p_rge.seeds import MAX_QUERIES
+from workbench.methods.training.options import training_calls
 
 METHOD = "p_rge"
 Execution = Literal["sequential", "outer", "inner", "both"]
@@ -81,17 +82,17 @@ class PRGEOptions:
     adapt: bool = False
 
 
-_RANK_JOB, _WORKER = "workbench.methods.p_rge.rank_job", "workbench.methods.p_rge.worker"
+_METHOD, _RANK_JOB = "workbench.methods.p_rge.method:PRGE", "workbench.methods.p_rge.rank_job"
 DECLARATION = Declaration(
     options=PRGEOptions,
     title="P-RGE",
-    implementation="workbench.methods.p_rge.method:PRGE",
-    calls={
-        "workbench.methods.p_rge.method:PRGE.measure_rank": "",
-        f"{_WORKER}:serve_rank": Parts(
-            f"{_RANK_JOB}:PRGERankJob", f"{_RANK_JOB}:QueryResult", done="workbench.methods.p_rge.zeroth_order:StepLog"
-        ),
-    },
+    implementation=_METHOD,
+    calls=training_calls(
+        _METHOD,
+        f"{_RANK_JOB}:PRGERankJob",
+        result=f"{_RANK_JOB}:QueryResult",
+        done="workbench.methods.p_rge.zeroth_order:StepLog",
+    ),
     form={
         "queries": FormField(label="Queries q", tooltip="Random directions of a step, divided among the devices"),
         "batch_size": FormField(label="Samples E", tooltip="Samples of each query"),

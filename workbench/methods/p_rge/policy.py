@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,19 +18,21 @@ from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
-from workbench.core.run_files import STEPS
+from workbench.core.report import StepRecord
 from workbench.core.schedule import Ranks
 from workbench.core.serial import from_json
-from workbench.methods.base import Notify, Planned
+from workbench.methods.base import Notify, Planned, Prediction
 from workbench.methods.common.folder import begin_folder, holds_run
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.records import measured_steps
 from workbench.methods.p_rge.adaptive import Setting, candidates, choose
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.queries import plan_queries
-from workbench.methods.p_rge.rank_job import Change, PRGERankJob, QueryResult, rank_job
+from workbench.methods.p_rge.rank_job import LOG, Change, PRGERankJob, QueryResult, change_at, rank_job
 from workbench.methods.p_rge.worker import record_of, usable_of
 from workbench.methods.p_rge.zeroth_order import LogFile, StepLog
 from workbench.methods.training.phases import Plans
-from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, is_same_work
+from workbench.methods.training.step_policy import StepPolicy, is_same_work
 from workbench.runtime.commands import Generation, Parts, StepDone, is_broken
 
 TOLERATED = 1.5
@@ -55,9 +58,6 @@ def fitted_setting(
 
     able = [each for each in candidates(prepared.setting) if each.queries >= prepared.rule.min_directions]
     return choose(able, seconds, step_s=step_s)
-
-
-LOG = "log.jsonl"
 
 
 class Changes:
@@ -103,15 +103,21 @@ class History(Changes):
         if not self.continues:
             begin_folder(folder, digest, prepared.job)
         self.folder: Path = folder
-        self.path = folder / STEPS / LOG
+        self.path = folder / LOG
         self._file = LogFile(self.path, identity, mends=True)
         self.records += self._file.steps[: prepared.num_steps]
         self.num_steps = self.resumed = len(self.records)
         self.damage = ""
         if self._file.damage:
-            self.damage = f"'{LOG}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
+            self.damage = f"'{LOG.name}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
         changes = [from_json(remark, Change, source=f"'{self.path}'") for remark in self._file.remarks]
         self.changes += [change for change in changes if change.step <= self.resumed]
+
+    @property
+    def changes_in_run(self) -> list[Change]:
+        """Return the setting of the first step, which is reported with the plan, and the changes after it."""
+        first = [change for change in self.changes if change.step == 0][-1]
+        return [first, *(change for change in self.changes if change.step)]
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
@@ -127,33 +133,36 @@ class History(Changes):
         self._file.remark(change)
 
 
-def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> tuple[str, ...]:
-    """Return notes for the report: where the run began and how its settings changed."""
+def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> list[str]:
+    """Return notes for the report: where the run begins, and how its settings have changed."""
     notes = []
     if resume and not history.continues:
         notes.append("Nothing to resume: the run starts over.")
     elif resume:
         notes.append(f"Resumed after {history.resumed} of {prepared.num_steps} steps, from their seeds and scalars.")
     notes += [history.damage] * bool(history.damage)
-    first = [change for change in history.changes if change.step == 0][-1]  # reported with the plan
-    return (*notes, *changed_notes(prepared, [first, *(change for change in history.changes if change.step)]))
+    return notes + changed_notes(history.changes_in_run)
 
 
-def changed_notes(prepared: PreparedJob, changes: Sequence[Change]) -> tuple[str, ...]:
-    """Return the notes of changes of the first setting, and of samples that smaller batches leave out."""
+def changed_notes(changes: Sequence[Change]) -> list[str]:
+    """Return the notes of changes of the first setting."""
     former, *later = changes
-    notes = [
+    return [
         f"From step {change.step + 1} on {words(change.setting)}."
         for change in later
         if change.setting != former.setting
     ]
-    used, requested = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * former.setting.batch_size
-    if notes and used < requested:
-        notes.append(
-            f"The {prepared.num_steps} steps then train on {used} samples, where {requested} were asked for: smaller "
-            "batches fit."
-        )
-    return tuple(notes)
+
+
+def fewer_samples(prepared: PreparedJob, changes: Sequence[Change]) -> list[str]:
+    """Return the note of the samples that smaller batches than the first setting's leave out, if they do."""
+    used, requested = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * changes[0].setting.batch_size
+    if used >= requested:
+        return []
+    return [
+        f"The {prepared.num_steps} steps then train on {used} samples, where {requested} were asked for: smaller "
+        "batches fit."
+    ]
 
 
 def words(setting: Setting) -> str:
@@ -171,6 +180,7 @@ class SettingPolicy(StepPolicy):
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
         self.history, self._step = history, history.num_steps
+        self.adapts = planned.prepared.options.adapt
 
     @property
     def setting(self) -> Setting:
@@ -229,14 +239,34 @@ class SettingPolicy(StepPolicy):
 class QueryPolicy(SettingPolicy):
     """A SettingPolicy whose generations start from the log of seeds and scalars, which every device replays.
 
-    parts: for every generation, the results of its devices, by their ranks in the cluster.
+    results: those of every generation's devices, by their ranks in the cluster.
     """
 
     history: History
+    _last_parts: Mapping[int, QueryResult] = MappingProxyType({})
 
-    def __init__(self, method: Plans, planned: Planned[PreparedJob], history: History, notify: Notify) -> None:
-        super().__init__(method, planned, history, notify)
-        self.parts: list[tuple[StartedGeneration, dict[int, QueryResult]]] = []
+    def measured_steps(self, prediction: Prediction) -> tuple[StepRecord, ...]:
+        """Return the steps that are done, with their losses (see StepPolicy).
+
+        The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are
+        the log's.
+        """
+        history, predicted = self.history, []
+        for number, record in enumerate(prediction.steps):
+            expected_s = self.expected(replace(record, predicted_s=None)).predicted_s
+            samples = change_at(history.changes, number).setting.batch_size
+            predicted.append(
+                replace(record, samples=samples, predicted_s=record.predicted_s if expected_s is None else expected_s)
+            )
+        measured = {(step.epoch, step.step): step for step in measured_steps(self.results, predicted)}
+        return tuple(
+            replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
+            for step, record in zip(predicted, history.records, strict=False)
+        )
+
+    def last_results(self) -> list[RankResult]:
+        """Return the last devices' results (see StepPolicy)."""
+        return [self._last_parts.get(rank, RankResult(rank=place)) for place, rank in enumerate(self.last.members)]
 
     def begun(self, generation: Generation) -> Generation:
         """Record a change of the setting (see Policy)."""
@@ -256,8 +286,10 @@ class QueryPolicy(SettingPolicy):
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""
         results: dict[int, QueryResult] = {rank: ended.part for rank, ended in parts.items() if ended.part is not None}
-        self.parts.append((self.last, results))
-        for part in results.values():
+        self._last_parts = results
+        for rank, part in sorted(results.items()):
+            resumed_at = (part.steps[0].epoch, part.steps[0].step) if part.steps else None
+            self.results.append(replace(part, rank=rank, resumed_at=resumed_at))
             for record in part.records[-2:]:
                 if record.step == self.step:
                     self._add(record)

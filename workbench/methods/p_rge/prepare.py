@@ -235,8 +235,17 @@ def _encoded(
     return encoder, encoder.split(samples)
 
 
-def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan, setting: Setting) -> None:
+def setting_of(prepared: PreparedJob, plan: Plan) -> Setting:
+    """Return the setting of a plan's steps: the requested one, unless the job adapts."""
+    if not prepared.options.adapt:
+        return prepared.setting
+    queries = sum(share.queries for share in plan.stages[0].shares)
+    return Setting(queries - prepared.rule.has_base, plan.micro_batch_size)
+
+
+def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
+    setting = setting_of(prepared, plan)
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
     needed = prepared.rule.num_queries(setting.queries)
     idle = any(share.queries < 1 for stage in plan.stages for share in stage.shares)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from workbench.core.cluster import Cluster
@@ -15,6 +16,7 @@ from workbench.core.costs import Spec, TableCosts
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
 from workbench.core.program import Program
+from workbench.core.run_files import STEPS
 from workbench.core.schedule import STEP, Schedule, Value
 from workbench.methods.common.rank_results import RankResult
 from workbench.methods.p_rge.adaptive import Setting
@@ -32,6 +34,9 @@ from workbench.schedules import insert_transfers
 from workbench.schedules.costs import Crossing
 from workbench.tasks.prompts import PromptBatch, collate_prompts, indices_from
 from workbench.tasks.tokenize import padded_length
+
+LOG = Path(STEPS) / "log.jsonl"
+"""The log of a run's steps, in its folder."""
 
 
 class Change(NamedTuple):
@@ -207,6 +212,11 @@ class PRGERankJob(PhasedJob):
     def change(self) -> Change:
         """Return the setting, and the step and sample from which it applies."""
         return self.changes[-1]
+
+    @property
+    def begins_at(self) -> tuple[int, int]:
+        """Return the epoch and the step at which these devices begin (see SessionJob)."""
+        return divmod(self.first_step, self.prepared.steps_per_epoch)
 
     @property
     def first_step(self) -> int:

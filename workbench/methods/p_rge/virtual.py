@@ -7,7 +7,7 @@ from typing import Any
 from workbench.methods.base import Planned, ignore
 from workbench.methods.p_rge.policy import Changes, SettingPolicy
 from workbench.methods.p_rge.prepare import PreparedJob
-from workbench.methods.p_rge.rank_job import Change
+from workbench.methods.p_rge.rank_job import PRGERankJob
 from workbench.methods.training.faults import VirtualJob, VirtualPolicy
 from workbench.methods.training.phases import Plans
 from workbench.runtime.commands import Generation, Parts, StepDone, is_broken
@@ -20,9 +20,8 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
     of a loss without the lost queries, with 'repeat' it is done again.
     """
 
-    def __init__(self, method: Plans, planned: Planned[PreparedJob], first: Change) -> None:
-        super().__init__(method, planned, Changes(first), ignore)
-        self.adapts = planned.prepared.options.adapt
+    def __init__(self, method: Plans, planned: Planned[PreparedJob], first: PRGERankJob) -> None:
+        super().__init__(method, planned, Changes(first.change), ignore)
         self._stepped_s = 0.0  # the end of the last step
         self._rest_s = 0.0  # what the others still have to do of a step in which a device was lost
 

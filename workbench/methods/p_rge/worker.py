@@ -27,10 +27,9 @@ from workbench.methods.p_rge.zeroth_order import (
 )
 from workbench.methods.training.handlers import PlannedStep
 from workbench.methods.training.rank_phases import StepPhase
-from workbench.methods.training.worker import Paused, StepWorker, run_steps
+from workbench.methods.training.worker import Paused, StepWorker, run_steps, sweep
 from workbench.runtime.commands import StepDone
-from workbench.runtime.context import RankContext
-from workbench.runtime.device_server import Controls, serve_device
+from workbench.runtime.device_server import Controls
 from workbench.runtime.executor import Contents, Execution, Handler
 from workbench.runtime.memory import release_free_memory
 from workbench.tasks.prompts import PromptBatch
@@ -236,11 +235,6 @@ class QueryPhase(StepPhase[PRGERankJob]):
             raise Paused
 
 
-def serve_rank(context: RankContext, payload: None) -> None:
-    """Run the jobs that the coordinator commands."""
-    serve_device(context, QueryWorker(context.dilation))
-
-
 class QueryWorker(StepWorker[PRGERankJob]):
     """A StepWorker that keeps its layers between jobs."""
 
@@ -262,7 +256,10 @@ class QueryWorker(StepWorker[PRGERankJob]):
         phase = QueryPhase(
             session, result, None if job.plan.stage_of(session.rank) is None else self._compute, controls.wants_pause
         )
-        first_epoch, begin = divmod(job.first_step, job.prepared.steps_per_epoch)
+        if job.sweep:
+            sweep(phase)
+            return
+        first_epoch, begin = job.begins_at
         session.barrier(phase.phase.program(phase.phase.steps(first_epoch)[begin].shape))
         for epoch in phase.phase.epochs[first_epoch:]:
             session.progress.phase("training" if phase.takes_part else IDLE, epoch)

@@ -20,7 +20,7 @@ from workbench.methods.pac_plus.epochs import begin, phases_on
 from workbench.methods.pac_plus.measure import measure_layers
 from workbench.methods.pac_plus.prepare import PreparedJob, check_plan, prepare, record_layout, require_known
 from workbench.methods.pac_plus.rank_job import PacPlusRankJob, Programs, rank_job
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.backpropagation import AnalyticTechnique, BackpropagationMethod
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.models.evaluation import Predictions
@@ -124,7 +124,7 @@ class Trained:
         return adapter.eval()
 
 
-class PacPlus(TrainingMethod[PreparedJob]):
+class PacPlus(BackpropagationMethod[PreparedJob]):
     """Parallel Adapters with an activation cache, planned for heterogeneous devices."""
 
     name = "pac_plus"
@@ -149,7 +149,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         return profile if prepared.job.epochs == 1 else _taping(profile)
 
     def measured(self, prepared: PreparedJob) -> Measurement:
-        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
         options = prepared.options
         key = {
             "adapter": str(replace(prepared.adapter, seed=0, label_mean=0.0, label_std=1.0)),
@@ -166,7 +166,7 @@ class PacPlus(TrainingMethod[PreparedJob]):
         return key, measure
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
-        """Return the adapters' sizes (see TrainingMethod)."""
+        """Return the adapters' sizes (see BackpropagationMethod)."""
         options = prepared.options
         stored = record_layout(prepared.adapter, options.cache_dtype)
         taps = float(cache_dtype(options.cache_dtype).itemsize), stored.row_bytes / stored.width

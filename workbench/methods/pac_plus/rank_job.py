@@ -348,6 +348,5 @@ def rank_job(prepared: PreparedJob, profile: Profile, cluster: Cluster, plan: Pl
         plan,
         adapter=prepared.adapter,
         cache_dtype=prepared.options.cache_dtype,
-        quantization=prepared.quantization,
         schedule=prepared.options.schedule,
     )

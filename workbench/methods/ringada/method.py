@@ -23,7 +23,7 @@ from workbench.methods.ringada.phases import phases_on
 from workbench.methods.ringada.planner import Segment, plan_ring, plan_segments
 from workbench.methods.ringada.prepare import PreparedJob, check_plan, prepare, require_known
 from workbench.methods.ringada.rank_job import RingRankJob, Round, beside_bytes
-from workbench.methods.training.method import AnalyticTechnique, TrainingMethod
+from workbench.methods.training.backpropagation import AnalyticTechnique, BackpropagationMethod
 from workbench.methods.training.phases import once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
@@ -254,7 +254,7 @@ def _simulated_s(run: RingRankJob, parts: Sequence[Segment]) -> float:
     return rounds_s + run.changes_s
 
 
-class RingAda(TrainingMethod[PreparedJob]):
+class RingAda(BackpropagationMethod[PreparedJob]):
     """Adapters, unfrozen from the top, on a ring of devices that keep their data local."""
 
     name = "ringada"
@@ -282,7 +282,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         return (*super().notes(planned), advice)
 
     def measured(self, prepared: PreparedJob) -> Measurement:
-        """Return the settings that affect layer costs, and a function that measures them (see TrainingMethod)."""
+        """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""
         config, caches = prepared.config, prepared.options.cache
         key: dict[str, Any] = {
             f"{prepared.options.technique} adapters": asdict(replace(config, seed=0, label_mean=0.0, label_std=1.0))
@@ -300,7 +300,7 @@ class RingAda(TrainingMethod[PreparedJob]):
         )
 
     def technique(self, prepared: PreparedJob) -> AnalyticTechnique:
-        """Return the adapters' sizes (see TrainingMethod)."""
+        """Return the adapters' sizes (see BackpropagationMethod)."""
         options = prepared.options
         if options.technique == "parallel":
             return AnalyticTechnique("parallel_adapters", TechniqueSizes(reduction=options.reduction))

@@ -72,7 +72,6 @@ class RingRankJob(RankJob):
     of operations.
     cache_homes[l]: the rank whose disk has layer l's cache when this job begins; none if the caches are empty.
     cache_since: the round from which they were filled.
-    sweep: see RankJob; a device decodes them as the rounds that are declared here.
     """
 
     config: TechniqueConfig
@@ -83,7 +82,6 @@ class RingRankJob(RankJob):
     typical_length: int
     cache_homes: tuple[int, ...] = ()
     cache_since: int = 0
-    sweep: tuple[Round, ...] = ()
 
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""

@@ -102,10 +102,9 @@ def slowed(virtual: VirtualJob, factors: tuple[float, ...], links: Links = ()) -
 class VirtualPolicy(StepPolicy):
     """A StepPolicy whose devices only count steps.
 
-    clock: returns the virtual seconds.  adapts: whether the run reacts to changes in speed.
+    clock: returns the virtual seconds.
     """
 
-    adapts = True
     clock: Callable[[], float]
 
     def part(self, generation: Generation, place: int) -> VirtualJob:

@@ -86,12 +86,13 @@ def planned_epoch(
 
 def typical_steps(
     steps: Sequence[PlannedStep], batch_size: int, typical_length: int, num_steps: int
-) -> tuple[PlannedStep, ...]:
-    """Return the `num_steps` full mini-batches whose length is closest to a typical one; they are the same for every
-    plan.
+) -> dict[int, PlannedStep]:
+    """Return the `num_steps` full mini-batches whose length is closest to a typical one, by their numbers in the epoch;
+    they are the same for every plan.
     """
-    full_steps = [step for step in steps if step.shape.samples == batch_size] or list(steps)
-    return tuple(sorted(full_steps, key=lambda step: abs(max(step.shape.lengths) - typical_length))[:num_steps])
+    numbered = list(enumerate(steps))
+    full_steps = [(number, step) for number, step in numbered if step.shape.samples == batch_size] or numbered
+    return dict(sorted(full_steps, key=lambda pair: abs(max(pair[1].shape.lengths) - typical_length))[:num_steps])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,10 +67,17 @@ def in_every_paradigm(name: str, **options: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def training_calls(method: str, rank_job: str) -> dict[str, str | Parts]:
+def training_calls(
+    method: str,
+    rank_job: str,
+    *,
+    result: str = "workbench.methods.common.rank_results:RankResult",
+    done: str = "builtins:float",
+) -> dict[str, str | Parts]:
     """Return the functions of a training.method.TrainingMethod that devices call.
 
-    method, rank_job: the method and its phases.RankJob as 'module:class'.
+    method, rank_job: the method and its phases.PhasedJob as 'module:class'.  result, done: in the same form, the result
+    of a device, and what it says of a step, by default its part of the loss.
     """
-    parts = Parts(rank_job, "workbench.methods.common.rank_results:RankResult", done="builtins:float")
+    parts = Parts(rank_job, result, done=done)
     return {f"{method}.measure_rank": "", f"{method}.serve_rank": parts}

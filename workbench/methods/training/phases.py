@@ -168,9 +168,11 @@ class PhasedJob(SessionJob, ABC):
     """The steps of a run in phases, described for a rank, however a step trains.
 
     fingerprint: identifies the run's files on the disk.
+    sweep: the numbers of some steps of the first phase's first epoch to time; then nothing else runs.
     """
 
     fingerprint: str = ""
+    sweep: tuple[int, ...] = ()
 
     @property
     def layers(self) -> Layers:
@@ -238,7 +240,6 @@ class RankJob(PhasedJob):
     so far.
     homes: the ranks that have each tensor of that state in memory, if state has no files.
     is_same: whether the same devices did the steps before, under the same plan.
-    sweep: some steps of the first phase to time; then nothing else runs.
     small_bytes: if a stage's state is larger, by default no snapshot is taken between the ends of epochs but at a
     pause.
     """
@@ -253,14 +254,21 @@ class RankJob(PhasedJob):
     state: tuple[Path, ...] = ()
     homes: Homes = field(default_factory=dict)
     is_same: bool = True
-    sweep: tuple[PlannedStep, ...] = ()
 
     @classmethod
     def of(cls, prepared: Any, profile: Profile, cluster: Cluster, plan: Plan, **more: Any) -> Self:
         """Return the job of a run under a plan, for every rank.  prepared: a PreparedTraining.  more: the method's own
         settings.
         """
-        return cls(job=prepared.job, cluster=cluster, plan=plan, profile=profile, split=prepared.train, **more)
+        return cls(
+            job=prepared.job,
+            cluster=cluster,
+            plan=plan,
+            profile=profile,
+            split=prepared.train,
+            quantization=prepared.quantization,
+            **more,
+        )
 
     def predictor(self, phase: Phase) -> Predictor:
         """Return what simulates the steps of one of the phases, once for all searches (see PhasedJob)."""

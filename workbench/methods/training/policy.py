@@ -38,10 +38,9 @@ def plateaus(values: Sequence[float], patience: int, threshold: float = LEAST_FA
 
 
 class TrainingPolicy(StepPolicy):
-    """A StepPolicy of a run in its folder.
+    """A StepPolicy of a run that continues from snapshots in its folder.
 
-    former: the run's progress before.  results: those of the last generation, by place.  spent_s: seconds of the
-    slowest device, by the kind of work besides steps.
+    former: the run's progress before.
 
     Every device sends its part of each step's loss.  If the job says so, the run ends after an epoch with which the
     mean losses of the epochs reach a plateau.  RingAda's coordinator tests convergence after every round, by a rule
@@ -55,7 +54,6 @@ class TrainingPolicy(StepPolicy):
         self._former = former
         self._step = self._timetable.number(former.epochs, former.step)
         self.results = [RankResult(rank=rank) for rank in self.everyone]
-        self.spent_s: dict[str, float] = {}
         self._trained: set[str] = set()
         self._some_lost = False
         self._in_memory: dict[int, dict[Position, tuple[str, ...]]] = {}

@@ -16,6 +16,7 @@ from workbench.methods.training.handlers import PlannedStep, planned_epoch, typi
 from workbench.models.configuration import ModelFacts
 from workbench.models.configuration import require_known as require_known_model
 from workbench.models.loading import load_tokenizer
+from workbench.models.quantization.config import QuantizationConfig
 from workbench.models.techniques import TechniqueConfig
 from workbench.tasks import TASKS, load_task, unknown_task
 from workbench.tasks.task import Task
@@ -39,6 +40,11 @@ class PreparedTraining:
     test: TokenizedSplit
     facts: ModelFacts
     notes: tuple[str, ...] = ()
+
+    @property
+    def quantization(self) -> QuantizationConfig:
+        """Return how the frozen weights are stored."""
+        return QuantizationConfig(storage="float32")
 
     @property
     def predicts_words(self) -> bool:
@@ -77,7 +83,8 @@ class PreparedTraining:
         """Return the mini-batch of the first epoch that is closest to the typical length, to compare plans."""
         job = self.job
         steps = planned_epoch(self.train.lengths, job.batch_size, micro_batches, seed=job.seed, epoch=0)
-        return typical_steps(steps, job.batch_size, self.typical_length, 1)[0]
+        [step] = typical_steps(steps, job.batch_size, self.typical_length, 1).values()
+        return step
 
     @property
     def all_notes(self) -> tuple[str, ...]:

@@ -39,6 +39,10 @@ class StepPhase(ABC, Generic[APhasedJob]):
         """Return the shape of the next step as this run does it: by default as planned."""
         return planned.shape
 
+    def restart(self) -> None:
+        """Count the steps from the first one again, after a warm-up: by default no step depends on the count."""
+        return
+
     @abstractmethod
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step's operations by kind."""
@@ -90,6 +94,11 @@ class RankPhase(StepPhase[AJob]):
     def hand_on(self) -> Loaded | None:
         """Return the loaded layers for another job of this device, which restores what is trained."""
         return None
+
+    def restart(self) -> None:
+        """Set the learning rate schedule, which has no steps for a warm-up, to its beginning (see StepPhase)."""
+        if self.optimizer is not None:
+            self.optimizer.set_num_steps(0)
 
     def epoch(self, epoch: int, begin: int) -> AbstractContextManager[None]:
         """Return a context that is open during an epoch's steps from `begin` on."""

@@ -33,7 +33,10 @@ class RecordingPolicy(Policy):
     """A runtime.coordinator.Policy that notifies a user.
 
     notes: all messages.  least_timeout_s: shortest time-out of a generation on these devices.
+    adapts: whether the run reacts to changes in speed.
     """
+
+    adapts = True
 
     def __init__(self, notify: Notify) -> None:
         self._told, self.notes, self.least_timeout_s = notify, list[str](), 0.0
@@ -100,14 +103,14 @@ class RecordingPolicy(Policy):
             self._show(generation, event)
             self._progress(generation.members.index(rank), event)
 
-    def run(self, devices: Devices, cluster: Cluster, job: Job, *, adapts: bool = True) -> tuple[Recovery, ...]:
+    def run(self, devices: Devices, cluster: Cluster, job: Job) -> tuple[Recovery, ...]:
         """Do the remaining steps on devices that may be lost, leave or come back; return the cost of such changes."""
         self.least_timeout_s = devices.timeout_s
         fleet, show = fleet_of(devices, cluster, job), partial(show_device, self.notify)
         self._fleet = fleet
         self.notify(Event("faults", faults=fleet.faults))
         pace = Pace(least_s=REAL_PACE_S if devices.is_real else 0.0)
-        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=adapts, pace=pace)
+        coordinator = Coordinator(fleet=fleet, policy=self, say=self.say, show=show, adapts=self.adapts, pace=pace)
         coordinator.run()
         for name, joules in fleet.metered_j.items():
             self.say(f"{name} used {three_figures(joules)} J, measured by its own meter, with all else that it did")
@@ -119,6 +122,8 @@ class OncePolicy(RecordingPolicy):
 
     timetable: the job's steps with their predicted seconds.  results: results by rank, once the job is done.
     """
+
+    adapts = False
 
     def __init__(self, job: Any, plan: Plan, timetable: Any, notify: Notify) -> None:
         super().__init__(notify)

@@ -18,7 +18,9 @@ from workbench.core.report import StepRecord
 from workbench.core.schedule import Ranks
 from workbench.core.timeline import Timeline
 from workbench.core.units import three_figures
-from workbench.methods.base import Notify, Planned
+from workbench.methods.base import Notify, Planned, Prediction
+from workbench.methods.common.rank_results import RankResult
+from workbench.methods.common.records import measured_steps
 from workbench.methods.training.heating import Stretch, gets_hot, heated_s
 from workbench.methods.training.interrupted import Interrupted
 from workbench.methods.training.phases import PhasedJob, Plans
@@ -83,6 +85,8 @@ class StepPolicy(RecordingPolicy):
     generations: all that have begun.  now: the present one; None before the first, and after a loss: all remaining
     devices get a new plan (passive fault tolerance).  An idle device, if there is a suitable one, replaces one that
     leaves on notice (proactive: Confidant, section 3.4).  factors: see Policy.generation.
+    results: those of the last generation's devices, by place.  spent_s: seconds of the slowest device, by the kind of
+    work besides steps.
     """
 
     def __init__(self, method: Plans, planned: Planned[Any], first: PhasedJob, notify: Notify) -> None:
@@ -92,6 +96,8 @@ class StepPolicy(RecordingPolicy):
         self.generations: list[StartedGeneration] = []
         self.now: StartedGeneration | None = None
         self.factors: dict[Any, float] = {}
+        self.results: list[RankResult] = []
+        self.spent_s: dict[str, float] = {}
         self._timetable, self._step = Timetable(first), 0
         self._charges: Mapping[str, float] = {}
         self._ahead: tuple[Any, Generation] | None = None
@@ -135,6 +141,21 @@ class StepPolicy(RecordingPolicy):
             if generation is None or step.predicted_s is not None
             else replace(step, predicted_s=generation.timetable.seconds(number))
         )
+
+    def measured_steps(self, prediction: Prediction) -> tuple[StepRecord, ...]:
+        """Return the steps that are done, those of an earlier run among them, predicted and measured.
+
+        prediction: that of the last generation's devices.
+        """
+        former = self.last.former
+        expected = [self.expected(step) for step in former.steps(prediction.steps)]
+        for result in self.results:
+            result.resumed_at = (former.epochs, former.step)
+        return measured_steps([*former.results, *self.results], expected)
+
+    def last_results(self) -> list[RankResult]:
+        """Return the results of the last generation's devices, by place, with what they have done before."""
+        return self.last.former.joined(self.results)
 
     @cached_property
     def _heated_s(self) -> dict[int, float]:

@@ -150,7 +150,8 @@ class TrainingWorker(StepWorker[AJob]):
         try:
             phases = self._phases_on(session, result)
             if session.rank_job.sweep:
-                _sweep(phases[0])
+                phases[0].load(0)
+                sweep(phases[0])
                 return
             before = 0
             for phase in phases:
@@ -273,15 +274,14 @@ def _note(
         report()
 
 
-def _sweep(phase: RankPhase) -> None:
-    """Run the steps of a sweep; the first ones run twice as a warm-up."""
-    session, steps = phase.session, phase.rank_job.sweep
-    phase.load(0)
+def sweep(phase: StepPhase) -> None:
+    """Run the steps of a sweep, whose layers are loaded; the first ones run twice as a warm-up."""
+    session, epoch = phase.session, phase.phase.steps(0)
+    steps = [epoch[number] for number in phase.rank_job.sweep]
     session.barrier(phase.phase.program(steps[0].shape))
     run_steps(phase, steps[:WARM_UP_STEPS])
     session.pacer.reset()
-    if phase.optimizer is not None:
-        phase.optimizer.set_num_steps(0)  # the learning rate schedule has no steps for a warm-up
+    phase.restart()
     phase.result.steps = run_steps(phase, steps)
 
 
