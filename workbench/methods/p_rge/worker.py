@@ -15,7 +15,7 @@ from workbench.methods.common.rank_results import RankResult, StepTrace
 from workbench.methods.common.session import IDLE, WAITING, RankSession
 from workbench.methods.p_rge.prepare import PreparedJob
 from workbench.methods.p_rge.query_costs import Passing
-from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryShape, QueryStep, planned_step
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, QueryStep
 from workbench.methods.p_rge.zeroth_order import (
     CausalModel,
     PrecisionWarning,
@@ -243,8 +243,6 @@ class QueryWorker(StepWorker[PRGERankJob]):
     def __init__(self, dilation: float) -> None:
         super().__init__(dilation)
         self._compute: StageCompute | None = None
-        self._job: PRGERankJob | None = None
-        self._place = 0
 
     def work(self, session: RankSession[PRGERankJob], result: RankResult, controls: Controls) -> None:
         """Run the steps of a job (see StepWorker)."""
@@ -269,7 +267,6 @@ class QueryWorker(StepWorker[PRGERankJob]):
     def prepare(self, job: PRGERankJob, place: int) -> None:
         """Load a member's layers, unless they are loaded, and apply the steps of the log; an idle rank has none."""
         index = job.plan.stage_of(place)
-        self._job, self._place = job, place
         if index is None:
             return
         stage = job.plan.stages[index]
@@ -277,24 +274,3 @@ class QueryWorker(StepWorker[PRGERankJob]):
             self._compute = None  # free its memory before the others are loaded
             self._compute = StageCompute(job, stage.start, stage.stop)
         self._compute.catch_up(job.records)
-
-    def slowness(self, factor: float, detail: None) -> float | None:
-        """Return the time of one query on this device's layers relative to its profile."""
-        job, compute = self._job, self._compute
-        if job is None or compute is None:
-            return None
-        step = job.change.step
-        planned = planned_step(job.prepared, job.change, step)
-        batch, shape = job.batch(planned), planned.shape
-        assert isinstance(shape, QueryShape)
-        incoming, passing = None, Passing(1, "both", job.estimator.rule.query_parts)
-        if not compute.model.is_first:
-            incoming = torch.zeros(
-                passing.parts * shape.rows, shape.tokens, compute.model.backbone.hidden_size, dtype=compute.model.dtype
-            )
-        layers = (compute.start, compute.stop)
-        forward_s = job.profile.seconds(self._place, "F", passing.parts * len(batch), shape.lengths[0], *layers)
-        expected_s = forward_s + job.profile.seconds(self._place, STEP, 1, 1, *layers)
-        if not expected_s:
-            return 1.0
-        return self.relative_s(factor, lambda: compute.forward(job, passing, incoming, batch, step, [0]), expected_s)

@@ -104,6 +104,14 @@ class StepWorker(DeviceWorker[ASessionJob]):
 
     result_type: ClassVar[type[RankResult]] = RankResult
 
+    def __init__(self, dilation: float) -> None:
+        super().__init__(dilation)
+        self._reference_s = min(dilation * self.relative_s(0.0, _reference_work(), 1.0) for _ in range(5))
+
+    def slowness(self, factor: float, detail: None) -> float | None:
+        """Return the duration of a fixed computation relative to its duration when the device began."""
+        return self.relative_s(factor, _reference_work(), self._reference_s)
+
     def train(
         self, context: RankContext, process_group: dist.ProcessGroup, job: ASessionJob, controls: Controls
     ) -> tuple[End, RankResult]:
@@ -143,7 +151,6 @@ class TrainingWorker(StepWorker[AJob]):
     def __init__(self, phases_on: PhasesOn[AJob], dilation: float) -> None:
         super().__init__(dilation)
         self._phases_on, self._kept, self._loaded = phases_on, KeptInMemory(), list[Loaded]()
-        self._reference_s = min(self._dilation * self.relative_s(0.0, _reference_work(), 1.0) for _ in range(5))
 
     def work(self, session: RankSession[AJob], result: RankResult, controls: Controls) -> None:
         """Run all phases of a job (see StepWorker)."""
@@ -192,10 +199,6 @@ class TrainingWorker(StepWorker[AJob]):
         job.prepare_imports(job.cluster.devices[place])
         self.budget(job.cluster.devices[place])
         self._loaded[:] = filter(None, [job.loaded(place)])
-
-    def slowness(self, factor: float, detail: None) -> float | None:
-        """Return the duration of a fixed computation relative to its duration when the device began."""
-        return self.relative_s(factor, _reference_work(), self._reference_s)
 
 
 def _reference_work() -> Callable[[], object]:
