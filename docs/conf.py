@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 from generate import filled, report_schema  # noqa: E402
-from generate.labs import kept  # noqa: E402
+from generate.labs import stored_output  # noqa: E402
 from generate.outputs import page_of  # noqa: E402
 
 from workbench.plots import style  # noqa: E402
@@ -67,7 +67,7 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = filled(source[0])
     elif not name.endswith("index"):
         lab = ROOT / f"{name}.ipynb"
-        source[0] = page_of(*(kept(lab) or (lab, "")))
+        source[0] = page_of(*(stored_output(lab) or (lab, "")))
 
 
 def add_figures(app: Sphinx, name: str, *_: Any) -> None:

@@ -25,14 +25,14 @@ NAMES = {
 
 def published_boards() -> str:
     """Return a section for each board with published figures, the deviations that are explained, and the sources."""
-    found = published()
-    groups, sections = compared(found), []
-    for board in found.board:
-        own = [one for one in groups if one.board == board]
-        rows = [row for one in own for row in _rows(one, found.source)]
+    reports = published()
+    groups, sections = compared(reports), []
+    for board in reports.board:
+        groups_of_board = [one for one in groups if one.board == board]
+        rows = [row for one in groups_of_board for row in _rows(one, reports.source)]
         columns = ("quantity", "figure", "in the catalogue's terms", "catalogue", "deviation", "how it was measured")
         head = f"### `{board}`\n\n*From others:* each figure was measured and published by somebody else.\n"
-        sections.append(f"{head}\n{table(columns, rows)}\n{_verdicts(own)}")
+        sections.append(f"{head}\n{table(columns, rows)}\n{_verdicts(groups_of_board)}")
     return "\n".join(sections)
 
 
@@ -65,9 +65,9 @@ def _verdicts(groups: Iterable[Compared]) -> str:
 
 def board_sources() -> str:
     """Return where the published figures come from, and the boards of the catalogue without any."""
-    found = published()
-    rows = [[f"[{cell(one.title)}]({one.address})", cell(one.author), one.date] for one in found.source.values()]
-    without = ", ".join(f"`{model}`" for model in device_models() if model not in found.board)
+    reports = published()
+    rows = [[f"[{cell(one.title)}]({one.address})", cell(one.author), one.date] for one in reports.source.values()]
+    without = ", ".join(f"`{model}`" for model in device_models() if model not in reports.board)
     return f"{table(('page', 'by', 'date'), rows)}\nThere are no figures of {without}.\n"
 
 
@@ -76,10 +76,10 @@ def sent_reports(folder: Path | None = None) -> str:
     files = sorted((folder or data_folder() / "boards").glob("*.json"))
     if not files:
         return "No report has been sent yet: what stands above is all *from others*.\n"
-    return "\n".join(_sent(number, read_board_report(file)) for number, file in enumerate(files, 1))
+    return "\n".join(_report_section(number, read_board_report(file)) for number, file in enumerate(files, 1))
 
 
-def _sent(number: int, report: BoardReport) -> str:
+def _report_section(number: int, report: BoardReport) -> str:
     rows = []
     for board in report.boards:
         described = load_device(board.model) if board.model in device_models() else None

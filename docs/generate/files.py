@@ -102,17 +102,17 @@ def report_tables() -> str:
 
 def _kinds() -> dict[str, Any]:
     """Return the dataclasses and named tuples of a report by name."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     waiting: list[Any] = [msgspec.inspect.type_info(Report)]
     while waiting:
         info = waiting.pop()
         is_record = isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.NamedTupleType)
-        if is_record and info.cls.__name__ not in found:
-            found[info.cls.__name__] = info.cls
+        if is_record and info.cls.__name__ not in results:
+            results[info.cls.__name__] = info.cls
             waiting += [field.type for field in info.fields]
         waiting += [getattr(info, part) for part in ("item_type", "value_type") if hasattr(info, part)]
         waiting += [*getattr(info, "types", ()), *getattr(info, "item_types", ())]
-    return found
+    return results
 
 
 def _type(schema: dict[str, Any]) -> str:

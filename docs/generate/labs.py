@@ -15,7 +15,7 @@ from pathlib import Path
 from workbench.runs.notebooks import run_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT = ROOT / "build/labs"
+OUTPUTS = ROOT / "build/labs"
 SETTINGS = {"tiny": {"WORKBENCH_TINY": "1", "WORKBENCH_DILATION": "1", "OMP_NUM_THREADS": "1"}, "real": {}}
 
 
@@ -27,20 +27,20 @@ def labs() -> list[Path]:
 def kept_file(lab: Path, size: str) -> Path:
     """Return where a lab's outputs are kept; another text of the lab has another file."""
     digest = hashlib.sha256(lab.read_bytes()).hexdigest()[:16]
-    return KEPT / f"{lab.stem}-{size}-{digest}.ipynb"
+    return OUTPUTS / f"{lab.stem}-{size}-{digest}.ipynb"
 
 
-def kept(lab: Path) -> tuple[Path, str] | None:
+def stored_output(lab: Path) -> tuple[Path, str] | None:
     """Return a lab with outputs and their size, the real one if there is one."""
     return next(((file, size) for size in ("real", "tiny") if (file := kept_file(lab, size)).is_file()), None)
 
 
 def main(size: str) -> None:
     """Execute every lab whose outputs are not kept, of the same or of a larger size."""
-    KEPT.mkdir(parents=True, exist_ok=True)
+    OUTPUTS.mkdir(parents=True, exist_ok=True)
     os.environ |= SETTINGS[size]
     for lab in labs():
-        done = kept(lab)
+        done = stored_output(lab)
         if done is None or (size == "real" and done[1] == "tiny"):
             sys.stderr.write(f"Executing {lab.name} ({size})\n")
             file = kept_file(lab, size)

@@ -25,7 +25,7 @@ def page_of(lab: Path, size: str) -> str:
     for number, cell in enumerate(notebook["cells"]):
         if cell["cell_type"] == "code":
             outputs = _without_progress(cell)
-            cell["outputs"] = [_output(one, f"figure-{number}-{at}") for at, one in enumerate(outputs)]
+            cell["outputs"] = [_output(one, f"figure-{number}-{place}") for place, one in enumerate(outputs)]
             if cell["metadata"].get("jupyter", {}).get("source_hidden"):
                 cell["metadata"].setdefault("tags", []).append("hide-input")
     notebook["metadata"].pop("widgets", None)
@@ -36,8 +36,8 @@ def page_of(lab: Path, size: str) -> str:
 def _without_progress(cell: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a cell's outputs without what a later line of a progress bar has overwritten."""
     outputs = [one | {"text": "".join(one["text"])} if "text" in one else one for one in cell["outputs"]]
-    read, _ = CoalesceStreamsPreprocessor().preprocess_cell(nbformat.from_dict(cell | {"outputs": outputs}), {}, 0)
-    return [one for one in read["outputs"] if one["output_type"] != "stream" or one["text"].strip()]
+    merged, _ = CoalesceStreamsPreprocessor().preprocess_cell(nbformat.from_dict(cell | {"outputs": outputs}), {}, 0)
+    return [one for one in merged["outputs"] if one["output_type"] != "stream" or one["text"].strip()]
 
 
 def _output(output: dict[str, Any], name: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ def module(name: str, *names: str) -> str:
     loaded = importlib.import_module(name)
     inside = [
         one
-        for one, found in vars(loaded).items()
+        for one, value in vars(loaded).items()
         if not one.startswith("_")
-        and (inspect.isfunction(found) or inspect.isclass(found))
-        and found.__module__ == name
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == name
     ]
     parts = [f"## {name}\n", _prose(loaded.__doc__)]
     for one in names or inside:
@@ -29,11 +29,11 @@ def module(name: str, *names: str) -> str:
     return "\n".join(parts)
 
 
-def _entry(found: Any, name: str) -> Iterator[str]:
+def _entry(value: Any, name: str) -> Iterator[str]:
     yield f"### {name}\n"
-    yield f"```python\n{_signature(found, name, is_block=True)}\n```\n"
-    if not dataclasses.is_dataclass(found):
-        lead, arguments = entries_of(found.__doc__, _parameters(found))
+    yield f"```python\n{_signature(value, name, is_block=True)}\n```\n"
+    if not dataclasses.is_dataclass(value):
+        lead, arguments = entries_of(value.__doc__, _parameters(value))
         # What a function raises stands last, behind its arguments.
         *others, last = arguments or [""]
         says, raises, errors = arguments.get(last, "").partition("Raises ")
@@ -41,12 +41,12 @@ def _entry(found: Any, name: str) -> Iterator[str]:
         yield from (f"- `{one}`: {cell(arguments[one])}" for one in others)
         yield f"- `{last}`: {cell(says)}\n\n{cell(raises + errors)}\n" if last else ""
     else:
-        says = meanings(found)
-        yield _prose((found.__doc__ or "").split("\n\n")[0]) if not says else ""
-        rows = [(f"`{field.name}`", cell(says.get(field.name, ""))) for field in dataclasses.fields(found)]
+        says = meanings(value)
+        yield _prose((value.__doc__ or "").split("\n\n")[0]) if not says else ""
+        rows = [(f"`{field.name}`", cell(says.get(field.name, ""))) for field in dataclasses.fields(value)]
         yield table(("field", "meaning"), rows)
-    if inspect.isclass(found):
-        for member, inner in vars(found).items():
+    if inspect.isclass(value):
+        for member, inner in vars(value).items():
             function = inner.__func__ if isinstance(inner, classmethod | staticmethod) else inner
             if not member.startswith("_") and inspect.isfunction(function) and function.__doc__:
                 yield f"- `{_signature(function, member)}`: {cell(_prose(function.__doc__))}"
@@ -55,9 +55,9 @@ def _entry(found: Any, name: str) -> Iterator[str]:
         yield ""
 
 
-def _signature(found: Any, name: str, *, is_block: bool = False) -> str:
+def _signature(value: Any, name: str, *, is_block: bool = False) -> str:
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return name
     parameters = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
@@ -68,9 +68,9 @@ def _signature(found: Any, name: str, *, is_block: bool = False) -> str:
     return f"{name}{shown}"
 
 
-def _parameters(found: Any) -> list[str]:
+def _parameters(value: Any) -> list[str]:
     try:
-        return list(inspect.signature(found).parameters)
+        return list(inspect.signature(value).parameters)
     except (TypeError, ValueError):
         return []
 

@@ -31,7 +31,11 @@ def schedule_semantics() -> str:
 def published_schedules() -> str:
     """Return the schedules that a name stands for."""
     rows = (
-        (f"`{name}`", cell(published.paper), ", ".join(f"`{size}` {given}" for size, given in published.sizes.items()))
+        (
+            f"`{name}`",
+            cell(published.paper),
+            ", ".join(f"`{size}` {default}" for size, default in published.sizes.items()),
+        )
         for name, published in schedules_by_name().items()
     )
     return table(("name", "of", "sizes, with their defaults"), rows)

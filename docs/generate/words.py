@@ -22,19 +22,19 @@ def cell(text: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; columns that are empty in all rows are left out."""
     rows = [list(row) for row in rows]
-    used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
-    lines = [[head[i] for i in used], ["---"] * len(used), *([row[i] for i in used] for row in rows)]
+    columns = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
+    lines = [[head[i] for i in columns], ["---"] * len(columns), *([row[i] for i in columns] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def meanings(kind: type) -> dict[str, str]:
     """Return what the docstrings of a class and of its bases say of each field: 'name, other: text'."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
         is_dataclass = hasattr(owner, "__dataclass_fields__")
         names = [field.name for field in fields(owner)] if is_dataclass else getattr(owner, "_fields", ())
-        found |= entries_of(owner.__doc__, names)[1]
-    return found
+        texts |= entries_of(owner.__doc__, names)[1]
+    return texts
 
 
 def entries_of(docstring: str | None, names: Iterable[str]) -> tuple[str, dict[str, str]]:
@@ -43,11 +43,11 @@ def entries_of(docstring: str | None, names: Iterable[str]) -> tuple[str, dict[s
     text = re.sub(r"(?<!\.)\.\. ", ". ", " ".join(text.split()))
     either = "|".join(map(re.escape, names)) or "(?!)"
     entries = list(re.finditer(rf"(?:(?<=[.:] )|^)((?:{either})(?:, (?:{either}))*): ", text))
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for entry, following in zip_longest(entries, entries[1:]):
         says = text[entry.end() : following.start() if following else None].strip()
-        found |= {name: says for name in entry[1].split(", ")}
-    return text[: entries[0].start()].strip() if entries else text, found
+        texts |= {name: says for name in entry[1].split(", ")}
+    return text[: entries[0].start()].strip() if entries else text, texts
 
 
 def described(hint: Any) -> tuple[str, list[Any]]:
@@ -67,9 +67,9 @@ def described(hint: Any) -> tuple[str, list[Any]]:
     return KINDS.get(get_origin(hint) or hint, "by name"), []
 
 
-def value(given: Any) -> str:
+def value(content: Any) -> str:
     """Return a value as it is written behind `--option NAME=`, as code."""
-    text = "none" if given is None else str(given).lower() if isinstance(given, bool) else str(given)
+    text = "none" if content is None else str(content).lower() if isinstance(content, bool) else str(content)
     return f"`{text}`" if text else ""
 
 
@@ -79,5 +79,5 @@ def _range(meta: Meta) -> str:
     return f", {low} to {high}" if low and high else f", {low or high}" if low or high else ""
 
 
-def _number(given: float) -> str:
-    return f"{int(given):,}" if given == int(given) and given < 1e7 else f"{given:.0e}".replace("e+0", "e")
+def _number(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) and number < 1e7 else f"{number:.0e}".replace("e+0", "e")
