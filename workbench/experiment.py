@@ -85,8 +85,9 @@ def profile(
 ) -> Profile:
     """Return the cost of every layer on every device.
 
-    The cost on an emulated device is measured on this host and scaled to the device's share of a core.  If the devices
-    are only simulated, or real and not asked here, the cost on a different device model is computed from its FLOP/s.
+    The cost on an emulated device is measured on this host and scaled to the device's share of a core.  For devices
+    that are only simulated, or real but not contacted here, the cost on another device model is computed from its
+    FLOP/s.
     refresh: repeat measurements that are cached.
     """
     return _profiled(_settled(job), cluster, mode, progress or ignore, refresh=refresh)[2]

@@ -1,1 +1,1 @@
-"""What belongs to single notebooks: planners, rings and bowls to try out, rooflines, exercises and their checks."""
+"""The parts of single notebooks: planners, rings and bowls to try out, rooflines, exercises and their checks."""

@@ -1,4 +1,4 @@
-"""What lab 03 measures: PAC+ next to LoRA on the same devices, initial weights, and what a cache holds."""
+"""The measurements of lab 03: PAC+ and LoRA on the same devices, initial weights, and the content of a cache."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Setting:
         return job.train_samples, job.validation_samples, job.test_samples
 
     @cached_property
-    def found(self) -> Task:
+    def fetched_task(self) -> Task:
         """Return the task."""
         return load_task(self.job.task).limited(*self.samples)
 
@@ -62,7 +62,7 @@ class Setting:
 
     def tokenized(self, split: str) -> TokenizedSplit:
         """Return the tokens of a split: train, validation or test."""
-        return tokenize(getattr(self.found, split), load_tokenizer(self.model), max_length=self.max_length)
+        return tokenize(getattr(self.fetched_task, split), load_tokenizer(self.model), max_length=self.max_length)
 
     @cached_property
     def stack(self) -> LayerStack:
@@ -123,10 +123,15 @@ class Setting:
 
     def initial_weights(self, ways: Sequence[str], target: float) -> tuple[Table, go.Figure]:
         """Return the validation scores of trainings that begin with different weights.  target: % of right answers."""
-        given: dict[str, Any] = {"task": self.job.task, "model": self.model, "technique": "parallel_adapters"}
-        given |= {"samples": self.samples, "max_length": self.max_length, "learning_rate": LEARNING_RATE}
-        given |= {"batch_size": self.job.batch_size, "reduction": self.config.reduction, "epochs": 2, "score_every": 4}
-        trainings = [Training(initialization=way, seed=self.job.seed, **given) for way in ways]
+        options: dict[str, Any] = {"task": self.job.task, "model": self.model, "technique": "parallel_adapters"}
+        options |= {"samples": self.samples, "max_length": self.max_length, "learning_rate": LEARNING_RATE}
+        options |= {
+            "batch_size": self.job.batch_size,
+            "reduction": self.config.reduction,
+            "epochs": 2,
+            "score_every": 4,
+        }
+        trainings = [Training(initialization=way, seed=self.job.seed, **options) for way in ways]
         outcomes = run_all(trainings, None, None, lambda text: print(f"{text:<90}", end="\r"))  # noqa: T201
         print(" " * 90, end="\r")  # noqa: T201
         curves = {way.initialization: outcome.curve for way, outcome in outcomes.items()}
@@ -160,7 +165,7 @@ class Setting:
 
 
 MOVED = ("sharing the activations", "sharing the adapter")
-"""What a report calls the phases between the first epoch and the cached ones."""
+"""A report's names for the phases between the first epoch and the cached ones."""
 
 
 def training_s(report: Report) -> float:

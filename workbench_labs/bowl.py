@@ -63,12 +63,12 @@ class Bowl:
 
 
 Rows = list[list[float]]
-"""Of each query: its losses, or its direction."""
+"""A row per query: its losses, or its direction."""
 Estimate = Callable[[Rows, Rows, float], Sequence[float]]
 """(losses, noise, epsilon) -> the estimated gradient (d,).  losses: (q, 2), plus and minus; noise: (q, d)."""
 
 
-def ask(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step: int) -> tuple[Rows, Rows]:
+def ask(bowl: Bowl, point: Point, *, queries: int, epsilon: float, seed: int, step: int) -> tuple[Rows, Rows]:
     """Return a step's losses (q, 2), at theta + epsilon z and theta - epsilon z, and its noise z (q, 2) (Algorithm 1,
     lines 4-9).
     """
@@ -80,7 +80,9 @@ def ask(bowl: Bowl, at: Point, *, queries: int, epsilon: float, seed: int, step:
         )
     draws = [random.Random(query_seed(seed, step, query)) for query in range(queries)]
     noise = [[draw.gauss(0, 1), draw.gauss(0, 1)] for draw in draws]
-    losses = [[bowl.loss(at[0] + side * epsilon * x, at[1] + side * epsilon * y) for side in (1, -1)] for x, y in noise]
+    losses = [
+        [bowl.loss(point[0] + side * epsilon * x, point[1] + side * epsilon * y) for side in (1, -1)] for x, y in noise
+    ]
     return losses, noise
 
 
@@ -156,9 +158,9 @@ def descents(
     """
     curves = {}
     for count in queries:
-        given: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "estimate": estimate}
-        given["learning_rate"] = learning_rate(count)
-        walks = [Descent(**given, seed=seed) for seed in range(repeats)]
+        settings: dict[str, Any] = {"bowl": bowl, "queries": count, "epsilon": 0.01, "estimate": estimate}
+        settings["learning_rate"] = learning_rate(count)
+        walks = [Descent(**settings, seed=seed) for seed in range(repeats)]
         points = []
         for step in range(passes // (2 * count) + 1):
             points.append((2.0 * count * step, median(bowl.height(*walk.path[-1]) for walk in walks)))
@@ -250,11 +252,11 @@ class BowlLab(Panel):
         ratio = math.hypot(*mean) / max(math.hypot(*exact), 1e-9)
         smooth = replace(walk.bowl, precision="float32")
         self.figure.show(draw_bowl(smooth.height, walk.path, probes, gradient=exact, epsilon=walk.epsilon))
-        said = (
+        text = (
             f"{abs(math.degrees(cmath.phase(complex(*mean) / complex(*exact)))):.0f}° beside the exact gradient, "
             f"{ratio:.2f} times as long"
             if any(mean)
             else "both losses alike: no slope seen"
         )
         steps = f"{len(walk.path) - 1} steps, {self._passes} forward passes, no backward pass"
-        self.headline.say(said, f"loss {walk.bowl.height(*point):.3f} after {steps}")
+        self.headline.say(text, f"loss {walk.bowl.height(*point):.3f} after {steps}")

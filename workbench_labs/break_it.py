@@ -47,9 +47,9 @@ FIRST, NEXT = "request, measured", "next token, measured"
 NEVER, OURS = "never leave out", "the workbench's"
 
 
-def write_text(given: Any) -> Report:
+def write_text(parameters: Any) -> Report:
     """Let a decoder write two texts on a lab's emulated devices.  given: the lab's Parameters."""
-    return experiment.run(given.text_job, given.cluster(), "execute", fidelity=given.fidelity)
+    return experiment.run(parameters.text_job, parameters.cluster(), "execute", fidelity=parameters.fidelity)
 
 
 def text_table(report: Report) -> Table:
@@ -117,17 +117,17 @@ def served_table(served: Mapping[str, ServingReport]) -> Table:
 class Host:
     """A service on a lab's emulated devices; its operations are measured on this computer once."""
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, parameters: Any) -> None:
         """given: the lab's Parameters."""
-        self._given, self._cluster = given, on_this_computer(given.cluster())
-        self.name = self._cluster.devices[given.straggler].name
+        self._parameters, self._cluster = parameters, on_this_computer(parameters.cluster())
+        self.name = self._cluster.devices[parameters.straggler].name
         self._job = Job(
             method="galaxy_plus",
-            model=given.model,
+            model=parameters.model,
             task="sst2",
             data=passages_folder(count=4, sentences=12),
             test_samples=4,
-            max_length=given.tokens,
+            max_length=parameters.tokens,
         )
 
     @cached_property
@@ -143,7 +143,7 @@ class Host:
         return SequencePrice(self._problem)(self._first)
 
     def _serve(self, fault: Fault, reaction: str = "exclude", **settings: Any) -> ServingReport:
-        stream = StreamSettings(num_requests=self._given.stream_requests, length=self._problem.sequence_length)
+        stream = StreamSettings(num_requests=self._parameters.stream_requests, length=self._problem.sequence_length)
         return serve_here(
             self._job,
             self._cluster,
@@ -151,14 +151,16 @@ class Host:
             stream=stream,
             rescheduling=settings_for(max(self._request_s, 0.02), reaction=reaction),
             faults=(fault,),
-            fidelity=self._given.fidelity,
+            fidelity=self._parameters.fidelity,
             **settings,
         )
 
     def serve_three(self, rule: Rule) -> dict[str, ServingReport]:
         """Serve a stream in which one device becomes slower: by a rule, without one, by the workbench's."""
-        whole_s, given = self._given.stream_requests * self._request_s, self._given
-        slow = Fault(kind="slow", rank=given.straggler, start=0.2 * whole_s, end=0.8 * whole_s, factor=given.slower)
+        whole_s, parameters = self._parameters.stream_requests * self._request_s, self._parameters
+        slow = Fault(
+            kind="slow", rank=parameters.straggler, start=0.2 * whole_s, end=0.8 * whole_s, factor=parameters.slower
+        )
         lengths = galaxy_plus.lengths_of(self._problem)
         blocks = simulated_times(self._problem.profile, self._cluster, lengths)(self._first, {}).blocks
         usual_ms = [1e3 * sum(blocks.get(rank, {}).values()) for rank in range(self._cluster.world_size)]
@@ -170,12 +172,12 @@ class Host:
 
     def serve_killed(self) -> tuple[ServingReport, float]:
         """Serve a stream in which one device is killed; return also the seconds that planning without it takes."""
-        at_s = 0.3 * self._given.stream_requests * self._request_s
-        report = self._serve(Fault(kind="kill", rank=self._given.straggler, start=at_s))
-        left = tuple(rank for rank in range(self._cluster.world_size) if rank != self._given.straggler)
+        at_s = 0.3 * self._parameters.stream_requests * self._request_s
+        report = self._serve(Fault(kind="kill", rank=self._parameters.straggler, start=at_s))
+        others = tuple(rank for rank in range(self._cluster.world_size) if rank != self._parameters.straggler)
         planner = planner_of(self._problem.profile, self._cluster, galaxy_plus.lengths_of(self._problem))
         begin_s = time.perf_counter()
-        planner(left)
+        planner(others)
         return report, time.perf_counter() - begin_s
 
 

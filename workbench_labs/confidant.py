@@ -146,14 +146,14 @@ class PartitionLab(Explorer):
             for end, cut in zip(self.cuts, partition.cuts[1:-1], strict=True):
                 end.value = cut
 
-    def _price(self, made: Partition) -> None:
-        costs, rows, parts, lacking = self.costs, [], {}, []
+    def _price(self, partition: Partition) -> None:
+        costs, rows, parts, over_budget = self.costs, [], {}, []
         for behind, rank, (start, stop) in zip(
-            reversed(range(len(made.order))), made.order, pairwise(made.cuts), strict=True
+            reversed(range(len(partition.order))), partition.order, pairwise(partition.cuts), strict=True
         ):
             device, need = (
                 costs.cluster.devices[rank],
-                costs.need(rank, behind, start, stop, num_stages=len(made.order)),
+                costs.need(rank, behind, start, stop, num_stages=len(partition.order)),
             )
             stashed = behind * trainable_bytes(costs.profile.layers[rank][start:stop])
             parts[rank] = need.purposes | {"weights": need.weights_bytes - stashed, "stashed versions": stashed}
@@ -164,8 +164,8 @@ class PartitionLab(Explorer):
                 "tokens": costs.memory_length,
             }
             seconds, over = float(costs.seconds(rank)[start, stop]), need.total_bytes - device.memory_bytes
-            lacking += [f"{device.name} lacks {size_words(over)}"] * (over > 0)
-            needed = [
+            over_budget += [f"{device.name} lacks {size_words(over)}"] * (over > 0)
+            need_text = [
                 size_words(nbytes)
                 for nbytes in (need.total_bytes, printed_need(need, **sizes, **self._sizes), device.memory_bytes)
             ]
@@ -175,20 +175,20 @@ class PartitionLab(Explorer):
                     f"{start}-{stop - 1}",
                     f"{behind}",
                     f"{seconds:.3g} s",
-                    *needed,
+                    *need_text,
                     "too little" * (over > 0),
                 )
             )
-        long_s = (pipeline(costs, made, 2 * LONG).makespan_s - pipeline(costs, made, LONG).makespan_s) / LONG
-        best_s = partition_in_order(costs, made.order).pace_s
+        long_s = (pipeline(costs, partition, 2 * LONG).makespan_s - pipeline(costs, partition, LONG).makespan_s) / LONG
+        best_s = partition_in_order(costs, partition.order).pace_s
         against = (
-            f"{made.pace_s / best_s - 1:+.0%} against Eq. 3 in this order"
+            f"{partition.pace_s / best_s - 1:+.0%} against Eq. 3 in this order"
             if best_s < math.inf
             else "nothing fits in this order"
         )
-        words = f"{made.pace_s:.3g} s a mini-batch in the long run ({against})"
-        first = f"Out of memory: {', '.join(lacking)}" if lacking else words
-        self.headline.say(first, f"{f'if it did fit: {words}; ' * bool(lacking)}{long_s:.3g} s in the simulator")
+        words = f"{partition.pace_s:.3g} s a mini-batch in the long run ({against})"
+        first = f"Out of memory: {', '.join(over_budget)}" if over_budget else words
+        self.headline.say(first, f"{f'if it did fit: {words}; ' * bool(over_budget)}{long_s:.3g} s in the simulator")
         columns = (
             "device",
             "layers",
@@ -201,7 +201,7 @@ class PartitionLab(Explorer):
         )
         self.tabulate(Table(columns, rows))
         self.show(
-            lambda: gantt(pipeline(costs, made, SHOWN, title=f"{SHOWN} mini-batches into an empty pipeline")),
+            lambda: gantt(pipeline(costs, partition, SHOWN, title=f"{SHOWN} mini-batches into an empty pipeline")),
             lambda: needs(
                 parts, costs.cluster, title="What each device needs, stashed versions of its weights included"
             ),
@@ -254,11 +254,13 @@ def version_words(timeline: Timeline, rank: int, time_s: float) -> str:
 
 def version_table(timeline: Timeline) -> Table:
     """Return the version of each stage's weights in the forward and backward pass of each mini-batch."""
-    read = {
+    rows_read = {
         (span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"
     }
-    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in read)
-    rows = [(f"{batch}", *(f"v{read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)]
+    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in rows_read)
+    rows = [
+        (f"{batch}", *(f"v{rows_read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)
+    ]
     columns = ("mini-batch", *timeline.device_names, "its update makes")
     return Table(columns, rows, title="Version with which a mini-batch goes forward, and back")
 
@@ -329,7 +331,7 @@ class HeadsLab(Explorer):
             [widgets.HBox(self.counts, layout=WRAPPED), self.epsilon],
             [*self.counts, self.epsilon],
             lambda: (tuple(count.value for count in self.counts), self.epsilon.value),
-            lambda asked: self._time(*asked),
+            lambda request: self._time(*request),
         )
 
     def _time(self, mine: tuple[int, ...], epsilon: float) -> None:
@@ -340,19 +342,19 @@ class HeadsLab(Explorer):
         times = {
             name: unit.text(profile.time_s(counts)) if counts else "nothing" for name, counts in allocations.items()
         }
-        said = (f"{name} {'-'.join(map(str, counts))}: {times[name]}" for name, counts in allocations.items())
+        lines = (f"{name} {'-'.join(map(str, counts))}: {times[name]}" for name, counts in allocations.items())
         words = f"{profile.time_s(mine) / profile.time_s(best) - 1:+.0%} against the optimum"
         if over:
             words = f"{counted(abs(over), 'head')} too {'many' if over > 0 else 'few'}"
-        self.headline.say(words, "; ".join(said) + " (computed from the profile)")
+        self.headline.say(words, "; ".join(lines) + " (computed from the profile)")
         self.show(
             lambda: _heads_figure(profile, {name: counts for name, counts in allocations.items() if counts}, unit)
         )
 
 
-def _heads_figure(profile: HeadProfile, found: Mapping[str, Sequence[int]], unit: Unit) -> go.Figure:
+def _heads_figure(profile: HeadProfile, allocations: Mapping[str, Sequence[int]], unit: Unit) -> go.Figure:
     figure, names = go.Figure(), [f"processor {number + 1}" for number in range(len(profile.seconds))]
-    for colour, (name, counts) in zip(CYCLE, found.items(), strict=False):
+    for colour, (name, counts) in zip(CYCLE, allocations.items(), strict=False):
         times = [
             row[count - 1] * unit.factor if count else 0.0 for row, count in zip(profile.seconds, counts, strict=True)
         ]
@@ -385,8 +387,8 @@ def recovery_table(reports: Mapping[str, Report]) -> Table:
                 )
             )
         if not report.recoveries:
-            what = "no step followed the change" if report.job.faults else "nothing changed"
-            rows.append((name, what, *["–"] * 7, ""))
+            reason = "no step followed the change" if report.job.faults else "nothing changed"
+            rows.append((name, reason, *["–"] * 7, ""))
     columns = (
         "run",
         "what",

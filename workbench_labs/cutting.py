@@ -127,18 +127,26 @@ def divisions_table(problem: TrainingProblem, divide: Divide, micro_batches: Seq
     rows, layers = [], [problem.profile.num_layers]
     ranks = list(range(problem.cluster.world_size))
     for number in micro_batches:
-        here = replace(problem, micro_batches=number)
+        problem_here = replace(problem, micro_batches=number)
         plans = {
-            "one device, the first": by_hand(here, layers, [[0]]),
-            "all, equally": by_hand(here, layers, [ranks], dispatch="equal"),
-            "all, by speed, one at least": by_hand(here, layers, [ranks]),
-            "all, by your function": divided(here, divide),
+            "one device, the first": by_hand(problem_here, layers, [[0]]),
+            "all, equally": by_hand(problem_here, layers, [ranks], dispatch="equal"),
+            "all, by speed, one at least": by_hand(problem_here, layers, [ranks]),
+            "all, by your function": divided(problem_here, divide),
         }
         for name, plan in plans.items():
             counts = {share.rank: share.samples for share in plan.stages[0].shares}
-            each = " - ".join(str(counts.get(rank, 0)) for rank in ranks)
-            fits = "" if not refusals(here, plan) else "too large"
-            rows.append((f"{number} of {here.micro_batch_size}", name, each, f"{1e3 * step_s(here, plan):.0f}", fits))
+            samples = " - ".join(str(counts.get(rank, 0)) for rank in ranks)
+            fits = "" if not refusals(problem_here, plan) else "too large"
+            rows.append(
+                (
+                    f"{number} of {problem_here.micro_batch_size}",
+                    name,
+                    samples,
+                    f"{1e3 * step_s(problem_here, plan):.0f}",
+                    fits,
+                )
+            )
     columns = ("micro-batches", "devices", "samples of a micro-batch", "step, ms", "")
     return Table(columns, rows, title="Data parallelism on unequal devices (simulated, measured layer times)")
 

@@ -112,9 +112,9 @@ def learning_lab(model: str, steps: int, policy: Policy) -> LearningLab:
     return LearningLab(training, [ALL, STEPS, Tried(policy=policy)])
 
 
-def lower_after_equal_time(found: LearningLab) -> str:
+def lower_after_equal_time(lab: LearningLab) -> str:
     """Return which policy has the lower loss at the time at which the faster one ends: 'all' or 'steps'."""
-    everything, stepwise = found.learned[ALL], found.learned[STEPS]
+    everything, stepwise = lab.learned[ALL], lab.learned[STEPS]
     end = min(everything.times[-1], stepwise.times[-1])
 
     def loss_at(one: Learned) -> float:

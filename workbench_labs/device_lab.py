@@ -66,8 +66,8 @@ class Bench:
 
     def slowest_over_fastest(self) -> float:
         """Return how many times as long as the fastest device the slowest takes for a product, as measured."""
-        taken = self._seconds[PRODUCT]
-        return max(taken) / min(taken)
+        seconds = self._seconds[PRODUCT]
+        return max(seconds) / min(seconds)
 
     def rates(self) -> dict[str, float]:
         """Return the first device's FLOP/s and bytes of memory per second, from what was measured."""

@@ -64,14 +64,14 @@ def four_numbers(numbers: Mapping[str, float]) -> Table:
     return Table(("name", "measured"), rows, title="The first device, as measured (emulated)")
 
 
-def links_table(asked: Mapping[str, Link], measured: Mapping[str, Link]) -> Table:
+def links_table(described: Mapping[str, Link], measured: Mapping[str, Link]) -> Table:
     """Return the requested and the measured values of links, by the link's name."""
     rows = [
         (
             name,
-            f"{asked[name].mbit_per_s:.0f}",
+            f"{described[name].mbit_per_s:.0f}",
             f"{link.mbit_per_s:.0f}",
-            f"{asked[name].latency_s * 1e3:.2f}",
+            f"{described[name].latency_s * 1e3:.2f}",
             f"{link.latency_s * 1e3:.2f}",
         )
         for name, link in measured.items()

@@ -41,8 +41,8 @@ FIELDS = ("model", "task", "seed", "loss", "queries", "batch_size", "epsilon", "
 def settings(parameters: Mapping[str, Any]) -> Trial:
     """Return a training's settings, from the lab's parameters among other names."""
     train, validation = parameters["train_samples"], parameters["validation_samples"]
-    given = {name: parameters[name] for name in FIELDS}
-    return Trial(method="P-RGE", samples=(train, validation, validation), max_length=TOKENS, **given)
+    settings = {name: parameters[name] for name in FIELDS}
+    return Trial(method="P-RGE", samples=(train, validation, validation), max_length=TOKENS, **settings)
 
 
 def folder(output: str) -> Path:
@@ -90,8 +90,8 @@ def cheap_copies(host: HostRoofline) -> int:
 
 def machines(host: HostRoofline, training: QueryTraining) -> RooflineExplorer:
     """Return the explorer of rooflines, with this machine among those of the paper."""
-    here = Choice(host.machine(training.model.backbone.num_layers), 4.0)
-    return RooflineExplorer(paper_machines() | {"this machine, one thread, fp32": here})
+    this_machine = Choice(host.machine(training.model.backbone.num_layers), 4.0)
+    return RooflineExplorer(paper_machines() | {"this machine, one thread, fp32": this_machine})
 
 
 def same_passes(trial: Trial, queries: Sequence[int], *, steps: int) -> Table:

@@ -40,7 +40,8 @@ RUNS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """What goes round, and the computation.  share: rows (tokens) and columns of a device's share, float32.
+    """The values that go around the ring, and the computation.  share: rows (tokens) and columns of a device's share,
+    float32.
 
     product_s: time of the product of a whole share, on any device; 0 leaves the products out.  tiles: number of tiles
     of a share, which have equally many rows.
@@ -182,7 +183,9 @@ def _shortest(
     program: Program, engines: EngineCluster, contents: Sequence[ContentsOf | None]
 ) -> tuple[Timeline, tuple[Outputs, ...]]:
     """Execute a program a few times, and return the shortest run: a computer does other things, too."""
-    return min((execute_with(program, engines, contents) for _ in range(RUNS)), key=lambda found: found[0].makespan_s)
+    return min(
+        (execute_with(program, engines, contents) for _ in range(RUNS)), key=lambda execution: execution[0].makespan_s
+    )
 
 
 def _contents(program: Program, *, tiles: dict[Value, Any], weights: tuple[Any, Any], term: Term) -> Contents:

@@ -163,7 +163,7 @@ class LayerCutter(Explorer):
             controls,
             controls,
             lambda: (self.plan, WAYS[self.way.value].scheme, self.length.value),
-            lambda asked: self._cut(*asked),
+            lambda request: self._cut(*request),
         )
 
     @property
@@ -318,10 +318,10 @@ class SchemeEditor(Explorer):
         moved = f"{size_words(sent)} travel"
         if fits:
             words = f"{time_words(seconds)} a sequence ({seconds / self._planned_s - 1:+.1%} against the planner)"
-            rest = f"yours: [{first}, {second}], {moved}; {theirs} (simulated)"
+            details = f"yours: [{first}, {second}], {moved}; {theirs} (simulated)"
         else:
             words = "Out of memory"
-            rest = (
+            details = (
                 f"[{first}, {second}] would take {time_words(seconds)} if it did fit, and {moved}; {theirs} (simulated)"
             )
-        return words, rest
+        return words, details

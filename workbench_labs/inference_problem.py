@@ -227,7 +227,7 @@ class StragglerLab(Explorer):
             [widgets.HBox(controls[:3]), widgets.HBox(controls[3:])],
             controls,
             lambda: (self.fault, self.rescheduling),
-            lambda asked: self._serve(*asked),
+            lambda request: self._serve(*request),
             tabs=("Throughput", "Latencies"),
         )
 

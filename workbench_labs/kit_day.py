@@ -64,8 +64,8 @@ def plan_of(counts: Sequence[int], job: Job, cluster: Cluster, profile: Profile)
     Raises PlanError if memory does not suffice.
     """
     problem = problem_of(job, cluster, profile)
-    used = [rank for rank, count in enumerate(counts) if count]
-    layers, groups = [counts[rank] for rank in used], [(rank,) for rank in used]
+    ranks = [rank for rank, count in enumerate(counts) if count]
+    layers, groups = [counts[rank] for rank in ranks], [(rank,) for rank in ranks]
     return replace(fixed_plan(problem, layers=layers, groups=groups, method="yours"), cached=plan_cached(problem))
 
 

@@ -105,7 +105,7 @@ class LearningLab(Explorer):
         self.training, self.learned = training, dict[Tried, Learned]()
         for number, setting in enumerate(tried, 1):  # the cell's output says how far it is, before the lab is shown
             words = f"Training {number} of {len(tried)}: {setting.name}"
-            self.learned[setting] = learn(training, setting, partial(bar, what=words))
+            self.learned[setting] = learn(training, setting, partial(bar, description=words))
         last = tried[-1]
         names = [name for name in get_args(Unfreezing) if name != "gradient_norm"]
         first = {"unfreezing": last.unfreezing, "every": last.every, "rule": last.rule, "scheme": last.scheme}
@@ -121,13 +121,13 @@ class LearningLab(Explorer):
         )
         return replace(tried, every=self.every.value) if tried.unfreezing in BY_NUMBER else tried
 
-    def _answer_to(self, asked: Tried) -> None:
-        if asked not in self.learned:
-            self.learned[asked] = learn(self.training, asked, partial(self._counted, asked.name))
-        curve, metric = self.learned[asked].curve, next(iter(self.learned[asked].curve.test))
-        words = f"{self.learned[asked].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
+    def _answer_to(self, request: Tried) -> None:
+        if request not in self.learned:
+            self.learned[request] = learn(self.training, request, partial(self._counted, request.name))
+        curve, metric = self.learned[request].curve, next(iter(self.learned[request].curve.test))
+        words = f"{self.learned[request].times[-1]:.0f} layer times for {self.training.steps} mini-batches (simulated)"
         self.headline.say(
-            f"{asked.name}: last loss {curve.losses[-1]:.3f}, test {metric} {curve.test[metric]:.1f} %", words
+            f"{request.name}: last loss {curve.losses[-1]:.3f}, test {metric} {curve.test[metric]:.1f} %", words
         )
         rows = [
             (
@@ -173,13 +173,18 @@ class LearningLab(Explorer):
             "validation accuracy, %", {tried: learned.curve.scores for tried, learned in self.learned.items()}
         )
 
-    def _by_mini_batches(self, what: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
+    def _by_mini_batches(self, quantity: str, values: Mapping[Tried, Sequence[float]]) -> go.Figure:
         series = {
             tried.name: [*zip(map(float, self.training.ends), series_values, strict=True)]
             for tried, series_values in values.items()
         }
-        title = f"{what.partition(',')[0].capitalize()} by mini-batches"
+        title = f"{quantity.partition(',')[0].capitalize()} by mini-batches"
         figure = lines(
-            series, title=title, label="executed", x_title="mini-batches", y_title=what, subtitle=self.training.model
+            series,
+            title=title,
+            label="executed",
+            x_title="mini-batches",
+            y_title=quantity,
+            subtitle=self.training.model,
         )
         return figure.update_yaxes(rangemode="normal")

@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 RATE, STEPS, WIDTH = 0.1, 12, 3
-"""Of the descents on devices: learning rate, mini-batches, weights."""
+"""The descents on devices: learning rate, mini-batches, weights."""
 
 
 def partition_lab(batch_size: int) -> PartitionLab:
@@ -79,7 +79,7 @@ def partition_lab(batch_size: int) -> PartitionLab:
 
 
 SLOWNESS = (1, 1, 2, 3)
-"""Of the emulated cluster's devices."""
+"""Slowness of each device in the emulated cluster."""
 
 
 def cut_to_run(cluster_name: str, layer_ms: float) -> tuple[Any, ...]:
@@ -119,8 +119,8 @@ def run_partition(
     return both_ways(program_on(cluster, schedule, forward_s, backward_s), cluster, fidelity)
 
 
-def _descend_rank(context: RankContext, given: tuple[Any, tuple[Any, ...]]) -> list[float]:
-    descend, arguments = given
+def _descend_rank(context: RankContext, payload: tuple[Any, tuple[Any, ...]]) -> list[float]:
+    descend, arguments = payload
     return [float(weight) for weight in descend(*arguments)]
 
 

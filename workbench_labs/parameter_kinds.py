@@ -1,4 +1,4 @@
-"""What the parameters of several labs have in common: ranges, a job, a cluster, and their checks."""
+"""Parameters that several labs share: ranges, a job, a cluster, and their checks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Positive = Annotated[float, Meta(gt=0, le=1000)]
 Samples = Many | None
 """None takes the whole split."""
 Student = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")]
-"""Whose numbers are drawn, and whose work is kept."""
+"""The student's short name.  It determines the numbers of the exercises and the name of the work's file."""
 MOST_IN_ALL_ORDERS = 7
 """Devices whose orders a lab lists: 5,040 of seven."""
 
 
 class AllLabs(Struct, frozen=True, kw_only=True):
-    """Those of all labs."""
+    """Parameters of all labs."""
 
     output: Text
     student: Student
@@ -44,8 +44,8 @@ class AllLabs(Struct, frozen=True, kw_only=True):
 
 
 class Parameters(AllLabs, frozen=True, kw_only=True):
-    """Those of the labs with devices.  Fields that a Job has, too, are checked as its fields, and their ranges are not
-    repeated here.
+    """Parameters of the labs with devices.  Fields that a Job has, too, are checked as its fields, and their ranges are
+    not repeated here.
     """
 
     method: ClassVar[str] = "pac_plus"
@@ -73,7 +73,7 @@ class Parameters(AllLabs, frozen=True, kw_only=True):
 
 
 class Trained(Parameters, frozen=True, kw_only=True):
-    """Those of the labs that train on a cluster from the catalogue."""
+    """Parameters of the labs that train on a cluster from the catalogue."""
 
     cluster_name: Text
     model: str
@@ -84,7 +84,7 @@ class Trained(Parameters, frozen=True, kw_only=True):
 
 
 class Built(Parameters, frozen=True, kw_only=True):
-    """Those of the labs in which students build a pipeline."""
+    """Parameters of the labs in which students build a pipeline."""
 
     cluster_name: Text
 
@@ -94,7 +94,7 @@ class Built(Parameters, frozen=True, kw_only=True):
 
 
 class Pipelined(Built, frozen=True, kw_only=True):
-    """Those of the labs that execute a pipeline."""
+    """Parameters of the labs that execute a pipeline."""
 
     num_micro_batches: Few
 

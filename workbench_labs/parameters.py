@@ -212,8 +212,8 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
     def job(self) -> Job:
         """Return the job; the descents' learning rate is not its own (see Parameters)."""
         names = {field.name for field in fields(Job)} & set(self.__struct_fields__) - {"learning_rate"}
-        given = {name: getattr(self, name) for name in names}
-        return Job(method=self.method, options=self.options, snapshot_to="neighbour", **given)
+        values = {name: getattr(self, name) for name in names}
+        return Job(method=self.method, options=self.options, snapshot_to="neighbour", **values)
 
     def cluster(self) -> Cluster:
         """Return the cluster's first devices.  Raises ConfigError if it has fewer."""
@@ -307,8 +307,8 @@ class KitDay(Trained, frozen=True, kw_only=True):
 
 
 class LayerCut(Built, frozen=True, kw_only=True):
-    """07_cut_a_layer.  megabits, product_ms: links and products of the executed ring.  paper_*: what is simulated.
-    serving_cluster: answers requests with the model.
+    """07_cut_a_layer.  megabits, product_ms: links and products of the executed ring.  paper_*: settings of the
+    simulation.  serving_cluster: cluster that answers requests with the model.
     """
 
     megabits: Annotated[float, Meta(ge=0.5, le=100)]
@@ -438,15 +438,17 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> Any:
     """
     check_choice("lab", lab, LABS)
     kind = LABS[lab]
-    given = {name: values[name] for name in kind.__struct_fields__ if name in values}
-    for name, value in given.items():
+    values_given = {name: values[name] for name in kind.__struct_fields__ if name in values}
+    for name, value in values_given.items():
         if isinstance(
             value, set | frozenset
         ):  # msgspec would take it for a list, and a cell would look for its last value
             raise ConfigError(
                 f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...]."
             )
-    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
-    checked = from_builtins(given, kind, source="the lab's parameters")
+    values_given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values_given.items()
+    }
+    checked = from_builtins(values_given, kind, source="the lab's parameters")
     checked.check()
     return checked

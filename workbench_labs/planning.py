@@ -48,7 +48,7 @@ from workbench.widgets.explorer import Explorer
 MAX_SIMULATIONS = 60
 """Steps that `simulated and refined` may simulate: a slider's answer must not take longer than a moment."""
 TOKENS = 128
-"""Of a sample at the paper's scale."""
+"""Tokens of a sample at the paper's scale."""
 
 
 def costs_on(profiled: Cluster, cluster: Cluster, costs: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
@@ -247,8 +247,8 @@ def query_step_s(problem: TrainingProblem, counts: Sequence[int]) -> float:
 
 
 def query_problem(job: Job, cluster: Cluster) -> TrainingProblem:
-    """Return the problem of a job of the method p_rge; its costs are measured on this machine once, kept, and scaled to
-    the devices.
+    """Return the problem of a job of the method p_rge.  Its costs are measured once on this machine, stored, and scaled
+    to the devices.
     """
     method = PRGE()
     prepared = method.prepare(job, ignore)
@@ -300,9 +300,9 @@ class QueryDivider(Explorer):
         problem = self.problem
         seconds = query_seconds(problem, counts)
         names = problem.cluster.names
-        lacking = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
-        if lacking:
-            return self.refuse("Out of memory.", f"{', '.join(lacking)}: not enough memory for the model.")
+        too_small = [name for name, taken in zip(names, seconds, strict=True) if math.isinf(taken)]
+        if too_small:
+            return self.refuse("Out of memory.", f"{', '.join(too_small)}: not enough memory for the model.")
         whole_s = query_step_s(problem, counts)
         unit = time_unit(whole_s)
         waits = [max(seconds) - device_s for device_s in seconds]

@@ -160,12 +160,12 @@ def _step(
     if technique == "parallel_adapters_cached":
         cached = taps()
 
-    def beside() -> Tensor:
+    def random_tensor() -> Tensor:
         return task_loss(
             adapter.predict(cached or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind
         )
 
-    return adapter, beside
+    return adapter, random_tensor
 
 
 def _saved_bytes(module: nn.Module, run: Callable[[], Tensor]) -> int:

@@ -32,7 +32,7 @@ Amounts = dict[str, float]
 REPEATS = 5
 MEMORY_PART = 0.25
 WITHIN = 0.1
-"""A prediction is right if it is off by no more than this share of what is measured."""
+"""A prediction is right if its error is at most this share of the measurement."""
 
 
 class Probe(NamedTuple):
@@ -98,7 +98,7 @@ def _work(context: RankContext, work: Sequence[tuple[str, int, float]]) -> list[
 
 
 def _taken_s(context: RankContext, product: Callable[[], object], least_s: float) -> float:
-    """Return this machine's seconds until a paced product has ended: a student measures with a clock beside the
+    """Return the seconds until a paced product has ended, on this machine's clock: a student measures from outside the
     device.
     """
     began_s = time.monotonic()

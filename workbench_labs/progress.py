@@ -35,19 +35,19 @@ def built(folder: Path, lab: str) -> set[str]:
     return set()
 
 
-def _cells_minutes(taken: Measured) -> str:
+def _cells_minutes(minutes: Measured) -> str:
     """Return the minutes that the cells took, 'at most' where they had to wait for other programs."""
-    return f"{'at most ' if taken.is_upper_bound else ''}{taken.cells_s / 60:.1f}"
+    return f"{'at most ' if minutes.is_upper_bound else ''}{minutes.cells_s / 60:.1f}"
 
 
 def labs(folder: Path | str = ".") -> Table:
     """Return the labs of a folder: minutes of work, measured minutes of the cells alone, exercises answered right."""
-    taken, rows = measured(), list[tuple[str, ...]]()
+    minutes, rows = measured(), list[tuple[str, ...]]()
     for notebook in sorted(Path(folder).glob("[0-9]*.ipynb")):
         number, names = notebook.stem[:2], exercises_of(notebook)
         done = len(built(Path(folder), number).intersection(names))
         work = minutes_of_work(notebook)
-        cells = _cells_minutes(taken[number]) if number in taken else ""
+        cells = _cells_minutes(minutes[number]) if number in minutes else ""
         state = "all done" if names and done == len(names) else ""
         rows.append((notebook.stem, "" if work is None else f"{work}", cells, f"{done} of {len(names)}", state))
     columns = ("lab", "minutes", "of them the cells'", "exercises answered right", "")

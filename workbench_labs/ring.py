@@ -116,13 +116,13 @@ class RingLab(Explorer):
             [widgets.HBox(controls)],
             controls,
             lambda: (self.depth.value, self.micro_batches.value, self.initiator.value - 1),
-            lambda asked: self._answer_to(*asked),
+            lambda request: self._answer_to(*request),
         )
 
     def _answer_to(self, depth: int, micro_batches: int, initiator: int) -> None:
         timeline = ring_timeline(BLOCKS, depth, micro_batches=micro_batches, initiator=initiator)
-        each, least = timeline.makespan_s / TOGETHER, 2 * depth
-        words = f"{each:.3g} layer times a mini-batch, {2 * sum(BLOCKS) / each:.2f} times as fast as one device"
+        batch_s, least = timeline.makespan_s / TOGETHER, 2 * depth
+        words = f"{batch_s:.3g} layer times a mini-batch, {2 * sum(BLOCKS) / batch_s:.2f} times as fast as one device"
         rule = (
             f"whole mini-batches with {depth} trained adapters take at least {least} layer times on any number of "
             "devices"

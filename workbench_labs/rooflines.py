@@ -98,12 +98,12 @@ def measure_roofline(
     return HostRoofline(flops_per_s=rate, bytes_per_s=memory_rate(seconds=seconds), passes=passes)
 
 
-def one_by_one(found: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
+def one_by_one(passes: Sequence[Pass]) -> dict[str, list[tuple[float, float]]]:
     """Return milliseconds over the number of parts: in one pass, and in as many passes of the smallest kind."""
-    first = found[0]
+    first = passes[0]
     return {
-        "one after the other": [(single.parts, 1e3 * first.seconds * single.parts / first.parts) for single in found],
-        "in one pass": [(single.parts, 1e3 * single.seconds) for single in found],
+        "one after the other": [(single.parts, 1e3 * first.seconds * single.parts / first.parts) for single in passes],
+        "in one pass": [(single.parts, 1e3 * single.seconds) for single in passes],
     }
 
 
@@ -143,12 +143,12 @@ class ExecutionCost(NamedTuple):
 
 def paper_machines() -> dict[str, Choice]:
     """Return the paper's machines, with the values fitted to its tables."""
-    known = load_constants()
+    constants = load_constants()
     return {
-        "A100, fp16 (Table 13)": Choice(known.a100(), 2.0),
-        "A100, NF4 (Fig. 6)": Choice(known.a100("nf4"), known.nf4_bytes),
-        "Jetson Orin Nano, NF4 (Table 4)": Choice(known.jetson(), known.nf4_bytes),
-        "OnePlus 12, fp16 (Table 5)": Choice(known.oneplus(), 2.0),
+        "A100, fp16 (Table 13)": Choice(constants.a100(), 2.0),
+        "A100, NF4 (Fig. 6)": Choice(constants.a100("nf4"), constants.nf4_bytes),
+        "Jetson Orin Nano, NF4 (Table 4)": Choice(constants.jetson(), constants.nf4_bytes),
+        "OnePlus 12, fp16 (Table 5)": Choice(constants.oneplus(), 2.0),
     }
 
 
@@ -196,7 +196,7 @@ class RooflineExplorer(Explorer):
             [row],
             controls,
             lambda: [control.value for control in controls],
-            lambda at: self._cost(*at),
+            lambda request: self._cost(*request),
         )
 
     def _cost(self, machine: str, model: str, q: int, each: int, tokens: int) -> None:
@@ -205,13 +205,13 @@ class RooflineExplorer(Explorer):
         first, best = self.costs[0], min(self.costs, key=lambda one: one.step_s)
         unit = time_unit(first.step_s)
         gain = first.step_s / best.step_s
-        said = f"all in one pass is {first.step_s / self.costs[-1].step_s:.2f} times as fast as one after the other"
+        text = f"all in one pass is {first.step_s / self.costs[-1].step_s:.2f} times as fast as one after the other"
         worth = (
             "Bound by arithmetic already: little to gain."
             if gain < 1.1
             else "Weights and launches are shared: further parts cost little."
         )
-        self.headline.say(said, f"{worth} (simulated)")
+        self.headline.say(text, f"{worth} (simulated)")
         rows = [
             (
                 cost.execution,

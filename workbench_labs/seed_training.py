@@ -24,7 +24,7 @@ MovesOf = Callable[[list[list[float]], list[int], float, float], Sequence[Sequen
 
 
 RANK = 2
-"""Of LoRA-FA.  Few values: a student's list takes as long as they are many."""
+"""Rank of LoRA-FA.  It is small, because the time of a student's list grows with the number of values."""
 SAMPLES = 64
 
 

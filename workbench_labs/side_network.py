@@ -107,7 +107,7 @@ def pooled_taps(stack: LayerStack, batch: Batch) -> Tensor:
     return functional.layer_norm(torch.einsum("lntd,nt->lnd", taps, share), taps.shape[-1:])
 
 
-def made(sentences: Sentences, layer: Layer | None, gradient: Gradient | None) -> SideNetwork:
+def side_network_of(sentences: Sentences, layer: Layer | None, gradient: Gradient | None) -> SideNetwork:
     """Return a new side network for the sentences' model.  A part that is not right yet is replaced by torch's."""
     layer = layer and usable(EXERCISES, "side_layer", layer)
     gradient = gradient and usable(EXERCISES, "side_gradient", gradient)
@@ -120,12 +120,12 @@ def gradients_table(sentences: Sentences, layer: Layer, gradient: Gradient) -> T
     The backbone's parameters all ask for a gradient here, so that one that arrives would be seen.
     """
     stack, [batch, *_] = sentences.stack, sentences.batches()
-    networks = made(sentences, layer, gradient), made(sentences, None, None)
+    networks = side_network_of(sentences, layer, gradient), side_network_of(sentences, None, None)
     stack.requires_grad_(True)
     try:
         for network in networks:
             functional.cross_entropy(network(pooled_taps(stack, batch)), batch.labels).backward()
-        given = {"backbone": list(stack.parameters()), "side network": list(networks[0].parameters())}
+        groups = {"backbone": list(stack.parameters()), "side network": list(networks[0].parameters())}
         rows = [
             (
                 name,
@@ -133,7 +133,7 @@ def gradients_table(sentences: Sentences, layer: Layer, gradient: Gradient) -> T
                 sum(parameter.grad is not None for parameter in parameters),
                 f"{sum(parameter.numel() for parameter in parameters):,}",
             )
-            for name, parameters in given.items()
+            for name, parameters in groups.items()
         ]
     finally:
         stack.requires_grad_(False)
@@ -186,14 +186,14 @@ def with_and_without_cache(sentences: Sentences, layer: Layer, gradient: Gradien
         with torch.no_grad():
             return pooled_taps(sentences.stack, batches[number])
 
-    trainings["no cache"] = train(made(sentences, layer, gradient), batches, through_backbone, epochs)
+    trainings["no cache"] = train(side_network_of(sentences, layer, gradient), batches, through_backbone, epochs)
     for dtype in ("float32", "bfloat16", "int8"):
         records = [stored(taps, dtype) for taps in fresh]
 
         def from_cache(epoch: int, number: int, records: list[Tensor] = records) -> Tensor:
             return records[number] if epoch else through_backbone(epoch, number)
 
-        trainings[f"cache, {dtype}"] = train(made(sentences, layer, gradient), batches, from_cache, epochs)
+        trainings[f"cache, {dtype}"] = train(side_network_of(sentences, layer, gradient), batches, from_cache, epochs)
     return trainings
 
 
@@ -258,7 +258,7 @@ def cache_test_table(sentences: Sentences, model: str, stale_records: Callable[.
         "weights stored in INT4 since then": records_of(quantized, batch),
         "weights trained a little since then": records_of(trained, batch),
     }
-    rows = [(what, f"{len(test(fresh, cached, tolerance))} of {len(fresh)}") for what, cached in done.items()]
+    rows = [(change, f"{len(test(fresh, cached, tolerance))} of {len(fresh)}") for change, cached in done.items()]
     return Table(("what was done", "stale"), rows, title=f"Your test on real activations, tolerance {tolerance:.2f}")
 
 
@@ -274,7 +274,7 @@ def storage_table(trained: Sentences, scored: Sentences, model: str, *, epochs: 
         stack = quantize(load_stack(model), QuantizationConfig(storage=storage))  # type: ignore[arg-type]
         with torch.no_grad():
             taps, unseen = ([pooled_taps(stack, batch) for batch in part] for part in (batches, tests))
-        new_network = made(trained, None, None)
+        new_network = side_network_of(trained, None, None)
         losses = train(new_network, batches, lambda epoch, number, taps=taps: taps[number], epochs).losses  # type: ignore[misc]
         network, exact = network or new_network, taps[0][-1] if exact is None else exact
         change = float((taps[0][-1] - exact).norm() / exact.norm())

@@ -45,7 +45,7 @@ class PlannerExplorer(Explorer):
             [self.form, widgets.HBox(controls)],
             controls,
             lambda: (self.problem, self.planner.value),
-            lambda asked: self._plan(*asked),
+            lambda request: self._plan(*request),
             tabs=("When (Gantt chart)", "Where (layers)", "Memory"),
         )
         self.form.on_change(lambda _: self.changed())
@@ -196,16 +196,16 @@ class SplitEditor(Explorer):
             for other in range(index - 1, -1, -1):
                 sliders[other].value = min(sliders[other].value, sliders[other + 1].value - 1)
 
-    def _price(self, made: Plan) -> None:
-        problem, errors = self.problem, refusals(self.problem, made)
-        timeline = simulated_step(problem, made, title="One mini-batch, as you split it")
+    def _price(self, plan: Plan) -> None:
+        problem, errors = self.problem, refusals(self.problem, plan)
+        timeline = simulated_step(problem, plan, title="One mini-batch, as you split it")
         if errors:
             self.message.error(" ".join(str(error) for error in errors))
-        self.headline.say(*self._headline(timeline.makespan_s, fits=not errors, made=made))
+        self.headline.say(*self._headline(timeline.makespan_s, fits=not errors, made=plan))
         self.show(
-            lambda: placement(made, problem.cluster),
+            lambda: placement(plan, problem.cluster),
             lambda: gantt(timeline),
-            lambda: needs(by_purpose(needs_of(problem, made)), problem.cluster),
+            lambda: needs(by_purpose(needs_of(problem, plan)), problem.cluster),
         )
 
     def _headline(self, step_s: float, *, fits: bool, made: Plan) -> tuple[str, str]:
@@ -214,12 +214,12 @@ class SplitEditor(Explorer):
             f"{self._planned_s * 1e3:.0f} ms"
         )
         if not fits:
-            words, rest = "Out of memory", f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}"
+            words, details = "Out of memory", f"a step would take {step_s * 1e3:.0f} ms if it did fit; {theirs}"
         else:
             words = f"{step_s * 1e3:.0f} ms a step ({step_s / self._planned_s - 1:+.1%} against the planner)"
-            rest = f"yours: {made.where()}; {theirs} (simulated)"
-        return words, rest
+            details = f"yours: {made.where()}; {theirs} (simulated)"
+        return words, details
 
 
-def _shape(made: Plan) -> tuple[list[int], list[tuple[int, ...]]]:
-    return [stage.num_layers for stage in made.stages], [stage.ranks for stage in made.stages]
+def _shape(plan: Plan) -> tuple[list[int], list[tuple[int, ...]]]:
+    return [stage.num_layers for stage in plan.stages], [stage.ranks for stage in plan.stages]

@@ -107,14 +107,14 @@ def continue_in_engine(training: QueryTraining, folder: Path, *, steps: int) -> 
     with _native_messages_dropped():
         engine = EngineTrainer(exported.path, seed=settings.seed, noise_of=noise_of, threads=torch.get_num_threads())
     engine.step_number = training.curve.steps
-    with _put_back(theta) as begun:
+    with _put_back(theta) as initial:
         run = _steps_beside(engine, training, steps)
         trained, in_torch = torch.from_numpy(engine.theta().copy()), theta.detach().clone()
         scores = [(f"after {steps} steps in PyTorch", training.score())]
         with torch.no_grad():
             theta.copy_(trained)
             scores.append((f"after {steps} steps in the engine", training.score()))
-            theta.copy_(begun)
+            theta.copy_(initial)
         scores.insert(0, ("before", training.score()))
     return replace(
         run,
@@ -151,12 +151,12 @@ def _put_back(theta: Tensor) -> Iterator[Tensor]:
     """Yield the trained values, and restore them at the end, also after an error: the log does not contain these
     steps.
     """
-    begun = theta.detach().clone()
+    initial = theta.detach().clone()
     try:
-        yield begun
+        yield initial
     finally:
         with torch.no_grad():
-            theta.copy_(begun)
+            theta.copy_(initial)
 
 
 @contextmanager
@@ -264,11 +264,11 @@ class TrainingPanel(WorkPanel):
         assert training is not None
         self.figure.layout.display = None
         self.figure.show(figure_of(training))
-        q, each = training.settings.queries, training.settings.batch_size
+        q, batch_size = training.settings.queries, training.settings.batch_size
         last = f", {training.task.metric} {curve.scores[-1][1]:.3f} after {curve.scores[-1][0]}" if curve.scores else ""
-        known = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
-        passes = f"{curve.steps * 2 * q:,} forward passes of {each} samples, no backward pass"
-        self.headline.say(f"{curve.steps} steps{known}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
+        note = f" ({curve.resumed} of them from the log)" if curve.resumed else ""
+        passes = f"{curve.steps * 2 * q:,} forward passes of {batch_size} samples, no backward pass"
+        self.headline.say(f"{curve.steps} steps{note}{last}", f"{passes}; {curve.step_s * 1e3:.0f} ms a step")
 
 
 def frozen_and_trained(model: CausalModel) -> tuple[int, int]:
@@ -284,7 +284,7 @@ def figure_of(training: QueryTraining, engine: Sequence[tuple[int, float]] = ())
     """Return the curve of a training.  engine: losses of an inference engine that continued it."""
     settings, curve = training.settings, training.curve
     loss, sizes = LOSSES[settings.loss], f"q = {settings.queries}, E = {settings.batch_size}"
-    what = f"{settings.model}, {settings.task}, loss {loss}, {sizes}"
+    label = f"{settings.model}, {settings.task}, loss {loss}, {sizes}"
     return learning(
         curve.losses,
         curve.scores,
@@ -292,5 +292,5 @@ def figure_of(training: QueryTraining, engine: Sequence[tuple[int, float]] = ())
         engine=engine,
         label="measured in this process",
         metric=training.task.metric,
-        subtitle=f"{what}, {len(training.task.validation)} validation samples",
+        subtitle=f"{label}, {len(training.task.validation)} validation samples",
     )

@@ -54,8 +54,8 @@ MOST_CANDIDATES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What one device got from another.  kind: a key of KINDS.  stage: the ring's stage.  content: the content as it
-    arrived.
+    """A message from one device to another.  kind: a key of KINDS.  stage: the ring's stage.  content: the content as
+    it arrived.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class _Watched(RingPhase):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self.kept: dict[Value, Message] = {}
+        self.messages_by_value: dict[Value, Message] = {}
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         rank = self.session.rank
@@ -87,7 +87,7 @@ class _Watched(RingPhase):
             def call(op: Op, reads: tuple[Any, ...]) -> tuple[Any, ...]:
                 for value, content in zip(op.reads, reads, strict=True):
                     if value in senders and isinstance(content, Tensor):
-                        self.kept[value] = Message(
+                        self.messages_by_value[value] = Message(
                             kind=value.name,
                             stage=value.stage,
                             sender=senders[value],
@@ -115,7 +115,7 @@ def _watch_rank(context: RankContext, job: RingRankJob) -> list[Message]:
         TrainingWorker(phases_on, context.dilation) as worker,
     ):
         worker.train(context, process_group, job, Controls())
-    return list(phases[0].kept.values())
+    return list(phases[0].messages_by_value.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +145,13 @@ class Watched:
     @cached_property
     def candidates(self) -> list[int]:
         """Return token ids: those of the sentences, others up to MOST_CANDIDATES; none whose embedding is zero."""
-        seen = sorted({int(token) for ids in self.split.ids for token in ids})
-        rest = set(self.embeddings.any(dim=1).nonzero().flatten().tolist()) - set(seen)
-        others = sorted(rest)
-        return [*seen, *(token for token, _ in zip(others, range(MOST_CANDIDATES - len(seen)), strict=False))]
+        used_tokens = sorted({int(token) for ids in self.split.ids for token in ids})
+        unused_tokens = set(self.embeddings.any(dim=1).nonzero().flatten().tolist()) - set(used_tokens)
+        others = sorted(unused_tokens)
+        return [
+            *used_tokens,
+            *(token for token, _ in zip(others, range(MOST_CANDIDATES - len(used_tokens)), strict=False)),
+        ]
 
     @cached_property
     def embeddings(self) -> Tensor:
@@ -237,10 +240,10 @@ def message_table(watched: Watched) -> Table:
 def leak_table(watched: Watched, leak: Callable[[list[float], list[int]], bool]) -> Table:
     """Return in how many messages a student's detector finds each kind of secret, and whether it finds planted ones."""
     rows = []
-    for what, secrets in watched.secrets.items():
+    for name, secrets in watched.secrets.items():
         planted = [0.5, *map(float, secrets[0]), 0.5]
         count = sum(_finds(leak, message.numbers, secrets) for message in watched.messages if message.kind != "free")
-        rows.append((what, len(secrets), count, "found" if _finds(leak, planted, secrets[:1]) else "not found"))
+        rows.append((name, len(secrets), count, "found" if _finds(leak, planted, secrets[:1]) else "not found"))
     columns = ("looked for", "how many", "messages with one", "planted by hand")
     return Table(columns, rows, title=f"{len(watched.messages)} messages ({watched.label})")
 
@@ -251,19 +254,19 @@ def _finds(leak: Callable[[list[float], list[int]], bool], numbers: list[float],
 
 def reading_table(watched: Watched, invert: Inversion) -> Table:
     """Return a sentence next to what a student's function reads from its hidden state, as it travelled."""
-    message, words, (ids, read) = watched.state, load_tokenizer(watched.model), watched.sentence(invert)
+    message, words, (ids, recovered) = watched.state, load_tokenizer(watched.model), watched.sentence(invert)
     assert isinstance(words, TextTokenizer)
     where = f"{watched.names[message.sender]} to {watched.names[message.receiver]}"
-    rows = [("its owner has", words.decode(ids)), ("read from the message", words.decode(read))]
-    right = f"{_equal(ids, read)} of {len(ids)} tokens"
+    rows = [("its owner has", words.decode(ids)), ("read from the message", words.decode(recovered))]
+    right = f"{_equal(ids, recovered)} of {len(ids)} tokens"
     title = f"{KINDS[message.kind].capitalize()}, {where}: {right} ({watched.label})"
     return Table(("", "sentence"), rows, title=title)
 
 
 def words_read(watched: Watched, invert: Inversion) -> float:
     """Return the share of a sentence's tokens, in per cent, that a student's function reads from the message."""
-    ids, read = watched.sentence(invert)
-    return round(100 * _equal(ids, read) / len(ids), 1)
+    ids, recovered = watched.sentence(invert)
+    return round(100 * _equal(ids, recovered) / len(ids), 1)
 
 
 def _equal(tokens: Sequence[int], others: Sequence[int]) -> int:
@@ -277,10 +280,10 @@ def readable_by_depth(watched: Watched, invert: Inversion) -> go.Figure:
     batch = collate(watched.split, list(watched.samples[0])[:4])
     with torch.no_grad():
         states = stack.stage(0, stack.num_layers)(batch.input_ids, batch.attention_mask)[1]
-    there = batch.attention_mask.bool()
-    true = batch.input_ids[there].tolist()
+    mask = batch.attention_mask.bool()
+    true = batch.input_ids[mask].tolist()
     points = [
-        (float(depth), 100 * _equal(true, watched.read(invert, state[there])) / len(true))
+        (float(depth), 100 * _equal(true, watched.read(invert, state[mask])) / len(true))
         for depth, state in enumerate(states[: stack.num_layers + 1])
     ]
     words = {"title": "Tokens read from a hidden state", "label": "executed", "subtitle": watched.model}

@@ -38,8 +38,8 @@ def refused(*words: str) -> dict[str, str]:
     error = json.loads(as_json.stdout)
     plain = call(*words)
     assert (plain.exit_code, plain.stdout) == (2, "")
-    told = plain.stderr.splitlines()[-1]
-    assert told == " ".join(
+    text = plain.stderr.splitlines()[-1]
+    assert text == " ".join(
         part for part in (f"{error['error']}:", error["asked"], error["found"], error["todo"]) if part
     )
     return error
@@ -136,11 +136,11 @@ def test_a_disk_that_fills_up_during_the_run_costs_the_file_alone(monkeypatch: p
         )
         invoked = call("run", "--mode", mode, "--report", "/dev/full")
         assert invoked.exit_code == 2 and "Devices     fast" in invoked.stderr
-        said = invoked.stderr.splitlines()[-1]
-        assert said.startswith(
+        text = invoked.stderr.splitlines()[-1]
+        assert text.startswith(
             "WriteError: Writing '/dev/full' was asked for. No space left on device. Free some space"
         )
-        assert ("--resume" in said) is hint
+        assert ("--resume" in text) is hint
     assert Path("/dev/full").is_char_device()
 
 

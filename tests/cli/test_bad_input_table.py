@@ -54,12 +54,12 @@ class Case:
 def split(text: str) -> list[tuple[str, str]]:
     """Return each line's input and what the message must quote of it: its last value, or what stands behind the
     arrow."""
-    found = []
+    results = []
     for line in filter(None, text.splitlines()):
         given, arrow, quote = line.rpartition(" -> ") if " -> " in line else (line, "", "")
         words = given.strip()
-        found.append((words, quote if arrow else shlex.split(words)[-1].rpartition("=")[2]))
-    return found
+        results.append((words, quote if arrow else shlex.split(words)[-1].rpartition("=")[2]))
+    return results
 
 
 def cases() -> Iterator[Case]:
@@ -146,14 +146,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "fifo": "pipe.toml",
         "empty": "empty",
     }
-    made = {
+    results = {
         "folder": folder,
         "data": write_data(folder / "data"),
         "report": made_up_report.report().write(folder / "report.json"),
     }
     return (
         TEXTS
-        | {name: str(path) for name, path in made.items()}
+        | {name: str(path) for name, path in results.items()}
         | {name: str(folder / file) for name, file in names.items()}
     )
 
@@ -197,9 +197,9 @@ def test_refused_in_one_sentence(case: Case, places: dict[str, str], monkeypatch
     for name, text in case.files:
         (folder / name).write_text(text)
     before = held(folder)
-    said = refusal(shlex.split(case.words.format(**places)), case.app)
-    if case.quote.format(**places) not in said:
-        pytest.fail(f"{case.quote!r} is not quoted in: {said}")
+    output = refusal(shlex.split(case.words.format(**places)), case.app)
+    if case.quote.format(**places) not in output:
+        pytest.fail(f"{case.quote!r} is not quoted in: {output}")
     if held(folder) != before:
         pytest.fail(f"written: {held(folder) ^ before}")
 

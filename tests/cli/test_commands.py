@@ -79,13 +79,13 @@ def test_who_knows_nothing_is_told_what_to_do_first() -> None:
 def test_the_help_of_run_has_groups_and_explains_the_options_of_the_named_method() -> None:
     for method in registered():
         lines = call("run", "--method", method, "--help", columns=80).output
-        told = " ".join(lines.split())
-        declared = told.partition(f"Options of {method}, ")[2]
+        text = " ".join(lines.split())
+        declared = text.partition(f"Options of {method}, ")[2]
         defaults = declaration_of(method).defaults.items()
         assert all(f"{name}={'' if default is None else default}" in declared for name, default in defaults)
-        assert "workbench run --method NAME --help" in told and max(map(len, lines.splitlines())) <= 80
-    groups = [told.index(f"─ {name} ─") for name in ("What", "Where", "How", "Faults and recovery", "Output")]
-    assert groups == sorted(groups) and "<bool>" not in told
+        assert "workbench run --method NAME --help" in text and max(map(len, lines.splitlines())) <= 80
+    groups = [text.index(f"─ {name} ─") for name in ("What", "Where", "How", "Faults and recovery", "Output")]
+    assert groups == sorted(groups) and "<bool>" not in text
 
 
 def test_the_help_of_run_names_every_method_and_loads_nothing_heavy() -> None:

@@ -11,8 +11,8 @@ from workbench.runtime import ssh_agent
 
 def test_the_doctor_ends_with_a_verdict_and_the_next_step() -> None:
     fine, less, absent = (doctor.Check("a", state, "found") for state in ("ok", "degraded", "missing"))
-    assert doctor.verdict([fine]).startswith("All is well.\nNext")
-    assert doctor.verdict([fine, less, less]).startswith("The workbench runs here; 2 things work with less")
+    assert doctor.verdict([fine]).startswith("Everything works.\nNext")
+    assert doctor.verdict([fine, less, less]).startswith("The workbench runs here, but 2 things are limited.")
     assert doctor.verdict([less, absent]).startswith("1 thing is missing.") and "workbench doctor" in doctor.verdict(
         [absent]
     )

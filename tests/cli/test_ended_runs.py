@@ -89,19 +89,22 @@ def life() -> Iterator[Life]:
             process = command.start(before=nobody)
             command.wait_for_an_epoch(process)
             os.killpg(process.pid, signal.SIGINT)
-            said, told = process.communicate(timeout=LIMIT_S)
-            interrupted = End(said=said, told=told, returncode=process.returncode, survivors=command.survivors())
+            text, message = process.communicate(timeout=LIMIT_S)
+            interrupted = End(said=text, told=message, returncode=process.returncode, survivors=command.survivors())
 
             process = command.start("--resume", before=(*without_network(loopback=True), *nobody))
             lines = command.wait_for_an_epoch(process)
             os.killpg(process.pid, signal.SIGSTOP)  # so that it has not ended before all of it has been looked at
             family, ports = command.listening()
             os.killpg(process.pid, signal.SIGCONT)
-            said, told = process.communicate(timeout=LIMIT_S)
+            text, message = process.communicate(timeout=LIMIT_S)
             finished = End(
-                said=said, told="\n".join([*lines, told]), returncode=process.returncode, survivors=command.survivors()
+                said=text,
+                told="\n".join([*lines, message]),
+                returncode=process.returncode,
+                survivors=command.survivors(),
             )
-            assert process.returncode == 0, told
+            assert process.returncode == 0, message
             yield Life(
                 interrupted=interrupted,
                 family=len(family),
@@ -117,10 +120,7 @@ def life() -> Iterator[Life]:
 
 def test_control_c_says_how_to_go_on(life: Life) -> None:
     assert life.interrupted.returncode == 130
-    assert (
-        life.interrupted.told.splitlines()[-1]
-        == "Interrupted. To go on where it stopped, give the same command with --resume."
-    )
+    assert life.interrupted.told.splitlines()[-1] == "Interrupted. To continue, give the same command with --resume."
     assert life.interrupted.survivors == []
 
 
@@ -160,9 +160,9 @@ def test_without_loopback_it_says_so(tmp_path_factory: pytest.TempPathFactory) -
     command = Command(folder, write_data(folder / "data"), folder / "cache")
     try:
         process = command.start(before=before)
-        _, told = process.communicate(timeout=LIMIT_S)
+        _, text = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 2
-        assert "ip link set lo up" in told.splitlines()[-1]
+        assert "ip link set lo up" in text.splitlines()[-1]
         assert command.survivors() == []
     finally:
         command.end()

@@ -59,15 +59,15 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
 ) -> None:
     data, cache = write_data(tmp_path_factory.mktemp("data")), tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
-    whole, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
+    reference, killed = (Command(tmp_path_factory.mktemp("c"), data, cache, (*JOB, *OPTIONS)) for _ in range(2))
     try:
-        said = said_by(whole)
-        assert "accuracy" in said
+        text = said_by(reference)
+        assert "accuracy" in text
         # What gradients would have moved stands beside what travelled, unless a profile measured on a busy machine left
         # a device out.
-        plan = Report.read(whole.report).plan
+        plan = Report.read(reference.report).plan
         divided = sum(len(stage.shares) for stage in plan.stages) > 1
-        assert ("first-order data parallelism would send" in said) == divided
+        assert ("first-order data parallelism would send" in text) == divided
         default_pool().stop()
         process = killed.start()
         wait_for_steps(killed, 5)
@@ -79,11 +79,11 @@ def test_a_run_that_is_killed_goes_on_from_its_log_and_makes_the_same_weights(
         monkeypatch.setattr(tempfile, "tempdir", str(killed.temporary))
         said_by(killed, "--resume")
         assert f"of {STEPS} steps" in " ".join(Report.read(killed.report).notes)
-        assert read_log(steps_of(killed)) == read_log(steps_of(whole))
-        losses = [[step.loss for step in Report.read(one.report).steps] for one in (killed, whole)]
+        assert read_log(steps_of(killed)) == read_log(steps_of(reference))
+        losses = [[step.loss for step in Report.read(one.report).steps] for one in (killed, reference)]
         assert losses[0] == losses[1] and len(losses[0]) == STEPS
         assert (killed.work / "adapter" / "trained.safetensors").read_bytes() == (
-            whole.work / "adapter" / "trained.safetensors"
+            reference.work / "adapter" / "trained.safetensors"
         ).read_bytes()
         default_pool().stop()
         assert killed.survivors() == []

@@ -43,10 +43,10 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Connection.open, "__defaults__", ("", LIMIT_S))  # a login takes a busy host long
     monkeypatch.setattr("workbench.cli.kit.ANSWER_S", LIMIT_S)
-    made = Hosts(tmp_path, ("alpha", "beta"))
-    monkeypatch.setenv("PATH", made.path)
-    yield made
-    made.close()
+    hosts = Hosts(tmp_path, ("alpha", "beta"))
+    monkeypatch.setenv("PATH", hosts.path)
+    yield hosts
+    hosts.close()
 
 
 def test_from_addresses_to_devices_that_are_ready_and_clean_again(
@@ -91,14 +91,14 @@ def test_a_host_that_refuses_is_named_with_what_to_do(hosts: Hosts) -> None:
     closed.bind(("127.0.0.1", 0))
     Path("kit.toml").write_text(Path("kit.toml").read_text() + f"port = {closed.getsockname()[1]}\n")
     kit("check", "--trust", code=2)
-    found = kit("check", code=2)
-    assert "It has no libraries yet" in found
+    result = kit("check", code=2)
+    assert "It has no libraries yet" in result
     (hosts.folder / "keys-alpha").write_text("")
     (hosts.home("alpha") / ".workbench-kit").touch()
-    found = kit("check", code=2)
-    assert "It does not accept the key" in found and "ssh-copy-id" in found
-    assert "nowhere" in found and "Its name is not known in this network" in found
-    assert "Nothing listens at its SSH port" in found and "systemctl enable --now ssh" in found
+    result = kit("check", code=2)
+    assert "It does not accept the key" in result and "ssh-copy-id" in result
+    assert "nowhere" in result and "Its name is not known in this network" in result
+    assert "Nothing listens at its SSH port" in result and "systemctl enable --now ssh" in result
     closed.close()
 
 
@@ -119,16 +119,16 @@ def test_keys_and_jump_hosts_that_cannot_be_used_are_named(hosts: Hosts) -> None
         described.replace('address = "alpha"', f'address = "alpha"\nkey = "{hosts.folder}/locked"')
     )
     kit("check", "--trust", code=2)
-    found = {
+    results = {
         finding["device"]: (finding["problem"], finding["todo"])
         for finding in json.loads(kit("check", "--json", code=2))
     }
-    assert "has a passphrase, and no ssh-agent holds it" in found["alpha"][0] and "ssh-add" in found["alpha"][1]
-    assert found["beta"] == (
+    assert "has a passphrase, and no ssh-agent holds it" in results["alpha"][0] and "ssh-add" in results["alpha"][1]
+    assert results["beta"] == (
         "There is no key file '~/.ssh/id_nowhere'.",
         "Name your private key with key = in the kit's file.",
     )
-    assert "such as a jump host, is not trusted" in found["beyond"][0] and "ssh JUMPHOST" in found["beyond"][1]
+    assert "such as a jump host, is not trusted" in results["beyond"][0] and "ssh JUMPHOST" in results["beyond"][1]
 
 
 @pytest.mark.parametrize(
@@ -208,8 +208,8 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(discovery, "discover", lambda: ())
     assert "None announces its SSH" in kit("init", "--discover", code=2)
-    found = (Candidate("pi0", "10.0.0.4", 22, {}), Candidate("pi1", "10.0.0.5", 2222, {}))
-    monkeypatch.setattr(discovery, "discover", lambda: found)
+    result = (Candidate("pi0", "10.0.0.4", 22, {}), Candidate("pi1", "10.0.0.5", 2222, {}))
+    monkeypatch.setattr(discovery, "discover", lambda: result)
     kit("init", "--discover", "--user", "ann")
     first, second = load_cluster("kit.toml").devices
     assert (first.address, first.port, second.address, second.port) == ("ann@10.0.0.4", None, "ann@10.0.0.5", 2222)
@@ -238,16 +238,16 @@ def test_a_kit_from_discovery_and_with_measured_figures(tmp_path: Path, monkeypa
     assert load_cluster("kit.toml").link(0, 1) == slow
     assert load_cluster("kit.toml").medium == "wifi"
     hot = [HeatSample(10.0 * n, 7e9 if n < 3 else 4.2e9, 50.0 + 10 * n, n > 3) for n in range(5)]
-    asked: list[float] = []
+    requests: list[float] = []
     monkeypatch.setattr(
         measure,
         "survey_sustained",
-        lambda cluster, seconds: asked.append(seconds) or {device.name: tuple(hot) for device in cluster.devices},
+        lambda cluster, seconds: requests.append(seconds) or {device.name: tuple(hot) for device in cluster.devices},
     )
     rates[0] = replace(rates[0], installed_bytes=9 * 10**8, swap_bytes=10**8)
     shown = " ".join(kit("measure", "--sustained", "2").split())
     assert f"{first.name} has 900 MB of memory, and a plan may use 1,000: it would swap to a disk of 40 MB/s" in shown
-    assert "7.0 4.2 50 to 90 40 s [[0, 1], [30, 0.6]]" in shown and asked == [120]
+    assert "7.0 4.2 50 to 90 40 s [[0, 1], [30, 0.6]]" in shown and requests == [120]
     curves = [device.sustained for device in load_cluster("kit.toml").devices]
     assert curves == [(Level(heat_s=0.0, speed=1.0), Level(heat_s=30.0, speed=0.6))] * 2
     assert "at least 0.001" in kit("measure", "--sustained", "0", code=2)
@@ -306,7 +306,7 @@ def greeting(machine: str, python: str) -> Greeting:
 
 
 def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel, said, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
+    wheel, messages, brought = tmp_path / "torch-1.0+cpu-py3-none-any.whl", list[str](), list[str]()
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("torch/__init__.py", "")
         archive.writestr("torch-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 1.0+cpu\n")
@@ -334,14 +334,14 @@ def test_libraries_are_installed_with_the_locks_digests_only(tmp_path: Path, mon
             f"other==2.0 \\\n    --hash=sha256:{64 * '1'}\ntorch==1.0 \\\n    --hash=sha256:{digest}\n"
         )
         with nullcontext() if is_taken else pytest.raises(RuntimeSetupError, match="Hash mismatch for `torch"):
-            ssh_setup.install(Device(), said.append)  # type: ignore[arg-type]
+            ssh_setup.install(Device(), messages.append)  # type: ignore[arg-type]
     assert brought.count("torch/__init__.py") == brought.count(ssh_setup.TRIAL) == 1
     other = ssh_setup.locked(
-        ["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", said.append
+        ["torch==1.0"], lambda pin: f"torch==1.0+cpu \\\n    --hash=sha256:{64 * '2'}", messages.append
     )
     assert (
         other == [f"torch==1.0+cpu --hash=sha256:{64 * '0'} --hash=sha256:{64 * '2'}"]
-        and "no digest of this build" in said[-1]
+        and "no digest of this build" in messages[-1]
     )
 
 

@@ -174,9 +174,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 @pytest.mark.parametrize("host", FAULTY)
 def test_each_fault_of_a_host_is_one_sentence_with_its_mend(host: str, checked: dict[str, dict[str, Any]]) -> None:
     _, problem, todo = FAULTY[host]
-    found = checked[host]
-    assert problem in found["problem"] and todo in found["todo"]
-    assert bool(found["problem"]) == bool(problem)
+    result = checked[host]
+    assert problem in result["problem"] and todo in result["todo"]
+    assert bool(result["problem"]) == bool(problem)
 
 
 def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ def test_a_check_ends_when_it_is_told_although_a_device_keeps_it_waiting(tmp_pat
     ) as check:
         wait_for((tmp_path / "asked").exists, "a login")
         check.terminate()
-        said = check.communicate(timeout=LIMIT_S)[0]
-        assert check.returncode == INTERRUPTED and "Interrupted." in said and "Traceback" not in said
+        text = check.communicate(timeout=LIMIT_S)[0]
+        assert check.returncode == INTERRUPTED and "Interrupted." in text and "Traceback" not in text

@@ -97,9 +97,9 @@ def test_text_of_devices_and_files_cannot_command_the_terminal(capsys) -> None:
     report_error(ConfigError("It was asked.", HOSTILE, "Mend it."), as_json=False)
     print_text(HOSTILE)
     print_table(HOSTILE, ("device", HOSTILE), [("alpha", HOSTILE)])
-    said = capsys.readouterr()
-    assert said.err.count(PLAIN) == 2 and said.out.count(PLAIN) == 4
-    assert all(character.isprintable() or character == "\n" for character in said.err + said.out)
+    captured = capsys.readouterr()
+    assert captured.err.count(PLAIN) == 2 and captured.out.count(PLAIN) == 4
+    assert all(character.isprintable() or character == "\n" for character in captured.err + captured.out)
 
 
 def test_a_table_that_is_too_wide_goes_on_below(monkeypatch, capsys) -> None:
@@ -114,9 +114,9 @@ def test_a_table_that_is_too_wide_goes_on_below(monkeypatch, capsys) -> None:
 
 def test_json_keeps_the_value_of_hostile_text(capsys) -> None:
     print_json({"found": HOSTILE})
-    said = capsys.readouterr().out
-    assert json.loads(said) == {"found": HOSTILE}
-    assert all(character.isprintable() or character == "\n" for character in said)
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"found": HOSTILE}
+    assert all(character.isprintable() or character == "\n" for character in text)
 
 
 def test_bars_leave_room_for_their_words_in_a_narrow_terminal() -> None:

@@ -34,22 +34,22 @@ def notebook(tmp_path, monkeypatch):
 
 
 def test_runs_the_notebook_and_sums_up_its_report(notebook, tmp_path, capsys) -> None:
-    made = report().write(tmp_path / "made.json")
-    notebook(f"import shutil; shutil.copy({str(made)!r}, '../figures/report.json')")
+    result = report().write(tmp_path / "made.json")
+    notebook(f"import shutil; shutil.copy({str(result)!r}, '../figures/report.json')")
     assert quickstart.main() == 0
-    said = capsys.readouterr().out
-    assert "fast (0.5 of a core), slow (0.25 of a core)" in said
-    assert "accuracy 0.800" in said
-    assert str(tmp_path / "figures" / "index.html") in said
+    text = capsys.readouterr().out
+    assert "fast (0.5 of a core), slow (0.25 of a core)" in text
+    assert "accuracy 0.800" in text
+    assert str(tmp_path / "figures" / "index.html") in text
     assert (tmp_path / "figures" / "00_quickstart.ipynb").is_file()
 
 
 def test_the_kernel_opens_no_port_and_nothing_is_said_of_it(notebook, tmp_path, capfd, caplog) -> None:
     """It talks over Unix sockets in a folder that only we can open, and that is gone afterwards."""
-    made, seen = report().write(tmp_path / "made.json"), tmp_path / "seen.json"
+    result, seen = report().write(tmp_path / "made.json"), tmp_path / "seen.json"
     notebook(
         "import json, os, pathlib, shutil, ipykernel.connect as connect\n"
-        f"shutil.copy({str(made)!r}, '../figures/report.json')\n"
+        f"shutil.copy({str(result)!r}, '../figures/report.json')\n"
         "path = pathlib.Path(connect.get_connection_file())\n"
         f"pathlib.Path({str(seen)!r}).write_text(json.dumps([json.loads(path.read_text()), "
         "oct(path.parent.stat().st_mode)[-3:]]))"

@@ -52,14 +52,14 @@ def test_an_interrupted_service_leaves_its_report(tmp_path: Path, monkeypatch: p
     def interrupted(*args: object, **settings: object) -> None:
         stream = StreamSettings(num_requests=9)
         request = ServedRequest(number=0, arrival_s=0.0, start_s=0.0, end_s=1.0, tokens=8, plan=0)
-        told: dict[str, Any] = {"model": "tiny-bert", "cluster": CLUSTER, "source": "emulated", "fidelity": "paced"}
-        made = {
+        fields: dict[str, Any] = {"model": "tiny-bert", "cluster": CLUSTER, "source": "emulated", "fidelity": "paced"}
+        results = {
             "rescheduling": ReschedulingSettings(),
             "plans": (),
             "requests": (request,),
             "notes": ("The service was interrupted.",),
         }
-        raise ServiceInterrupted(ServingReport(stream=stream, **told, **made))
+        raise ServiceInterrupted(ServingReport(stream=stream, **fields, **results))
 
     monkeypatch.setattr("workbench.methods.galaxy_plus.serving.stream.serve_emulated", interrupted)
     path = tmp_path / "serving.json"

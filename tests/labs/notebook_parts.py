@@ -17,37 +17,37 @@ def write_parts(shown: Mapping[Path, Collection[str]], path: Path) -> None:
     text."""
     parts = []
     for notebook, ids in shown.items():
-        whole = json.loads(notebook.read_text(encoding="utf-8"))
-        cells = whole["cells"]
+        document = json.loads(notebook.read_text(encoding="utf-8"))
+        cells = document["cells"]
         chosen = {number for number, cell in enumerate(cells) if cell["id"] in ids}
         assert len(chosen) == len(set(ids)), f"{notebook.name} has other cells than {ids}"
         parts += [cells[number] for number in sorted(needed(cells, chosen))]
-    path.write_text(json.dumps(whole | {"cells": parts}), encoding="utf-8")
+    path.write_text(json.dumps(document | {"cells": parts}), encoding="utf-8")
 
 
 def needed(cells: Sequence[dict[str, Any]], chosen: set[int]) -> set[int]:
     """Return the numbers of the chosen cells, of the parameters, and of the cells that define what these read."""
     [first] = [number for number, cell in enumerate(cells) if "parameters" in cell["metadata"].get("tags", ())]
-    wanted, taken = {first} | chosen, set[int]()
-    while left := wanted - taken:
+    expected, taken = {first} | chosen, set[int]()
+    while left := expected - taken:
         number = max(left)
         taken.add(number)
         for name in _names(cells[number], ast.Load):
             defining = [index for index in range(number) if name in _names(cells[index], ast.Store)]
-            wanted |= set(defining[-1:])
+            expected |= set(defining[-1:])
     return taken
 
 
 def depending(cells: Sequence[dict[str, Any]], changed: set[int]) -> set[int]:
     """Return the numbers of the changed cells and of the later ones that read what a changed one defines."""
-    names, found = set[str](), set[int]()
+    names, results = set[str](), set[int]()
     for number, cell in enumerate(cells):
         if number in changed or _names(cell, ast.Load) & names:
-            found.add(number)
+            results.add(number)
             names |= _names(cell, ast.Store)
         else:
             names -= _names(cell, ast.Store)
-    return found
+    return results
 
 
 def _names(cell: dict[str, Any], context: type[ast.expr_context]) -> set[str]:

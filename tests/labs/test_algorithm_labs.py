@@ -75,8 +75,8 @@ def test_real_caches_go_stale_when_the_backbone_changes(split: TokenizedSplit) -
     stale = dict(table.rows)
     assert stale["nothing: computed again"] == stale["stored in bfloat16"] == "0 of 3"
     assert stale["one file cut off"] == "1 of 3" and stale["weights trained a little since then"] == "3 of 3"
-    held = [float(row[1]) for row in storage_table(sentences, sentences, MODEL, epochs=1).rows]
-    assert held[0] > held[1] >= held[2]
+    values = [float(row[1]) for row in storage_table(sentences, sentences, MODEL, epochs=1).rows]
+    assert values[0] > values[1] >= values[2]
 
 
 def test_block_errors_keep_within_equation_1() -> None:
@@ -87,9 +87,9 @@ def test_block_errors_keep_within_equation_1() -> None:
 
 
 def test_cache_errors_grow_as_bytes_shrink() -> None:
-    found = cache_errors(
+    result = cache_errors(
         torch.randn(10, 64, generator=torch.Generator().manual_seed(0)), dtypes=("float32", "bfloat16", "int8")
     )
-    assert [row for row, _ in found.values()] == [256, 128, 68]
-    errors = [error for _, error in found.values()]
+    assert [row for row, _ in result.values()] == [256, 128, 68]
+    errors = [error for _, error in result.values()]
     assert errors[0] == 0 < errors[1] < errors[2] < 0.02

@@ -54,11 +54,13 @@ def test_few_bits_drown_a_small_epsilon_and_ripples_are_averaged_by_a_large_one(
 
 
 def test_walks_go_down_and_are_counted_in_passes() -> None:
-    found = descents(Bowl(), (1, 4), passes=80, learning_rate=lambda q: 0.3, repeats=5)
+    result = descents(Bowl(), (1, 4), passes=80, learning_rate=lambda q: 0.3, repeats=5)
     assert (
-        found["q = 1"][-1][0] == found["q = 4"][-1][0] == 80 and found["q = 1"][1][0] == 2 and found["q = 4"][1][0] == 8
+        result["q = 1"][-1][0] == result["q = 4"][-1][0] == 80
+        and result["q = 1"][1][0] == 2
+        and result["q = 4"][1][0] == 8
     )
-    for points in found.values():
+    for points in result.values():
         assert points[-1][1] < 0.5 * points[0][1]
     walk = Descent(bowl=Bowl(), queries=3)
     way, (x, y) = mean_of(walk.probes), walk.path[0]

@@ -109,7 +109,7 @@ def test_the_solutions_pass_with_every_students_numbers(lab: str) -> None:
 
 def test_numbers_are_each_students_own_and_of_any_kind() -> None:
     bubbles = {seed: exercises_of("02")["bubble"] for seed in map(str, range(20))}
-    assert len({exercise.asked(seed) for seed, exercise in bubbles.items()}) > 10
+    assert len({exercise.question_for(seed) for seed, exercise in bubbles.items()}) > 10
     for seed, exercise in bubbles.items():
         numbers = exercise.numbers(seed)
         share = Fraction(numbers["stages"] - 1, numbers["stages"] - 1 + numbers["micro_batches"])

@@ -66,10 +66,10 @@ def test_a_slower_device_scales_its_operations_and_no_others(problem: SequencePr
 
 
 def test_planners_stand_beside_each_other_and_who_does_not_fit_says_why(problem: SequenceProblem) -> None:
-    found = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
-    assert found[0].seconds <= found[1].seconds < found[2].seconds
-    table = str(inference_table(found, problem))
-    assert f"{found[2].seconds / found[0].seconds:.2f}" in table and "[0, 6]" in table
+    result = compare_inference(problem, ("Galaxy+", "Algorithm 1", "Megatron-LM"))
+    assert result[0].seconds <= result[1].seconds < result[2].seconds
+    table = str(inference_table(result, problem))
+    assert f"{result[2].seconds / result[0].seconds:.2f}" in table and "[0, 6]" in table
     small = on(problem, with_memory(problem.cluster, 150_000_000))
     alone = compare_inference(small, ("one device",))
     assert alone[0].plan is None and "150 MB" in str(inference_table(alone, small))

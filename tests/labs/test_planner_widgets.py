@@ -57,13 +57,13 @@ def test_a_slower_device_scales_its_layers_and_no_others(problem: Problem) -> No
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_gives_a_plan_that_fits_or_says_who_lacks_what(planner: str, problem: Problem) -> None:
     try:
-        made = PLANNERS[planner](problem)
+        plan = PLANNERS[planner](problem)
     except PlanError as error:
         assert "nano" in str(error) and "GB" in str(error)
         assert planner == "data parallel"  # two copies of BART-Large are too large for the Nanos
         return
-    assert not refusals(problem, made) and step_s(problem, made) > 0
-    assert sum(stage.num_layers for stage in made.stages) == problem.profile.num_layers
+    assert not refusals(problem, plan) and step_s(problem, plan) > 0
+    assert sum(stage.num_layers for stage in plan.stages) == problem.profile.num_layers
 
 
 def test_refined_is_never_slower_than_algorithm_1_and_ignoring_heterogeneity_costs(problem: Problem) -> None:
@@ -77,8 +77,8 @@ def test_refined_is_never_slower_than_algorithm_1_and_ignoring_heterogeneity_cos
 def test_tables_show_what_does_not_fit(problem: Problem) -> None:
     shown = str(comparison_table(compare(problem, ("data parallel", "Algorithm 1"))))
     assert "out of memory" in shown and "needs" in shown and "(weights" not in shown
-    made = PLANNERS["Algorithm 1"](problem)
-    assert f"{made.total_s * 1e3:.0f}" in str(phases_table([made], [step_s(problem, made)]))
+    plan = PLANNERS["Algorithm 1"](problem)
+    assert f"{plan.total_s * 1e3:.0f}" in str(phases_table([plan], [step_s(problem, plan)]))
 
 
 def test_the_order_table_says_what_the_listed_order_loses(problem: Problem) -> None:

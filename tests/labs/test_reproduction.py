@@ -19,15 +19,15 @@ from workbench_labs.reproduction import reproduced
 
 def test_a_students_deviation_equals_the_commands_and_fitted_cells_do_not_count() -> None:
     pytest.importorskip("workbench_studies")
-    found = reproduction.reproduced("p_rge", "table3")
+    actual = reproduction.reproduced("p_rge", "table3")
     own = usable(clinic.EXERCISES, "deviation", lambda cells: [0.0, 0.0])  # wrong: the judge's own stands in
-    offs = [cell["deviation"] for cell in found.part("comparisons")]
-    for cell, off in zip(found.cells, offs, strict=True):
+    offs = [cell["deviation"] for cell in actual.part("comparisons")]
+    for cell, off in zip(actual.cells, offs, strict=True):
         result = own([["predicted", *cell[1:]]])
         assert (result is None) == (off is None) and (off is None or result[0] == pytest.approx(abs(off)))
-    assert {row[0] for row in found.judged(own).rows} == {cell[0] for cell in found.cells} >= {"fitted", "predicted"}
-    assert isinstance(found.median(own), float) and "All 72 cells" in str(found.table())
-    assert found.claims().rows[0][1] == "finding" and "fitted" in str(found.words().data)
+    assert {row[0] for row in actual.judged(own).rows} == {cell[0] for cell in actual.cells} >= {"fitted", "predicted"}
+    assert isinstance(actual.median(own), float) and "All 72 cells" in str(actual.table())
+    assert actual.claims().rows[0][1] == "finding" and "fitted" in str(actual.words().data)
     with pytest.raises(ConfigError, match="--list"):
         reproduction.reproduced("p_rge", "table99")
 
@@ -42,7 +42,7 @@ def test_without_the_studies_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
         return subprocess.CompletedProcess(command, done.exit_code, stdout=str(done.exception), stderr="")
 
     monkeypatch.setattr(reproduction.subprocess, "run", run)
-    found = reproduced("p_rge", "table3")
+    result = reproduced("p_rge", "table3")
     own = usable(clinic.EXERCISES, "deviation", lambda cells: None)
-    shown = [found.kinds(), found.table(), found.judged(own), found.claims(), found.words().data]
-    assert all("not installed" in str(one) for one in shown) and "unknown" in str(found.median(own))
+    shown = [result.kinds(), result.table(), result.judged(own), result.claims(), result.words().data]
+    assert all("not installed" in str(one) for one in shown) and "unknown" in str(result.median(own))

@@ -22,8 +22,8 @@ NOTEBOOKS = sorted(path for path in (ROOT / "notebooks").glob("*.ipynb") if path
 
 def cells_of(path: Path) -> list[dict[str, Any]]:
     """Return a notebook's code cells; none where there is no such file."""
-    whole = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
-    return [cell for cell in whole["cells"] if cell["cell_type"] == "code"]
+    reference = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
+    return [cell for cell in reference["cells"] if cell["cell_type"] == "code"]
 
 
 @pytest.mark.slow
@@ -42,5 +42,5 @@ def test_a_notebook_runs_as_students_get_it(
         shown = run_cells([cells[number] for number in parts], {"output": str(tmp_path), "fidelity": "paced"})
     written = capsys.readouterr()
     assert "Traceback" not in written.out + written.err, "no value fails to be shown"
-    asked = [cells[number]["id"] for number in asking]
-    assert [name for name in asked if "Not answered yet." not in str(shown[name])] == []
+    requests = [cells[number]["id"] for number in asking]
+    assert [name for name in requests if "Not answered yet." not in str(shown[name])] == []

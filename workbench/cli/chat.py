@@ -17,26 +17,33 @@ if TYPE_CHECKING:
     from workbench.methods.common.text_model import TextModel
     from workbench.models.text import Piece, TextSettings
 
-TextModelName = Annotated[str, typer.Argument(help="A run's folder, or a model: embedded, a folder, a hub name.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0: always the most likely token.")]
-TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that make up this probability.")]
-TextSeed = Annotated[int, typer.Option(help="The same seed writes the same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this word; may be repeated.")]
+TextModelName = Annotated[
+    str, typer.Argument(help="A run's folder, or a model: an embedded name, a folder, or a hub name.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature. 0: always the most likely token.")]
+TopP = Annotated[
+    float, typer.Option(help="Sample only from the most likely tokens that together have this probability.")
+]
+TextSeed = Annotated[int, typer.Option(help="Random seed. The same seed gives the same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop before this word; may be repeated.")]
 DraftName = Annotated[
     str,
     typer.Option(
         metavar="layers:N|int4|MODEL",
-        help="What guesses tokens that the model then computes together: its first layers, itself in 4 bits, or a "
-        "smaller model of the same tokenizer. The text stays the same.",
+        help="Speculative decoding: a draft guesses tokens, and the model checks them together. The draft is the "
+        "model's first layers, the model in 4 bits, or a smaller model with the same tokenizer. The text stays the "
+        "same.",
     ),
 ]
 
 
 def chat(
     model: TextModelName,
-    message: Annotated[str | None, typer.Argument(help="Without one: a conversation, line by line.")] = None,
-    system: Annotated[str, typer.Option(help="What the model is told before the conversation.")] = "",
+    message: Annotated[
+        str | None, typer.Argument(help="One message to answer. Without it you type a conversation.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
     max_tokens: MaxTokens = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,

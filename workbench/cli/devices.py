@@ -34,8 +34,10 @@ def devices(
     batch: Annotated[
         list[int], typer.Option("--batch", min=1, max=65_536, help="Batch size for --layers; may be repeated.")
     ] = [1, 4, 16],  # noqa: B006
-    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of a sample for --layers.")] = 32,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure layers again that were measured before.")] = False,
+    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens per sample for --layers.")] = 32,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure layers again, even if stored results exist.")
+    ] = False,
     discover: Annotated[bool, typer.Option("--discover", help="Look for devices in the local network.")] = False,
     announce: Annotated[bool, typer.Option("--announce", help="Let others find this device, until Ctrl-C.")] = False,
     name: Annotated[str, typer.Option(help="With --announce: this device's name (default: its host name).")] = "",
@@ -44,11 +46,11 @@ def devices(
 ) -> None:
     """Show a cluster's devices, list the clusters, find devices, or measure: devices, links, a model's layers."""
     if names:
-        known = {name: load_cluster(name) for name in cluster_names()}
+        clusters = {name: load_cluster(name) for name in cluster_names()}
         if as_json:
-            print_json({name: described.description for name, described in known.items()})
+            print_json({name: described.description for name, described in clusters.items()})
         else:
-            listed = ((name, described.world_size, described.description) for name, described in known.items())
+            listed = ((name, described.world_size, described.description) for name, described in clusters.items())
             print_table("Clusters", ("name", "devices", "description"), listed)
     elif announce:
         _announce(name)

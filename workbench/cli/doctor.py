@@ -1,5 +1,5 @@
-"""What this machine can do, what is degraded, and how to fix it.  No torch is imported: versions come from the
-metadata.
+"""Examine this machine: what it can do, which features are limited, and how to fix them.  torch is not imported;
+versions come from the metadata.
 """
 
 from __future__ import annotations
@@ -49,18 +49,15 @@ def verdict(checks: Sequence[Check]) -> str:
     missing, degraded = (sum(check.state == state for check in checks) for state in ("missing", "degraded"))
     if missing:
         words = f"{missing} thing{'s are' if missing > 1 else ' is'} missing."
-        return f"{words} Do what stands behind the arrows, then ask again: workbench doctor"
+        return f"{words} Do what the arrows say, then repeat: workbench doctor"
     if degraded:
-        words = (
-            f"The workbench runs here; {degraded} thing{'s work' if degraded > 1 else ' works'} with less than it "
-            "could."
-        )
+        words = f"The workbench runs here, but {degraded} thing{'s are' if degraded > 1 else ' is'} limited."
     else:
-        words = "All is well."
-    return f"{words}\nNext        workbench simulate (what a fine-tuning would take), workbench run (do it)"
+        words = "Everything works."
+    return f"{words}\nNext        workbench simulate (simulate a fine-tuning), workbench run (execute it)"
 
 
-INSTALL = f"Run: make setup, or {installation('all')}; a device of a run on several machines does without."
+INSTALL = f"Run: make setup, or {installation('all')}. A device in a run on several machines does not need it."
 
 
 def examine() -> list[Check]:
@@ -133,8 +130,8 @@ def _links() -> list[Check]:
     checks = [Check("emulated links", state, f"{support.fidelity}: {support.reason}", support.remedy)]
     if not support.private:
         exposure = (
-            "other users of this machine can connect to the devices at 127.0.0.1 while a run lasts, and gloo asks "
-            "nobody who he is"
+            "other users of this machine can connect to the devices at 127.0.0.1 during a run, and gloo does not "
+            "authenticate them"
         )
         todo = "Run on a machine of your own, or where network namespaces are allowed."
         checks += _check("devices' network", exposure, todo)

@@ -41,23 +41,27 @@ def export(
         Literal["float32", "float16"],
         typer.Option(help="Number format of a .gguf file's matrices.", show_default="float16"),
     ] = "float16",
-    queries: Annotated[int, typer.Option(help="q, random directions a step.")] = 4,
-    batch_size: Annotated[int, typer.Option(help="E, prompts a step.")] = 4,
+    queries: Annotated[int, typer.Option(help="q, random directions per step.")] = 4,
+    batch_size: Annotated[int, typer.Option(help="E, prompts per step.")] = 4,
     max_length: MaxLength = 64,
-    targets: Annotated[int, typer.Option(help="Label tokens of a prompt.")] = 1,
+    targets: Annotated[int, typer.Option(help="Label tokens per prompt.")] = 1,
     epsilon: Annotated[float, typer.Option(help="Scale of the perturbation.")] = 1e-2,
     loss: Annotated[
         Literal["vocabulary", "label_words"],
-        typer.Option(help="Over the whole vocabulary, or among the label words alone."),
+        typer.Option(help="Cross-entropy over the whole vocabulary, or over the label words only."),
     ] = "vocabulary",
     rank: Annotated[int, typer.Option(help="Rank of LoRA-FA.")] = 16,
     alpha: Annotated[float, typer.Option(help="Alpha of LoRA-FA.")] = 32.0,
     backend: Annotated[str, typer.Option(help="Kernels: xnnpack or portable.")] = "xnnpack",
     estimator: Annotated[
-        str, typer.Option(help="How losses become a gradient: two_point, one_sided (FZOO) or low_rank (LOZO).")
+        str, typer.Option(help="How the gradient is estimated: two_point, one_sided (FZOO) or low_rank (LOZO).")
     ] = "two_point",
-    noise: Annotated[str, typer.Option(help="input: from the host's seeds; drawn: by the program itself.")] = "input",
-    prompts: Annotated[Path | None, typer.Option(help="Write a task's training prompts, tokenized, here too.")] = None,
+    noise: Annotated[
+        str, typer.Option(help="Source of the noise. input: the host, from seeds; drawn: the program.")
+    ] = "input",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Also write a task's tokenized training prompts to this file.")
+    ] = None,
     task: TaskName = DEFAULTS.task,
     train_samples: Samples = 1000,
     data: Data = None,
@@ -65,8 +69,8 @@ def export(
     seed: Seed = DEFAULTS.seed,
     as_json: Json = False,
 ) -> None:
-    """Export a model with LoRA-FA to an ExecuTorch program with the methods train_step, read_state and write_state; or,
-    with --merge, a whole model for other programs.
+    """Export a model with LoRA-FA as an ExecuTorch program that trains; with --merge: export a whole model for other
+    programs.
     """
     if merge:
         _export_merged(context, model, out, dtype, as_json=as_json)
@@ -126,8 +130,8 @@ _OF_MERGED = {"out", "model", "merge", "dtype", "as_json"}
 
 
 def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *, as_json: bool) -> None:
-    given = (name for name in context.params if name not in _OF_MERGED)
-    if idle := next((name for name in given if is_given(context, name)), None):
+    option_names = (name for name in context.params if name not in _OF_MERGED)
+    if idle := next((name for name in option_names if is_given(context, name)), None):
         raise ConfigError(
             f"--{idle.replace('_', '-')} was given with --merge.",
             "It is a setting of a program that trains itself.",
@@ -150,20 +154,21 @@ def _export_merged(context: typer.Context, model: str, out: Path, dtype: Any, *,
 def train(
     program: Annotated[Path, typer.Argument(help="A .pte that `workbench export` wrote.")],
     prompts: Annotated[Path, typer.Argument(help="Its prompts, from `workbench export --prompts`.")],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps, those of a resumed log included.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, including those of a resumed log.")] = 100,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = ADAPTER_RATE,
     seed: Seed = DEFAULTS.seed,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of XNNPACK.", show_default="its own choice")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="Keep seeds and scalars of every step here; go on with those already there.")
+        Path | None,
+        typer.Option(help="Write every step's seeds and scalars to this file. If it has some, continue from them."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the trained B here (safetensors).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train in ExecuTorch's runtime, without PyTorch's arithmetic; interrupted, the same command with its --log goes
-    on.
+    """Train in ExecuTorch's runtime, without PyTorch's arithmetic; the same command with its --log continues an
+    interrupted training.
     """
     from workbench.methods.p_rge.inference_engine import EngineTrainer
     from workbench.methods.p_rge.inference_engine.config import EnginePrompts

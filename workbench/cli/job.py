@@ -38,61 +38,72 @@ ClusterName = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        help="A name that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a Hugging Face folder, a GGUF "
-        "file, or a name on its hub. Plans and simulations also take shape:llama-7b or a config.json."
+        help="A model that comes with the workbench (all-MiniLM-L6-v2, SmolLM2-135M), a folder in Hugging Face format, "
+        "a GGUF file, or a name on the Hugging Face hub. Plans and simulations also take shape:llama-7b or a "
+        "config.json."
     ),
 ]
 TaskName = Annotated[str, typer.Option("--task", help="Task, such as sentiment or mrpc.")]
 Seed = Annotated[int, typer.Option(help="Random seed of splits, data order and initial weights.")]
-MaxLength = Annotated[int, typer.Option(help="Word pieces at which a sample is cut.")]
-Samples = Annotated[int | None, typer.Option(help="Use so many samples of this split.", show_default="all")]
+MaxLength = Annotated[int, typer.Option(help="Maximum number of tokens per sample; longer samples are cut.")]
+Samples = Annotated[int | None, typer.Option(help="Use only this many samples of the split.", show_default="all")]
 EvalSamples = Annotated[
-    int | None, typer.Option(help="Use so many samples of the validation and of the test split.", show_default="all")
+    int | None,
+    typer.Option(help="Use only this many samples of the validation and of the test split.", show_default="all"),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Your own file (CSV, JSON, JSONL, Parquet), folder or hub name; or the folder of a task that does not "
-        "come along."
+        help="Your own data: a file (CSV, JSON, JSONL, Parquet), a folder, or a name on the hub. Or the folder with "
+        "the data of a task that the workbench does not contain."
     ),
 ]
 Columns = Annotated[
     str,
     typer.Option(
-        metavar="ROLE=NAME", help="Columns of your own data with unusual names: text=review,pair=reply,label=stars."
+        metavar="ROLE=NAME",
+        help="Which columns of your data to use, if their names are unusual: text=review,pair=reply,label=stars.",
     ),
 ]
 WorkFolder = Annotated[
     Path | None,
     typer.Option(
-        "--workdir", help="Keep cache, snapshots and the adapter here.", show_default="one under the cache folder"
+        "--workdir",
+        help="Folder for the activation cache, the snapshots and the adapter.",
+        show_default="one under the cache folder",
     ),
 ]
-ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) here.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="Write the Report (JSON) to this file.")]
 
 CLUSTER = DEFAULT_CLUSTER
 _TASK = typer.Option(
-    "--task", help="As sentiment, mrpc; of own --data classification, regression.", show_default="sentiment"
+    "--task",
+    help="Task, such as sentiment or mrpc. For your own --data: classification, regression.",
+    show_default="sentiment",
 )
 _OPTION = typer.Option("--option", metavar="KEY=VALUE", help="A setting of the method (see below); may be repeated.")
 _FAULTS = (
-    "Kill, freeze, slow a device, take its memory, let it leave or return: kill:beta@step40, slow:beta:4@step20-60; "
-    "may be repeated."
+    "Kill, freeze or slow a device, take its memory, or let it leave or return. Examples: kill:beta@step40, "
+    "slow:beta:4@step20-60. May be repeated."
 )
-_CONVERGED = "End once the mean loss has not fallen 1 % for so many epochs; 0 does all epochs."
-_PUBLISHED = "The paper's settings where you give none, instead of ours; reports name the differences."
+_CONVERGED = "Stop when the mean loss has not fallen by 1 % for this many epochs. 0: run all epochs."
+_PUBLISHED = "Use the paper's settings as defaults instead of ours. Reports name the differences."
 _EVERY = (
-    "Steps between two snapshots, from which a run goes on after a loss; 0: after every step, if the state is small."
+    "Steps between two snapshots. After a device is lost, the run continues from the last snapshot. 0: after every "
+    "step, if the state is small."
 )
-_TO = "Where snapshots are kept: disk, the run's folder; neighbour, in memory, each device's also on the next one."
+_TO = (
+    "Where snapshots are stored. disk: in the run's folder. neighbour: in memory, with a copy of each device's on the "
+    "next device."
+)
 OPTIONS: dict[str, Any] = {
-    "method": Annotated[str, typer.Option(help="How to train, or to answer: the methods are named below.")],
+    "method": Annotated[str, typer.Option(help="Method that trains or answers. All methods are named below.")],
     "model": Model,
     "task": Annotated[str | None, _TASK],
     "epochs": Annotated[int, typer.Option(help="Passes over the training data.")],
     "seed": Seed,
-    "batch_size": Annotated[int, typer.Option(help="Samples of one optimizer step.")],
-    "micro_batches": Annotated[int, typer.Option(help="How many a mini-batch is cut into.")],
+    "batch_size": Annotated[int, typer.Option(help="Samples per optimizer step.")],
+    "micro_batches": Annotated[int, typer.Option(help="Micro-batches per mini-batch.")],
     "learning_rate": Annotated[
         float | None,
         typer.Option(help="Peak learning rate.", show_default=f"{ADAPTER_RATE}; full fine-tuning: {FULL_RATE}"),
@@ -139,18 +150,21 @@ def takes_job(*fields: str) -> Callable[[Callable[..., None]], Callable[..., Non
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def filled(**given: Any) -> None:
-            read = {name: given.pop(name) for name in fields}
-            read["task"] = task_of(read["task"], read["data"])
-            if read["data"] is not None:
-                _require_data(read["task"], read["data"])
+        def filled(**values: Any) -> None:
+            job_values = {name: values.pop(name) for name in fields}
+            job_values["task"] = task_of(job_values["task"], job_values["data"])
+            if job_values["data"] is not None:
+                _require_data(job_values["task"], job_values["data"])
             if "options" in fields:
-                read["options"] = parse_options(read["options"])
-            if "test_samples" in fields and (samples := given.pop("eval_samples")) is not None:
-                read = {**read, **{name: read[name] or samples for name in ("validation_samples", "test_samples")}}
-            if "faults" in read:
-                read["faults"] = "; ".join(read["faults"] or ())
-            command(Job(**read), **given)
+                job_values["options"] = parse_options(job_values["options"])
+            if "test_samples" in fields and (samples := values.pop("eval_samples")) is not None:
+                job_values = {
+                    **job_values,
+                    **{name: job_values[name] or samples for name in ("validation_samples", "test_samples")},
+                }
+            if "faults" in job_values:
+                job_values["faults"] = "; ".join(job_values["faults"] or ())
+            command(Job(**job_values), **values)
 
         kinds = {name: OPTIONS[name] for name in fields} | (
             {"eval_samples": EvalSamples} if "test_samples" in fields else {}
@@ -204,10 +218,10 @@ def _require_data(task: str, data: str) -> None:
         require_data(data)
 
 
-def parse_options(given: list[str] | None) -> dict[str, Any]:
+def parse_options(words: list[str] | None) -> dict[str, Any]:
     """Return the method's settings from KEY=VALUE words."""
     settings: dict[str, Any] = {}
-    for word in given or ():
+    for word in words or ():
         key, value = key_and_value(word, "reduction=8")
         if key in settings:
             raise ConfigError(

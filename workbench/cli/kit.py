@@ -35,8 +35,8 @@ ANSWER_S = 20.0
 LEAST_MEMORY_BYTES, LEAST_DISK_BYTES, MOST_CELSIUS, MOST_CLOCK_S = 600e6, 2e9, 80.0, 60.0
 
 
-class Found(NamedTuple):
-    """What the check of a device has shown.  problem, todo: '' if it can be used as it is."""
+class DeviceCheck(NamedTuple):
+    """The result of checking a device.  problem, todo: '' if the device can be used as it is."""
 
     device: str
     address: str
@@ -49,9 +49,8 @@ def kit(
     action: Annotated[
         Action,
         typer.Argument(
-            help="init ADDRESS...: describe; check: reach; setup: install; upgrade: replace by this machine's "
-            "versions; measure: keep"
-            " speeds; clean: remove."
+            help="init ADDRESS...: describe the devices; check: test the connections; setup: install; upgrade: install "
+            "this machine's versions; measure: measure and store speeds; clean: remove everything."
         ),
     ],
     addresses: Annotated[
@@ -61,7 +60,7 @@ def kit(
         ),
     ] = None,
     file: Annotated[
-        Path, typer.Option("--file", help="The kit's file, a cluster that `run --cluster` takes.")
+        Path, typer.Option("--file", help="The kit's file: a cluster file for `run --cluster`.")
     ] = KIT_FILE,
     discover: Annotated[
         bool, typer.Option("--discover", help="For init: take all devices that announce their SSH here.")
@@ -72,7 +71,10 @@ def kit(
         bool, typer.Option("--trust", help="For check: accept host keys that are not known yet, and show them.")
     ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="For check: forget the devices' host keys, as after a new installation.")
+        bool,
+        typer.Option(
+            "--forget", help="For check: forget the devices' host keys, for example after a new installation."
+        ),
     ] = False,
     sustained: Annotated[
         float | None,
@@ -95,7 +97,7 @@ def kit(
     if sustained is not None:
         require_range(sustained, Minutes, "`kit measure`", "--sustained")
     if action == "init":
-        _init(_found(user) if discover else _named(addresses or []), file, model)
+        _init(_discovered_addresses(user) if discover else _named(addresses or []), file, model)
         return
     if not os.path.lexists(file):
         raise ConfigError(
@@ -135,7 +137,7 @@ def kit(
         raise typer.Exit(USER_ERROR)
 
 
-def _found(user: str) -> list[tuple[str, int]]:
+def _discovered_addresses(user: str) -> list[tuple[str, int]]:
     """Return the addresses and ports of the devices in this network.  Raises ConfigError if there is none."""
     from workbench.runtime.discovery import discover
 
@@ -221,7 +223,9 @@ def _init(logins: list[tuple[str, int]], file: Path, model: str) -> None:
     print_text(f"{file}: {load_cluster(file).in_words}.  Next: workbench kit check --trust")
 
 
-def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, trusts_new: bool) -> list[Found]:
+def _on_all(
+    cluster: Cluster, work: Callable[[Device, Connection], DeviceCheck], *, trusts_new: bool
+) -> list[DeviceCheck]:
     """Do something on all devices at once, and return what came of it by device.
 
     One device cannot hold up the others, and whoever ends the command ends the connections first, so that nothing
@@ -234,7 +238,7 @@ def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, tr
     is_over = threading.Event()
     interrupted = Failure("It was interrupted.", "Repeat the command.")
 
-    def guarded(device: Device) -> Found:
+    def guarded(device: Device) -> DeviceCheck:
         try:
             with closing(Connection(device.name, agent_command(device, trusts_new=trusts_new))) as connection:
                 connections.append(connection)
@@ -242,7 +246,7 @@ def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, tr
                     connection.give_up(interrupted)
                 return work(device, connection)
         except WorkbenchError as error:
-            return Found(device.name, device.address or "", error.found, error.todo)
+            return DeviceCheck(device.name, device.address or "", error.found, error.todo)
 
     pool = ThreadPoolExecutor(cluster.world_size)
     try:
@@ -259,20 +263,20 @@ def _on_all(cluster: Cluster, work: Callable[[Device, Connection], Found], *, tr
         pool.shutdown(cancel_futures=True)
 
 
-def _check(device: Device, connection: Connection) -> Found:
+def _check(device: Device, connection: Connection) -> DeviceCheck:
     from workbench.runtime.ssh_login import fingerprints
     from workbench.runtime.ssh_setup import PROJECT, environment_name, pinned
 
-    known = fingerprints(device)
+    host_keys = fingerprints(device)
     connection.open()
-    if not known and (trusted := fingerprints(device)):
+    if not host_keys and (trusted := fingerprints(device)):
         say(f"{device.name}: trusted {', '.join(trusted)}")
     before_s = time.time()
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
     facts["clock_off_s"] = facts["time_s"] - (before_s + time.time()) / 2
     facts |= {"clock_bound_s": connection.clock_bound_s, **msgspec.to_builtins(connection.greeting)}
     facts["expected"] = environment_name(connection.greeting, pinned((PROJECT,), connection.greeting))
-    return Found(device.name, device.address or "", *_judged(device, facts), facts)
+    return DeviceCheck(device.name, device.address or "", *_judged(device, facts), facts)
 
 
 def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
@@ -329,7 +333,7 @@ def _judged(device: Device, facts: dict[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _setup(device: Device, connection: Connection) -> Found:
+def _setup(device: Device, connection: Connection) -> DeviceCheck:
     from workbench.runtime.ssh_setup import TRIAL, bring_code, install
 
     connection.open(owner="`workbench kit setup`")
@@ -339,17 +343,17 @@ def _setup(device: Device, connection: Connection) -> Found:
     bring_code(connection)
     say(f"{device.name}: {'ready' if did else 'is ready already'}")
     facts = msgspec.to_builtins(connection.ask("facts", ANSWER_S, python=device.python))
-    return Found(device.name, device.address or "", facts=facts | msgspec.to_builtins(connection.greeting))
+    return DeviceCheck(device.name, device.address or "", facts=facts | msgspec.to_builtins(connection.greeting))
 
 
-def _clean(device: Device, connection: Connection) -> Found:
+def _clean(device: Device, connection: Connection) -> DeviceCheck:
     connection.open()
     connection.ask("clean")
     say(f"{device.name}: nothing of the workbench is left there")
-    return Found(device.name, device.address or "")
+    return DeviceCheck(device.name, device.address or "")
 
 
-def _show(cluster: Cluster, findings: list[Found]) -> None:
+def _show(cluster: Cluster, findings: list[DeviceCheck]) -> None:
     rows = []
     for finding, device in zip(findings, cluster.devices, strict=True):
         facts, state = finding.facts, "see below" if finding.problem else "ok"

@@ -1,4 +1,4 @@
-"""What `workbench devices` prints when it measures: devices, links, layers."""
+"""Measure for `workbench devices` and print the results: devices, links, layers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
     require_writable(file)
     samples = survey_sustained(cluster, 60 * minutes)
     curves = {
-        name: curve_of([(sample.busy_s, sample.flops_per_s) for sample in taken]) for name, taken in samples.items()
+        name: curve_of([(sample.busy_s, sample.flops_per_s) for sample in device_samples])
+        for name, device_samples in samples.items()
     }
     written = {name: [[level.heat_s, level.speed] for level in levels] for name, levels in curves.items()}
     _keep_of_devices(file, {name: {"sustained": curve} for name, curve in written.items()})
@@ -125,9 +126,9 @@ def measure_sustained(cluster: Cluster, file: Path, minutes: float, *, as_json: 
     if as_json:
         return result
     rows = []
-    for name, taken in samples.items():
-        first, last = taken[0], taken[-1]
-        throttled = next((f"{sample.busy_s:.0f} s" for sample in taken if sample.is_throttled), "never")
+    for name, device_samples in samples.items():
+        first, last = device_samples[0], device_samples[-1]
+        throttled = next((f"{sample.busy_s:.0f} s" for sample in device_samples if sample.is_throttled), "never")
         heat = "-" if last.temperature_c is None else f"{first.temperature_c or 0:.0f} to {last.temperature_c:.0f}"
         speeds = f"{first.flops_per_s / GIGA:.1f}", f"{last.flops_per_s / GIGA:.1f}"
         rows.append((name, *speeds, heat, throttled, as_text(curves[name])))
@@ -157,8 +158,8 @@ def measure_links(cluster: Cluster, file: Path, fidelity: Fidelity = "auto", *, 
         say(f"Measuring {cluster.world_size * (cluster.world_size - 1)} links of {cluster.in_words}")
     require_writable(file if cluster.is_real else None)
     survey = survey_links(cluster, fidelity=fidelity)
-    used, links = survey.fidelity, survey.rows
-    label = f"real, {cluster.data}" if used == "real" else f"emulated, {used} links"
+    fidelity_used, links = survey.fidelity, survey.rows
+    label = f"real, {cluster.data}" if fidelity_used == "real" else f"emulated, {fidelity_used} links"
     if cluster.is_real:
         link_tables = [
             {

@@ -46,16 +46,16 @@ _UsageError: Any = typer.BadParameter.__base__  # click's, which newer versions 
 _SYSTEM_REFUSES = (*FULL_DISK, *LIMITS, errno.EACCES, errno.EISDIR, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
-def _remember_json(context: typer.Context, wanted: bool) -> bool:
-    context.find_root().meta["json"] = wanted
-    return wanted
+def _remember_json(context: typer.Context, is_json: bool) -> bool:
+    context.find_root().meta["json"] = is_json
+    return is_json
 
 
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print the result (or the error) as JSON.", callback=_remember_json, is_eager=True),
 ]
-Png = Annotated[Literal["auto", "yes", "no"], typer.Option(help="PNG files too; auto: where a Chromium is found.")]
+Png = Annotated[Literal["auto", "yes", "no"], typer.Option(help="Write PNG files, too; auto: if Chromium is found.")]
 
 
 class Commands(TyperGroup):
@@ -120,14 +120,14 @@ def _usage_error(error: Any, words: Sequence[str]) -> ConfigError:
     command = error.ctx.command_path if error.ctx is not None else "workbench"
     complaint = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
     names = getattr(getattr(error, "param", None), "opts", ())
-    given = [value for name, value in _given(words) if name in names]
-    if given and given[-1] not in complaint:
-        complaint = f"'{shown(given[-1])}' is given. {complaint}"
+    values = [value for name, value in _option_values(words) if name in names]
+    if values and values[-1] not in complaint:
+        complaint = f"'{shown(values[-1])}' is given. {complaint}"
     problem = complaint if complaint.endswith((".", "?")) else f"{complaint}."
     return ConfigError(f"The command `{command}` was called.", problem, f"See {command} --help.")
 
 
-def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _option_values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each option with the word behind it."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -264,7 +264,7 @@ def summary(report: Report, *, figures: Path | None = None) -> str:
     """
     devices = ", ".join(map(_device_words, report.cluster.devices))
     notes = [("" if number else "Notes", note) for number, note in enumerate(all_notes(report))]
-    rows = [("Result", said)] if (said := headline(report)) else []
+    rows = [("Result", sentence)] if (sentence := headline(report)) else []
     rows += [("Devices", devices), *summary_rows(report), *notes]
     if "adapter" in report.artifacts:
         rows.append(("Saved in", report.artifacts["adapter"]))
@@ -297,7 +297,7 @@ def next_steps(report: Report, path: Path | None, *, program: str = "workbench")
 
 
 PLAIN_INTERVAL_S = 5.0
-"""Without a terminal: how often a line tells of the steps."""
+"""Interval between lines about the steps if stderr is not a terminal."""
 
 
 class RunProgress:
@@ -308,7 +308,7 @@ class RunProgress:
         self._clock = clock
         self._live: Any = None
         self._told_s = float("-inf")
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
         self._finished: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -346,8 +346,8 @@ class RunProgress:
             return
         now = self.state.snapshot()
         row = now.epochs[event.epoch]
-        if event.epoch not in self._begun:
-            self._begun.add(event.epoch)
+        if event.epoch not in self._started:
+            self._started.add(event.epoch)
             self._told_s = self._clock()
             if not row.answers:
                 say(f"epoch {event.epoch + 1}: {event.num_steps} steps")

@@ -14,8 +14,8 @@ from workbench.cli.output import Json, print_json, print_table, print_text, say
 from workbench.core.errors import ConfigError
 
 Calibration = Literal["none", "content_free", "mean_prior"]
-"""What is taken out of the scores: nothing, what a prompt without content gives, or the mean over the training
-prompts."""
+"""The prior that is removed from the scores: none, the scores of a prompt without content, or the mean over the
+training prompts."""
 ResultFolder = Annotated[str, typer.Argument(help="A run's folder (`run --workdir`), or its adapter/.")]
 
 
@@ -26,12 +26,13 @@ def predict(
         list[str] | None, typer.Option(help="Second text of each sentence, for tasks on pairs; may be repeated.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A text of one sentence a line, a CSV, JSONL or Parquet file, or SQuAD's JSON.")
+        Path | None,
+        typer.Option(help="A text file with one sentence per line; a CSV, JSONL or Parquet file; or SQuAD's JSON."),
     ] = None,
     columns: Columns = "",
     as_json: Json = False,
 ) -> None:
-    """Answer sentences with a run's trained model: the class and its probability, or the number."""
+    """Predict with a run's trained model: the class and its probability, or the number."""
     if bool(texts) == (file is not None) or (pair and len(pair) != len(texts or ())):
         raise ConfigError(
             "A prediction was asked for.",
@@ -42,8 +43,8 @@ def predict(
     from workbench.tasks.characters import whole_characters
 
     model = load_result(result)
-    given = [whole_characters(column) for column in (texts, pair) if column]
-    rows = model.read(str(file), columns or None) if file is not None else list(zip(*given, strict=True))
+    text_columns = [whole_characters(column) for column in (texts, pair) if column]
+    rows = model.read(str(file), columns or None) if file is not None else list(zip(*text_columns, strict=True))
     answers = model.predict(rows)
     if as_json:
         names = model.about.texts
@@ -62,8 +63,8 @@ def predict(
 
 def push(
     result: ResultFolder,
-    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; it is made if it does not exist.")],
-    public: Annotated[bool, typer.Option("--public", help="Make it public; without, only you see it.")] = False,
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub; it is created if it does not exist.")],
+    public: Annotated[bool, typer.Option("--public", help="Make it public. Otherwise only you can see it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Push a run's trained model to the Hugging Face hub: weights, tokenizer and model card."""
@@ -83,17 +84,18 @@ def evaluate(
     data: Data = None,
     columns: Columns = "",
     split: Annotated[
-        Literal["validation", "test"], typer.Option(help="Samples that are answered, where the data have splits.")
+        Literal["validation", "test"], typer.Option(help="Which split to score, if the data have splits.")
     ] = "test",
     samples: Samples = None,
-    calibration: Annotated[Calibration, typer.Option(help="Prior of a prompt's label words to take out.")] = "none",
+    calibration: Annotated[Calibration, typer.Option(help="Which prior of the label words to correct for.")] = "none",
     task: Annotated[str | None, typer.Option(help="Task of a zero-shot model.", show_default=DEFAULTS.task)] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="Word pieces of a zero-shot model's prompt.", show_default="256")
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens per prompt of a zero-shot model.", show_default="256"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Score a run's trained model on its own test split or on other data; or a model's zero-shot answers to a task's
+    """Score a run's trained model on its test split or on other data, or a model's zero-shot answers to a task's
     prompts.
     """
     from workbench.methods.common.result import load_result

@@ -18,11 +18,11 @@ def report(
         typer.Argument(help="A kit's file, after `kit measure`; or a run on real devices, by name, tag or report."),
     ] = "kit.toml",
     share: Annotated[
-        Path | None, typer.Option(help="Write it to this file. Without: print what would be in it.")
+        Path | None, typer.Option(help="Write the report to this file. Without this option it is printed.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Report what real boards did, without names, addresses and paths, so that you can publish it."""
+    """Report measurements of real boards, without names, addresses and paths, so that you can publish them."""
     require_writable(share)
     from workbench.runs.board_report import board_report, summary_of
 

@@ -22,13 +22,13 @@ def runs(
     action: Annotated[
         Action,
         typer.Argument(
-            help="list \\[FOLDER...]: this computer's runs, or those in folders; tag RUN WORD...: give a run these "
-            "tags, without a word none; remove RUN...: delete what they have kept."
+            help="list \\[FOLDER...]: list this computer's runs, or those in folders; tag RUN WORD...: set a run's "
+            "tags (without a word: remove them); remove RUN...: delete the files of runs."
         ),
     ] = "list",
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Runs by name, tag or folder; of list: folders that hold runs."),
+        typer.Argument(help="Runs by name, tag or folder; for list: folders that contain runs."),
     ] = None,
     method: Annotated[str | None, typer.Option(help="List runs of this method only.")] = None,
     model: Annotated[str | None, typer.Option(help="List runs with this model only.")] = None,
@@ -37,34 +37,34 @@ def runs(
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the runs that this computer keeps, newest first; tag or remove them."""
+    """List the runs on this computer, newest first; tag or remove them."""
     from workbench.runs import history
 
-    given = list(names or ())
+    words = list(names or ())
     if action == "list":
         past_runs = [
             run
-            for run in history.find_runs(given)
+            for run in history.find_runs(words)
             if (tag is None or tag in run.tags)
             and all(
-                wanted is None or (run.job is not None and getattr(run.job, field) == wanted)
-                for field, wanted in (("method", method), ("model", model), ("task", task))
+                value is None or (run.job is not None and getattr(run.job, field) == value)
+                for field, value in (("method", method), ("model", model), ("task", task))
             )
         ]
         if as_json:
             print_json(past_runs)
         else:
-            _show(past_runs, given, is_filtered=bool(given or method or model or task or tag))
+            _show(past_runs, words, is_filtered=bool(words or method or model or task or tag))
         return
-    if not given:
+    if not words:
         raise ConfigError(f"`workbench runs {action}` was called.", "No run is named.", "`workbench runs` lists them.")
-    chosen = history.named_runs(given[:1] if action == "tag" else given)
+    chosen = history.named_runs(words[:1] if action == "tag" else words)
     if action == "tag":
         if len(chosen) > 1:
             raise ConfigError(
-                f"Tags for the run '{given[0]}' were given.", f"{len(chosen)} runs have that tag.", "Name one by name."
+                f"Tags for the run '{words[0]}' were given.", f"{len(chosen)} runs have that tag.", "Name one by name."
             )
-        tagged = history.tag(chosen[0], given[1:])
+        tagged = history.tag(chosen[0], words[1:])
         if as_json:
             print_json(tagged)
         else:

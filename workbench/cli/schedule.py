@@ -23,12 +23,14 @@ FORMS = "Text of a Program or a Schedule, or torch's pipeline CSV."
 
 
 def schedule(
-    what: Annotated[
-        str, typer.Argument(help="A published schedule's name, or a file. " + FORMS, show_default="list the names")
+    source: Annotated[
+        str, typer.Argument(help="Name of a published schedule, or a file. " + FORMS, show_default="list the names")
     ] = "",
-    ranks: Annotated[int | None, typer.Option(help="Devices of a published schedule.", show_default="4")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Number of devices of a published schedule.", show_default="4")
+    ] = None,
     micro_batches: Annotated[
-        int | None, typer.Option(help="Micro-batches of a published schedule.", show_default="its own")
+        int | None, typer.Option(help="Number of micro-batches of a published schedule.", show_default="its own")
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -50,7 +52,7 @@ def schedule(
     mbits: Annotated[
         float | None, typer.Option("--mbits", help="Rate of the links.", show_default="transfers are free")
     ] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Print every rank's order.")] = False,
+    grid: Annotated[bool, typer.Option("--grid", help="Print the order of operations of every rank.")] = False,
     save: Annotated[
         Path | None, typer.Option("--save", help="Write the Program as text: operations, seconds, bytes.")
     ] = None,
@@ -58,17 +60,17 @@ def schedule(
     as_json: Json = False,
 ) -> None:
     """Print and simulate a pipeline schedule: its makespan, its bubble, and the memory of every device."""
-    if not what:
+    if not source:
         return _list(as_json)
     sizes = parse_options(option)
     sizes |= {
         name: number for name, number in (("ranks", ranks), ("micro_batches", micro_batches)) if number is not None
     }
-    program = _program(what, sizes, _numbers("--cost", cost), _numbers("--size", size), mbits)
+    program = _program(source, sizes, _numbers("--cost", cost), _numbers("--size", size), mbits)
     from workbench.core.serial import write_text
     from workbench.simulator import live_counts, simulate
 
-    timeline = simulate(program, title=f"Schedule {Path(what).name}")
+    timeline = simulate(program, title=f"Schedule {Path(source).name}")
     contexts = live_counts(program.schedule, timeline.spans, "ctx")
     if save is not None:
         write_text(save, program.to_text())
@@ -77,7 +79,7 @@ def schedule(
         from workbench.plots.export import write_html
 
         write_html(gantt(timeline), draw)
-    facts = _summary(what, program, timeline, contexts)
+    facts = _summary(source, program, timeline, contexts)
     if as_json:
         print_json(facts)
         return
@@ -85,7 +87,7 @@ def schedule(
         kinds = frozenset(op.kind for ops in program.schedule.ops for op in ops) - (COMMUNICATION - COLLECTIVES)
         print_text(program.schedule.grid(kinds=kinds))
     print_table(
-        f"{what}: {timeline.makespan_s:g} s in all, {timeline.bubble_fraction:.1%} of it idle (simulated)",
+        f"{source}: {timeline.makespan_s:g} s in all, {timeline.bubble_fraction:.1%} of it idle (simulated)",
         ("device", "operations", "busy s", "idle", "contexts", "peak MB", "sent MB"),
         (
             (
@@ -119,21 +121,21 @@ def _list(as_json: bool) -> None:
 
 
 def _program(
-    what: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
+    source: str, sizes: Mapping[str, Any], costs: Mapping[str, float], nbytes: Mapping[str, float], mbits: float | None
 ) -> Program:
     from workbench.schedules.published import build_published, published_schedules
 
-    if what in published_schedules() or not user_path(what, "The schedule").exists():
-        return _priced(build_published(what, sizes), costs, nbytes, mbits)
+    if source in published_schedules() or not user_path(source, "The schedule").exists():
+        return _priced(build_published(source, sizes), costs, nbytes, mbits)
     if sizes:
         raise ConfigError(
             f"Sizes {', '.join(sizes)} were given.",
-            f"'{what}' is a file: its schedule has its sizes.",
+            f"'{source}' is a file: its schedule has its sizes.",
             "Leave them out, or name a published schedule.",
         )
     from workbench.schedules.torch_csv import read_torch_csv
 
-    text = read_text(user_path(what, "The schedule"), "the schedule")
+    text = read_text(user_path(source, "The schedule"), "the schedule")
     word = next(
         (line.split()[0] for line in text_lines(text) if line.strip() and not line.lstrip().startswith("#")), ""
     )
@@ -141,7 +143,7 @@ def _program(
         if costs or nbytes or mbits is not None:
             raise ConfigError(
                 "Costs were given.",
-                f"The program in '{what}' has its costs in it.",
+                f"The program in '{source}' has its costs in it.",
                 "Leave out --cost, --size and --mbits, or change the file.",
             )
         return Program.from_text(text)
@@ -159,12 +161,12 @@ def _priced(
     sizes = {name: round(size) for name, size in nbytes.items()}
     written = {value.name for ops in schedule.ops for op in ops for value in (*op.reads, *op.writes)}
     kinds = {op.kind for ops in schedule.ops for op in ops}
-    for option, given, known in (("--cost", costs, kinds), ("--size", nbytes, written)):
-        for name in given:
-            if name not in known:
+    for option, words, names in (("--cost", costs, kinds), ("--size", nbytes, written)):
+        for name in words:
+            if name not in names:
                 raise ConfigError(
-                    f"{option} {name}={given[name]:g} was given.",
-                    f"The schedule has {', '.join(sorted(known))}.",
+                    f"{option} {name}={words[name]:g} was given.",
+                    f"The schedule has {', '.join(sorted(names))}.",
                     "Choose one of them.",
                 )
 
@@ -178,10 +180,10 @@ def _priced(
     )
 
 
-def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
+def _numbers(option: str, words: list[str] | None) -> dict[str, float]:
     """Return NAME=NUMBER words as a dict.  Raises ConfigError unless it is a number from 0 to 1e15."""
     numbers: dict[str, float] = {}
-    for word in given or ():
+    for word in words or ():
         name, _, value = word.partition("=")
         try:
             numbers[name] = float(value)
@@ -196,7 +198,7 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float]:
     return numbers
 
 
-def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[int, ...]) -> dict[str, Any]:
+def _summary(source: str, program: Program, timeline: Timeline, contexts: tuple[int, ...]) -> dict[str, Any]:
     makespan_s = timeline.makespan_s
     ranks = []
     for rank, (name, spans) in enumerate(zip(program.devices, timeline.by_rank(), strict=True)):
@@ -216,7 +218,7 @@ def _summary(what: str, program: Program, timeline: Timeline, contexts: tuple[in
             }
         )
     return {
-        "schedule": what,
+        "schedule": source,
         "digest": program.digest,
         "makespan_s": makespan_s,
         "bubble_fraction": timeline.bubble_fraction,

@@ -42,15 +42,15 @@ def serve(
     model: Annotated[
         str,
         typer.Option(
-            help="Model: an embedded name, a folder, a hub name; to simulate also such as GPT2-Large; with --http also "
-            "a run's folder."
+            help="Model: an embedded name, a folder, or a hub name. To simulate: also a shape such as GPT2-Large. With "
+            "--http: also a run's folder."
         ),
     ] = "all-MiniLM-L6-v2",
     http: Annotated[
         bool,
         typer.Option(
             "--http",
-            help="Answer OpenAI's API and show a chat page, until Ctrl-C, by one process or on --cluster's devices.",
+            help="Serve OpenAI's API and a chat page until Ctrl-C, in one process or on --cluster's devices.",
         ),
     ] = False,
     host: Annotated[str, typer.Option(help="With --http: the address to listen on.")] = LOOPBACK,
@@ -58,48 +58,48 @@ def serve(
     token: Annotated[
         str,
         typer.Option(
-            envvar="WORKBENCH_TOKEN", help="With --http: what clients must know; drawn if others can connect."
+            envvar="WORKBENCH_TOKEN",
+            help="With --http: the secret that clients must send. Random if others can connect.",
         ),
     ] = "",
     method: Annotated[str, typer.Option(help="Method of the devices.", show_default="the first that can")] = "",
     system: Annotated[
         str,
         typer.Option(
-            help="With --http on a --cluster: whose planner divides the model, such as edgeshard (the method's option "
-            "of this name). The default may choose one device."
+            help="With --http on a --cluster: the system whose planner divides the model, such as edgeshard (an option "
+            "of the method). The default planner may choose a single device."
         ),
     ] = "",
     draft: DraftName = "",
     cluster: ClusterName = CLUSTER,
-    requests: Annotated[int, typer.Option(help="How many.")] = 200,
+    requests: Annotated[int, typer.Option(help="Number of requests.")] = 200,
     rate: Annotated[float, typer.Option(help="Requests that arrive per second (Poisson); 0: back to back.")] = 0.0,
     length: Annotated[
-        int | None, typer.Option(help="Tokens of a request.", show_default="64, or those of a picture")
+        int | None, typer.Option(help="Tokens per request.", show_default="64, or those of a picture")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of arrivals and tokens.")] = 0,
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="slow, kill or freeze a device, such as slow:beta:4@10-30s."
+            metavar="KIND:DEVICE[:FACTOR]@FROM[-TO]", help="Slow, kill or freeze a device, such as slow:beta:4@10-30s."
         ),
     ] = None,
-    reaction: Annotated[str, typer.Option(help="To a straggler: exclude, or none.")] = "exclude",
+    reaction: Annotated[str, typer.Option(help="What to do about a straggler: exclude, or none.")] = "exclude",
     option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="How stragglers are found and taken back, see below; with --http an option of the method; may be "
-            "repeated.",
+            help="Settings for detecting stragglers, see below. With --http: an option of the method. May be repeated.",
         ),
     ] = None,
-    mode: Annotated[Mode, typer.Option(help="In virtual time, or with real tensors.")] = "execute",
+    mode: Annotated[Mode, typer.Option(help="Simulate in virtual time, or run with real tensors.")] = "execute",
     fidelity: Annotated[Fidelity, typer.Option(help="How links are emulated.")] = "auto",
-    report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) here.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the serving report (JSON) to this file.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a stream of requests, re-scheduling around stragglers and dead devices; or, with --http, texts
-    for other programs and a chat page.
+    """Serve a stream of requests, and re-plan around stragglers and lost devices; with --http: serve texts to other
+    programs, and a chat page.
     """
     if http:
         idle = (name for name in context.params if name not in OF_HTTP and is_given(context, name))

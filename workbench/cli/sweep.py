@@ -22,7 +22,7 @@ from workbench.core.units import counted
 if TYPE_CHECKING:
     from workbench.methods.base import Notify
     from workbench.runs.grids import Point
-    from workbench.runs.sweeps import Done
+    from workbench.runs.sweeps import FinishedPoint
 
 WHOLE = ("options", "faults", "columns", "data")
 """Settings whose values may hold commas: several values of these are given in a grid's file."""
@@ -33,12 +33,12 @@ MOST_METRICS = 3
 def _takes_lists(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command that takes a grid an option for each field of a job, which takes several values."""
 
-    def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **given: Any) -> None:
-        named = {name: given.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {
+    def filled(grid: Path | None, cluster: str | None, bandwidth: str | None, **settings: Any) -> None:
+        named = {name: settings.pop(name) for name in (*ALL_FIELDS, "eval_samples")} | {
             "cluster": cluster,
             "bandwidth": bandwidth,
         }
-        command(grid, _listed(named), **given)
+        command(grid, _listed(named), **settings)
 
     form = "A TOML file: name = \\[values], \\[options], \\[METHOD]."
     kinds: dict[str, Any] = {"grid": Annotated[Path | None, typer.Argument(help=form)]}
@@ -64,12 +64,13 @@ def sweep(
     grid: Path | None,
     given: dict[str, list[Any]],
     repeats: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Run every point so many times.", show_default="1")
+        int | None, typer.Option(min=1, max=1000, help="Run every point this many times.", show_default="1")
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run the points in virtual time.")] = False,
     fidelity: Fidelity = "auto",
     at_once: Annotated[
-        int, typer.Option(min=1, max=1000, help="So many simulated points at a time, or engines of a cluster.")
+        int,
+        typer.Option(min=1, max=1000, help="Number of simulated points, or of a batch system's engines, at a time."),
     ] = 1,
     cluster_profile: Annotated[
         str | None,
@@ -82,13 +83,11 @@ def sweep(
         typer.Option(help="Run this notebook with each point's parameters, such as notebooks/00_quickstart.ipynb."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for a report of each point and points.csv; done points are not run again.")
+        Path, typer.Option(help="Folder for points.csv and each point's report. Finished points are not run again.")
     ] = Path("sweep"),
     as_json: Json = False,
 ) -> None:
-    """Run every combination of several values of any option, each as a job; the same command continues after an
-    interruption.
-    """
+    """Run a job for every combination of option values; the same command continues an interrupted sweep."""
     from workbench.runs.grids import SweepSettings, make_notebook_points, make_points, read_grid
     from workbench.runs.sweeps import run_points, write_table
 
@@ -114,11 +113,11 @@ def sweep(
     require_writable(make_folder(out) / "points.csv")
     say(f"{counted(len(points), 'point')}, {'simulated' if simulate else 'executed'}, in {out}")
     began = time.monotonic()
-    ended: list[Done] = []
+    ended: list[FinishedPoint] = []
     try:
         for done in running:
             ended.append(done)
-            say(_told(done, len(ended), len(points), time.monotonic() - began))
+            say(_progress_line(done, len(ended), len(points), time.monotonic() - began))
     except KeyboardInterrupt:
         write_table(points, out)
         say(
@@ -181,10 +180,10 @@ def _show(reports: Sequence[Path]) -> None:
     heads, rows = table(compared, most_metrics=MOST_METRICS)
     labels = ", ".join(dict.fromkeys(side.label for side in compared))
     several = any(len(side.files) > 1 for side in compared)
-    said = f"{sum(len(side.files) for side in compared)} runs ({labels})" + (
+    text = f"{sum(len(side.files) for side in compared)} runs ({labels})" + (
         "; mean ± standard deviation" if several else ""
     )
-    print_table(said, heads, rows, keys=heads.index("runs"))
+    print_table(text, heads, rows, keys=heads.index("runs"))
     if len(heads) < len(table(compared)[0]):
         print_text("Further metrics are in the page (--out) and in points.csv.")
 
@@ -228,14 +227,14 @@ def _progress(point: Point) -> Iterator[Notify]:
         yield progress.update
 
 
-def _told(done: Done, number: int, count: int, seconds: float) -> str:
+def _progress_line(done: FinishedPoint, number: int, count: int, seconds: float) -> str:
     """Return a line on a point that has ended."""
     if done.report is None:
-        what = f"failed: {type(done.error).__name__}: {str(done.error).strip().splitlines()[-1]}"
+        outcome = f"failed: {type(done.error).__name__}: {str(done.error).strip().splitlines()[-1]}"
     elif done.is_stored:
-        what = "done before"
+        outcome = "done before"
     else:
         from workbench.runs.comparison import results_in_words, results_of
 
-        what = results_in_words(results_of(done.report)) + done.report.mark
-    return f"[{number}/{count}, {seconds:.0f} s] {done.point.words}: {what}"
+        outcome = results_in_words(results_of(done.report)) + done.report.mark
+    return f"[{number}/{count}, {seconds:.0f} s] {done.point.words}: {outcome}"

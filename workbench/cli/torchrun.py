@@ -89,14 +89,14 @@ def _require_shared(engines: TorchrunEngines, cluster: Cluster, folder: Path) ->
     )  # next to the folder: the run decides what lies inside it
     try:
         mark.touch()
-        seen = engines.run(sees_file, [mark] * engines.world_size)
+        is_visible = engines.run(sees_file, [mark] * engines.world_size)
     except OSError as error:
         raise ConfigError(
             f"The shared folder '{folder}' was asked for.", f"{error.strerror}.", "Choose another with --workdir."
         ) from error
     finally:
         mark.unlink(missing_ok=True)
-    blind = [device.name for device, sees in zip(cluster.devices, seen, strict=True) if not sees]
+    blind = [device.name for device, sees in zip(cluster.devices, is_visible, strict=True) if not sees]
     if blind:
         raise ConfigError(
             f"The shared folder '{folder}' was asked for.",

@@ -28,7 +28,7 @@ def summary_rows(report: Report) -> list[tuple[str, str]]:
     chosen = report.plan.inference
     rows = _training_rows(report) if chosen is None else _inference_rows(report, chosen)
     if report.step_parts is not None:
-        rows.append(("Decides", report.step_parts.sentence))
+        rows.append(("Bottleneck", report.step_parts.sentence))
     if joules := energy_j(report):
         total, each = (
             sum(joules.values()),

@@ -57,13 +57,19 @@ class DeviceState(NamedTuple):
 class Event(NamedTuple):
     """A progress event for a waiting user.  epoch, step: from 0.
 
-    kind: 'phase' (message, and the stage of the run if one begins), 'step' (loss and samples of a mini-batch that all
-    devices have finished; or the seconds of an inference request, requests as samples, and generated tokens), 'count'
-    (step of num_steps parts of the present phase are done; message names the parts), 'note' (message), 'device' (the
-    state of the device of `rank`; message describes it in words), 'predicted' (the steps' simulated seconds), 'plan'
-    (who does the next steps; timelines: one of them as simulated, by name), 'spans' (of a step that all devices have
-    finished, from its beginning on), 'scores' (metrics on the validation split after an epoch), 'faults' (faults
-    added to this object are injected into the run's devices), or 'watch' (call it to receive spans).
+    kind:
+    'phase': a phase begins.  message names it; stage: the stage of the run, if one begins.
+    'step': all devices have finished a mini-batch, with its loss and samples; or an inference request, with its
+    seconds, requests as samples, and generated tokens.
+    'count': `step` of `num_steps` parts of the phase are done; message names the parts.
+    'note': message.
+    'device': the state of the device of `rank`; message describes it in words.
+    'predicted': the steps' simulated seconds.
+    'plan': the plan of the next steps; timelines: one simulated step, by name.
+    'spans': the spans of a step that all devices have finished, from its beginning on.
+    'scores': metrics on the validation split after an epoch.
+    'faults': faults added to this object are injected into the run's devices.
+    'watch': call it to receive spans.
     Ranks are the cluster's; a timeline of fewer devices names them.
     """
 
@@ -90,15 +96,15 @@ class Event(NamedTuple):
 
 Notify = Callable[[Event], None]
 Told = Callable[[int, int], None]
-"""Called with how many parts of a phase are done, and how many there are."""
+"""Called with the number of finished parts of a phase and the number of all parts."""
 
 
 SCORED, TIMED = "samples scored", "timings"
 
 
 def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
-    """Return a callback that shows a waiting user how far a phase is.  before: how many of its equally long `rounds`
-    are done already.
+    """Return a callback that shows a waiting user the progress of a phase.  before: number of its equally long `rounds`
+    that are already finished.
     """
 
     def report(done: int, count: int) -> None:
@@ -108,8 +114,8 @@ def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) ->
 
 
 def counting_steps(notify: Notify, parts: str, num_steps: int) -> Notify:
-    """Return a callback for a measurement's events. It shows a waiting user how many of about `num_steps` steps, those
-    of a warm-up among them, are done and which devices still load.
+    """Return a callback for a measurement's events.  It shows a waiting user how many of about `num_steps` steps,
+    including warm-up steps, are done, and which devices are still loading.
     """
     done = itertools.count(1)
 

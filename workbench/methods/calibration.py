@@ -76,8 +76,8 @@ class Calibration:
 
             return find_dilation(late_share, most_s=_MOST_S)
 
-        given = asked_dilation()
-        dilation = cached(self._key, measure, float)[0] if given is None else given
+        fixed_dilation = asked_dilation()
+        dilation = cached(self._key, measure, float)[0] if fixed_dilation is None else fixed_dilation
         self._engines.dilate(dilation)
         return dilation
 

@@ -154,7 +154,7 @@ def read_options(method: str, settings: type[T], options: Mapping[str, Any]) -> 
                 f"The option {name} = {shown(repr(value) if isinstance(value, str) else value)} of {method} was "
                 "asked for."
             )
-            raise ConfigError(request, f"It must be {_wanted(kinds[name])}.", "Change it.") from None
+            raise ConfigError(request, f"It must be {_kind_in_words(kinds[name])}.", "Change it.") from None
         try:
             values[name] = msgspec.convert(value, stated[name], strict=False)
         except msgspec.ValidationError:
@@ -178,11 +178,11 @@ def require_width(method: str, name: str, value: int, model: str, most: int) -> 
         )
 
 
-def _wanted(kind: Any) -> str:
+def _kind_in_words(kind: Any) -> str:
     """Describe in words the values that a type allows: one of some names, a number, or (if optional) also nothing."""
     if kind in _WORDS:
         return _WORDS[kind]
     parts = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, parts))}"
-    return f"{_wanted(parts[0])}, or left out"
+    return f"{_kind_in_words(parts[0])}, or left out"

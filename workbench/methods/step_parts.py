@@ -24,7 +24,7 @@ ROOMY = 1000
 CLEARLY = 0.05
 """The share of a step's time that a plan with more memory must save."""
 FREE_BYTES_PER_S = 1e15
-"""Of a link on which bytes take no time."""
+"""Rate of a link on which bytes take no time."""
 
 
 def step_parts(method: Method, planned: Planned[Any], *, is_planners: bool = True) -> StepParts:

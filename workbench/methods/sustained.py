@@ -34,16 +34,16 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
         hot = method.plan(prepared, costs.part(range(cluster.world_size), slower), cluster)
     is_same = _work(hot) == _work(cold)
     hot_s = cold_s if is_same else _run_s(method, Planned(prepared, costs, cluster, hot))
-    taken, taken_s = (hot, hot_s) if hot_s < cold_s else (cold, cold_s)
+    chosen, taken_s = (hot, hot_s) if hot_s < cold_s else (cold, cold_s)
     if taken_s <= never_hot_s:
-        return taken
+        return chosen
     steps = "steps" if declaration_of(prepared.job.method).trains else "requests"
     words = f"Devices get hot: the run's {steps} take {three_figures(taken_s)} s, and would take "
     words += f"{three_figures(never_hot_s)} s on cold ones"
-    if taken is hot:
+    if chosen is hot:
         words += "; the plan is for hot devices, because with the one for cold ones they take "
         words += f"{three_figures(cold_s)} s"
-    return replace(taken, notes=(*taken.notes, f"{words} (simulated)."))
+    return replace(chosen, notes=(*chosen.notes, f"{words} (simulated)."))
 
 
 def _work(plan: Plan) -> object:
@@ -56,8 +56,8 @@ def predicted(method: Method, planned: Planned[Any]) -> Prediction:
     """Return the prediction of a plan, which planning for devices that get hot has already made (see core.once)."""
 
     def key() -> tuple[object, ...]:
-        what = to_json(replace(planned.plan, notes=()), indent=0)
-        return "prediction", planned.prepared, planned.profile, planned.cluster, what
+        plan_text = to_json(replace(planned.plan, notes=()), indent=0)
+        return "prediction", planned.prepared, planned.profile, planned.cluster, plan_text
 
     return once_for(key, lambda: method.predict(planned))
 

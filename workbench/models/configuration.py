@@ -1,4 +1,4 @@
-"""What a model is, from its name and its configuration, before any weight is loaded."""
+"""Facts about a model from its name and its configuration, before any weight is loaded."""
 
 from __future__ import annotations
 

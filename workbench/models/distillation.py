@@ -39,9 +39,9 @@ LEARNING_RATE = 2e-3
 WEIGHT_DECAY = 0.01
 WARMUP_FRACTION = 0.06
 LABEL_WEIGHT = 0.5
-"""Of the soft labels' loss, relative to 1 for the hidden states."""
+"""Weight of the soft labels' loss, relative to 1 for the hidden states."""
 TEMPERATURE = 0.1
-"""Of the similarities (cosines) in the soft labels."""
+"""Temperature of the similarities (cosines) in the soft labels."""
 
 
 def distill(
@@ -155,10 +155,10 @@ class _Student:
             parameter.requires_grad_(False)
             if parameter.ndim == 0:
                 parameter.zero_()
-        self._seen: dict[int, Tensor] = {}
+        self._outputs: dict[int, Tensor] = {}
         self._hooks = [
             layer.register_forward_hook(
-                lambda module, inputs, output, index=int(index): self._seen.update({index: output})
+                lambda module, inputs, output, index=int(index): self._outputs.update({index: output})
             )
             for index, layer in adapter.layers.items()
         ]
@@ -171,7 +171,7 @@ class _Student:
         side = self._adapter(None, taps, attention_mask)
         first_decoder = self._adapter.config.num_encoder_layers
         by_layer = []
-        for index, output in self._seen.items():
+        for index, output in self._outputs.items():
             # An encoder-decoder has one more tap, the decoder's embedding, and its states follow the encoder's.
             in_decoder = first_decoder is not None and index >= first_decoder
             tap = taps[index + 1 + in_decoder]

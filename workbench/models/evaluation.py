@@ -195,8 +195,8 @@ def _taps(stack: LayerStack, batch: BatchLike) -> list[list[Tensor]]:
     start = batch.decoder_ids[:, :1]
     per_word = []
     for labels in batch.choices:
-        read = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
-        per_word.append(encoder_taps + decoder(memory, batch.attention_mask, read)[1])
+        decoder_ids = torch.cat([start, labels[:-1].clamp(min=0).expand(len(start), -1)], dim=1)
+        per_word.append(encoder_taps + decoder(memory, batch.attention_mask, decoder_ids)[1])
     return per_word
 
 

@@ -79,7 +79,7 @@ _LLAMA: dict[str, Any] = {
         "max_position_embeddings": 512,
     },
 }
-"""Of the decoders that differ from it in a few places."""
+"""Common settings of decoders, which differ from them in a few places."""
 _GGUF_LLAMA = Gguf(architecture="llama", interleaves_rotary=True, has_output_bias=True)
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
@@ -333,7 +333,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-_NOT_CARRIED = {
+_UNSUPPORTED = {
     "deberta": "Attention to relative positions",
     "moe": "A mixture of experts",
     "mixtral": "A mixture of experts",
@@ -342,14 +342,14 @@ _NOT_CARRIED = {
     "hybrid": "A hybrid of attention and other layers",
     "lfm2": "A hybrid of attention and other layers",
 }
-"""What is not carried, by parts of model types."""
+"""Unsupported structures, by parts of model types."""
 
 
 def family_of(model_type: str) -> Family:
     """Return the table entry of a Hugging Face model type.  Raises ConfigError for an unsupported type."""
     if model_type not in FAMILIES:
-        what = next((what for part, what in _NOT_CARRIED.items() if part in str(model_type)), None)
-        reason = "" if what is None else f"{what} is not carried. "
+        structure = next((name for part, name in _UNSUPPORTED.items() if part in str(model_type)), None)
+        reason = "" if structure is None else f"{structure} is not supported. "
         raise ConfigError(
             f"A model of the family '{model_type}' was asked for.",
             f"{reason}Known families are {', '.join(FAMILIES)}.",
@@ -360,12 +360,12 @@ def family_of(model_type: str) -> Family:
 
 
 def require_carried(config: Any) -> None:
-    """Raise ConfigError for a configuration of a known family with a setting that is not carried."""
+    """Raise ConfigError for a configuration of a known family with a setting that is not supported."""
     for setting, reason in family_of(config.model_type).refused.items():
         if value := getattr(config, setting, None):
             raise ConfigError(
                 f"A model of the family '{config.model_type}' with {setting} = {value} was asked for.",
-                f"That is not carried: {reason}.",
+                f"That is not supported: {reason}.",
                 "Choose another model of the family.",
             )
 

@@ -161,9 +161,9 @@ class Family(Part):
 
 def patterns_of(config: Any, num_layers: int) -> list[str]:
     """Return the pattern of attention of each layer: FULL, or SLIDING for a window."""
-    given = getattr(config, "layer_types", None)
-    if given is not None:
-        return list(given)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return list(layer_types)
     return [SLIDING if getattr(config, "sliding_window", None) else FULL] * num_layers
 
 

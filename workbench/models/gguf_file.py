@@ -42,16 +42,16 @@ def require_gguf(name: str, config: Any, tokenizer: TextTokenizer) -> Gguf:
     gguf = FAMILIES[config.model_type].gguf
     if gguf is None:
         problem = f"Of its family, {config.model_type}, no GGUF is written here."
-        known = ", ".join(name for name, family in FAMILIES.items() if family.gguf is not None)
-        raise ConfigError(request, problem, f"Choose one of {known}, or export a folder.")
+        supported = ", ".join(name for name, family in FAMILIES.items() if family.gguf is not None)
+        raise ConfigError(request, problem, f"Choose one of {supported}, or export a folder.")
     described = _tokenizer_json(tokenizer)
     if described["model"]["type"] != "BPE":
         raise ConfigError(request, "Its tokenizer is not BPE, the only kind that is written here.", todo)
     if not _has_pieces(described) and not _pre_tokenizer(described):
         problem = "How its tokenizer splits text has no name here, and a file without it would be read as other tokens."
         raise ConfigError(request, problem, todo)
-    for what, setting in _unusual(config, gguf).items():
-        raise ConfigError(request, f"{what} ({setting}), which is not written here.", todo)
+    for part, setting in _unusual(config, gguf).items():
+        raise ConfigError(request, f"{part} ({setting}), which is not written here.", todo)
     return gguf
 
 

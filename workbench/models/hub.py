@@ -78,12 +78,12 @@ def named_settings(prefix: str, name: str, todo: str) -> dict[str, Any]:
 
     name: begins with `prefix`.  todo: what to do about an unknown name, for which this raises ConfigError.
     """
-    shapes, wanted = known_shapes(), name.removeprefix(prefix).lower()
-    if wanted not in shapes:
-        names = [f"{prefix}{known}" for known in shapes]
+    shapes, shape_name = known_shapes(), name.removeprefix(prefix).lower()
+    if shape_name not in shapes:
+        names = [f"{prefix}{shape}" for shape in shapes]
         todo = did_you_mean(name, names, todo)
         raise ConfigError(f"The model '{name}' was asked for.", f"Known are {', '.join(names)}.", todo)
-    return dict(shapes[wanted])
+    return dict(shapes[shape_name])
 
 
 RANDOM = "random:"
@@ -121,8 +121,8 @@ def locate(name: str) -> Path | str:
     Raises ConfigError for a name that can be neither, MissingDataError for an embedded model that was not fetched.
     """
     require_weights(name)
-    if (brought := brought_folder(name, cache_folder())).is_dir():
-        return brought
+    if (local_folder := brought_folder(name, cache_folder())).is_dir():
+        return local_folder
     if name in EMBEDDED_MODELS:
         fetched = asset_path(name)
         return converted(fetched / ASSETS[name].joined) if ASSETS[name].joined else fetched

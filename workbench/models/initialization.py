@@ -51,7 +51,7 @@ def copy_pruned(adapter: Any, stack: LayerStack) -> None:
 
 
 SHAPE = ("hidden_size", "num_layers", "num_encoder_layers", "is_causal")
-"""Of an adapter's configuration: what it has in common with its backbone."""
+"""The fields of an adapter's configuration that must equal its backbone's."""
 
 
 def require_own_backbone(config: Any, stack: LayerStack, purpose: str = "An adapter's initialization") -> None:
@@ -252,7 +252,7 @@ def require_torch_pruning(family: str, *, config: Any, num_heads: int) -> None:
     """
     purpose = "An initialization by Torch-Pruning"
     if not family_of(family).prunes_by_trace:
-        pruned = " and ".join(name for name, known in FAMILIES.items() if known.prunes_by_trace)
+        pruned = " and ".join(name for name, entry in FAMILIES.items() if entry.prunes_by_trace)
         # It finds no dependencies through rotary positions, RMSNorm, or heads that share keys and values.
         raise ConfigError(
             f"{purpose} for a backbone of the family '{family}' was asked for.",

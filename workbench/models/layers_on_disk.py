@@ -36,11 +36,11 @@ def load_frozen(name: str, quantization: QuantizationConfig, *, with_head: bool 
     Raises as load_stack does.
     """
     tensors = stored_weights(name)
-    stack = None if tensors is None else _read(name, tensors, quantization, with_head)
+    stack = None if tensors is None else _read_stack(name, tensors, quantization, with_head)
     return stack or quantize(load_stack(name, with_head=with_head), quantization)
 
 
-def _read(
+def _read_stack(
     name: str,
     tensors: dict[str, StoredTensor],
     quantization: QuantizationConfig,
@@ -69,11 +69,11 @@ def _read(
         return None
     if read_stage(model, tensors, 0, len(blanks), dtype=torch.float32, after_layer=keep) is None:
         return None
-    read = LayerStack(model, language_model_head=head)
-    layers, read.layers = read.layers, nn.ModuleList()
-    store(read)  # the parts outside of the layers
-    read.layers = layers
-    return read
+    layer_stack = LayerStack(model, language_model_head=head)
+    layers, layer_stack.layers = layer_stack.layers, nn.ModuleList()
+    store(layer_stack)  # the parts outside of the layers
+    layer_stack.layers = layers
+    return layer_stack
 
 
 class _Place(NamedTuple):

@@ -180,7 +180,7 @@ def _take_places(model: Any, family: Family, stands_for: Callable[[int], int]) -
 
 
 def _borrowing(layer: nn.Module) -> nn.Module:
-    """Return a layer of its own modules that shares its tensors' memory with another one."""
+    """Return a copy of a layer's modules that shares the memory of the layer's tensors."""
     shared: dict[int, Any] = {id(buffer): buffer for buffer in layer.buffers()}
     shared |= {
         id(weight): nn.Parameter(weight.data, requires_grad=weight.requires_grad) for weight in layer.parameters()
@@ -218,9 +218,9 @@ def load_tokenizer(name: str) -> TextTokenizer | ImageTokenizer:
         config = read_settings(place / "config.json") if isinstance(place, Path) else model_config(name).to_dict()
     else:
         config = shape_settings(name)
-        beside = Path(name).expanduser().parent
-        has_own = not name.startswith(SHAPE) and (beside / "tokenizer.json").is_file()
-        place = beside if has_own else asset_path(STAND_IN)
+        folder = Path(name).expanduser().parent
+        has_own = not name.startswith(SHAPE) and (folder / "tokenizer.json").is_file()
+        place = folder if has_own else asset_path(STAND_IN)
     model_type = config.get("model_type")
     family = (
         FAMILIES[model_type] if model_type in FAMILIES else family_of(model_config(name).model_type)

@@ -128,10 +128,10 @@ ALL_ROLES = (
 
 @contextmanager
 def without_bitsandbytes() -> Iterator[None]:
-    """Hide bitsandbytes from peft, which otherwise imports it where it is installed: with it PyTorch's compiler, 1.6 s
-    and 44 MB in each process (x86-64).
+    """Hide bitsandbytes from peft.  peft imports it if it is installed, and it imports PyTorch's compiler: 1.6 s and
+    44 MB in each process (x86-64).
 
-    No layer here is one of its own.  An interpreter that has imported it keeps it.
+    No layer here is a layer of bitsandbytes.  If the interpreter has already imported it, this has no effect.
     """
     if "bitsandbytes" in sys.modules:
         yield

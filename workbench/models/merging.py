@@ -76,8 +76,8 @@ def whole_model(name: str, task: PeftTask) -> Any:
         model = published_model(config, task)
     model.to_empty(device="cpu")
     # A class of tokens has no pooler, which our models may have.
-    left = model.base_model.load_state_dict(base.base_model.state_dict(), strict=False)
-    assert not left.missing_keys, left.missing_keys
+    keys = model.base_model.load_state_dict(base.base_model.state_dict(), strict=False)
+    assert not keys.missing_keys, keys.missing_keys
     model.tie_weights()
     return model.eval()
 

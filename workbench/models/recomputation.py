@@ -25,7 +25,7 @@ from workbench.models.techniques import TechniqueStage
 
 P = ParamSpec("P")
 Loss = Callable[[Tensor], Tensor]
-"""Of the last layer's output, (n, t, d): the loss."""
+"""Computes the loss from the last layer's output, (n, t, d)."""
 
 
 class _Enough(Exception):
@@ -115,7 +115,7 @@ class _OnDisk:
 
 @dataclass(slots=True, kw_only=True)
 class LayerInput:
-    """What a layer needs to compute its activations again or to read them, and its graph without them.
+    """The values that a layer needs to recompute its activations or to read them, and its graph without them.
 
     source: its input: (n, t, d), a leaf of the graph, or (n, t) ids in front of the model's first layer.
     output: its output, with the graph but without its values, or the loss.

@@ -224,7 +224,7 @@ def load_trained(
         shape = published(str(folder) if is_whole else description.model, head_task(description.config.kind))
         assert shape is not None, "so it was saved"
         if is_whole:
-            read = {
+            tensors = {
                 name: tensor.read(torch.float32)
                 for name, tensor in (stored_weights(str(folder)) or {}).items()
                 if shape.head in name
@@ -232,15 +232,17 @@ def load_trained(
             state, prefix = dict(model.trained()), ""
         else:
             matrices = [name.removeprefix(_BACKBONE) for name in model.trained() if name.startswith(_BACKBONE)]
-            read, prefix = state, "base_model.model."
+            tensors, prefix = state, "base_model.model."
             names = peft_names(model.backbone, matrices, shape.prefix)
             state = {
-                f"{_BACKBONE}{parameter_name}": read[name] for parameter_name, name in names.items() if name in read
+                f"{_BACKBONE}{parameter_name}": tensors[name]
+                for parameter_name, name in names.items()
+                if name in tensors
             }
         for key in ("weight", "bias"):
             state.pop(f"{_HEAD}{key}", None)
-            if (name := f"{prefix}{shape.head}.{key}") in read:
-                state[f"{_HEAD}{key}"] = read[name]
+            if (name := f"{prefix}{shape.head}.{key}") in tensors:
+                state[f"{_HEAD}{key}"] = tensors[name]
     set_trained(model, state)
     model.eval()
     return model, description
@@ -252,7 +254,7 @@ _MAKERS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
 }
-_BESIDE = (
+_OTHER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -321,7 +323,7 @@ def save_tokenizer(name: str, folder: Path) -> None:
     if not isinstance(tokenizer, TextTokenizer):
         return
     source = local_folder(name)
-    for path in () if source is None else [source / file for file in _BESIDE]:
+    for path in () if source is None else [source / file for file in _OTHER_FILES]:
         if path.is_file():
             with whole_file(folder / path.name) as part:
                 shutil.copyfile(path, part)

@@ -73,9 +73,9 @@ def load_sealed(path: Path, owner: str, into: Mapping[str, Tensor] | None = None
     tensors = {}
     for name, entry in stored.items():
         if into is None:
-            tensors[name] = _read(path, owner, name, entry, checksums)
+            tensors[name] = _read_tensor(path, owner, name, entry, checksums)
         elif name in into and entry.shape == into[name].shape:
-            tensors[name] = _read(path, owner, name, entry, checksums, into[name])
+            tensors[name] = _read_tensor(path, owner, name, entry, checksums, into[name])
     return tensors
 
 
@@ -84,7 +84,7 @@ def damage_of(path: Path, owner: str) -> str:
     try:
         stored, checksums = _opened(path, owner)
         for name, entry in stored.items():
-            _read(path, owner, name, entry, checksums)
+            _read_tensor(path, owner, name, entry, checksums)
     except DamagedError as error:
         return str(error)
     return ""
@@ -109,18 +109,18 @@ def _opened(path: Path, owner: str) -> tuple[dict[str, StoredTensor], dict[str, 
     return stored, checksums
 
 
-def _read(
+def _read_tensor(
     path: Path, owner: str, name: str, stored: StoredTensor, checksums: Mapping[str, int], out: Tensor | None = None
 ) -> Tensor:
     is_direct = out is not None and out.dtype == stored.dtype and out.is_contiguous()
-    read = out if out is not None and is_direct else torch.empty(stored.shape, dtype=stored.dtype)
+    tensor = out if out is not None and is_direct else torch.empty(stored.shape, dtype=stored.dtype)
     try:
-        stored.read_into(read)
+        stored.read_into(tensor)
     except OSError as error:
         raise damaged(path, "it was cut") from error
-    if _checksum(owner, name, *content_of(read)) != checksums[name]:
+    if _checksum(owner, name, *content_of(tensor)) != checksums[name]:
         raise damaged(path, f"the values of {name} were changed after they were written")
-    return read if out is None or is_direct else out.copy_(read)
+    return tensor if out is None or is_direct else out.copy_(tensor)
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -139,10 +139,10 @@ class Draft:
         most, guesses = num_guesses(len(drafted)), [list[int]() for _ in drafted]
         texts = [replace(member.text, tokens=[*member.text.tokens]) for member in drafted]
         for number in range(most):
-            read = (place for place, member in enumerate(drafted) if member.state is not None)
+            places = (place for place, member in enumerate(drafted) if member.state is not None)
             going = [
                 place
-                for place in read
+                for place in places
                 if len(guesses[place]) == number and _has_room(texts[place]) and self._can_read(texts[place].tokens)
             ]
             if not going:
@@ -168,7 +168,7 @@ class Draft:
         """Return the tokens that the draft has yet to read, after it has forgotten its wrong guesses."""
         pairs = zip(member.read, tokens[:-1], strict=False)
         most = min(len(member.read), len(tokens) - 1)
-        same = next((place for place, (read, token) in enumerate(pairs) if read != token), most)
+        same = next((place for place, (drafted_token, token) in enumerate(pairs) if drafted_token != token), most)
         self._model.forget(member.state, len(member.read) - same)
         member.read = list(tokens)
         return list(tokens[same:])

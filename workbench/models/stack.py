@@ -173,9 +173,9 @@ class BackboneStage(nn.Module):
         attention_mask: (n, t), 1 for real tokens.  decoder_ids: (n, s) for the stage that owns the decoder's first
         layer, ignored by the others; None is one start token for each sample.  contexts: those of the batch if they
         are known (see `contexts`).
-        Returns the output, (n, t, d) for encoder layers and (n, t + s, d) after a decoder layer, and the taps: the
-        layers' outputs, (n, t, d) or (n, s, d) each, preceded by b_0 in the first stage, and a decoder's taps by its
-        embedding.
+        Returns the output and the taps.  The output is (n, t, d) for encoder layers and (n, t + s, d) after a decoder
+        layer.  The taps are the layers' outputs, (n, t, d) or (n, s, d) each.  b_0 precedes those of the first stage,
+        and the decoder's embedding precedes a decoder's taps.
         """
         taps: list[Tensor] = []
         hidden = hidden_or_ids

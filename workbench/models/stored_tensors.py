@@ -132,7 +132,7 @@ class StoredTensor(NamedTuple):
                 begin = self.offset + (rows[0] + first) * width * itemsize
                 raw = (target.view(1, -1) if is_whole else target).view(torch.uint8).numpy()
                 for index in range(len(raw)):
-                    _read(file, begin + (index * width + start) * itemsize, memoryview(raw[index]))
+                    _read_bytes(file, begin + (index * width + start) * itemsize, memoryview(raw[index]))
                 if target is not part:
                     part.copy_(target)
         return count * (stop - start) * itemsize
@@ -154,7 +154,7 @@ def require_finite(tensor: Tensor, owner: str) -> Tensor:
     return tensor
 
 
-def _read(file: IO[bytes], offset: int, view: memoryview) -> None:
+def _read_bytes(file: IO[bytes], offset: int, view: memoryview) -> None:
     file.seek(offset)
     while view:
         num_bytes = file.readinto(view)  # type: ignore[attr-defined]

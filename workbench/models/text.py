@@ -76,14 +76,14 @@ class LocalWriter:
         has_decoder, most = self._facts.num_encoder_layers is not None, self._facts.max_length
         decoder_ids = list(start_ids or [self.rules.start_id or 0]) if has_decoder else []
         require_room(len(ids), 0 if has_decoder else num_tokens, most)
-        given = decoder_ids or ids
+        start = decoder_ids or ids
         text = GrowingText(
-            tokens=list(given),
-            prompt=len(given),
+            tokens=list(start),
+            prompt=len(start),
             num_tokens=num_tokens,
             ends=self.ends,
             sampling=sampling or Sampling(),
-            rules=self.rules.rules(len(given), num_tokens),
+            rules=self.rules.rules(len(start), num_tokens),
         )
         member = self._batch.join(text, ids, decoder_ids)
         try:
@@ -185,26 +185,26 @@ def pieces(
 
     A piece that may begin a stop word, or ends within a character, waits for the next token.
     """
-    ids, first, read, waiting = list[int](), 0, 0, ""
+    ids, first, num_read, waiting = list[int](), 0, 0, ""
     for token in tokens:
         if token in ends:
             yield Piece(waiting, 1, "stop")
             return
         ids.append(token)
-        before, text = decode(ids[first:read]), decode(ids[first:])
+        before, text = decode(ids[first:num_read]), decode(ids[first:])
         if len(text) > len(before) and not text.endswith("\ufffd"):
-            waiting, first, read = waiting + text[len(before) :], read, len(ids)
+            waiting, first, num_read = waiting + text[len(before) :], num_read, len(ids)
         end = min((place for word in settings.stop if (place := waiting.find(word)) >= 0), default=-1)
         if end >= 0:
             yield Piece(waiting[:end], 1, "stop")
             return
-        sure = len(waiting) - _begun(waiting, settings.stop)
+        sure = len(waiting) - _longest_begin(waiting, settings.stop)
         yield Piece(waiting[:sure], 1)
         waiting = waiting[sure:]
-    yield Piece(waiting + decode(ids[first:])[len(decode(ids[first:read])) :], 0, "length")
+    yield Piece(waiting + decode(ids[first:])[len(decode(ids[first:num_read])) :], 0, "length")
 
 
-def _begun(text: str, words: Sequence[str]) -> int:
+def _longest_begin(text: str, words: Sequence[str]) -> int:
     """Return the length of the longest end of a text with which one of the words begins."""
     lengths = (size for word in words for size in range(1, len(word)) if text.endswith(word[:size]))
     return max(lengths, default=0)

@@ -1,8 +1,8 @@
 """Cut a model over devices for an asynchronous pipeline, within each device's memory (Confidant, section 3.2, Eq. 1-3).
 
-Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)): the pace of the pipeline is the pace of its
-slowest stage or slowest link, over which an activation goes one way and a gradient the other.  T_e is infinite if
-memory does not suffice.  We build the table from the last device on, because the stash of a stage depends on how many
+Eq. 3: A(l, n) = min over p of max(A(p, n - 1), 2 T_c, T_e(p + 1, l)).  The pace of the pipeline is that of its slowest
+stage or slowest link; a link carries an activation forwards and a gradient backwards.  T_e is infinite if memory does
+not suffice.  We build the table from the last device on, because the stash of a stage depends on how many
 devices follow: N - i - 1 versions on device i of N.
 On shared air all links together are one more: no two messages pass it at once, so the pace is at least the sum over the
 cuts of the air's time.  The least sum for each pace of stages and links comes from the same recursion, and a bisection
@@ -131,7 +131,7 @@ def _best(
     def stage(end: _State) -> np.ndarray:
         return costs.stage(end.rank, end.behind, num_stages) if in_memory else costs.seconds(end.rank)
 
-    def best_within(limit_s: float | None) -> _Found:
+    def best_within(limit_s: float | None) -> _Chain:
         """Return the best pace; with a limit of it, the least time on air."""
         least: dict[_State, np.ndarray] = {}  # of layers [x, all), by x
         choices: dict[
@@ -155,7 +155,7 @@ def _best(
             end, stop = nexts[cuts[-1]], int(stops[cuts[-1]])
             order.append(end.rank)
             cuts.append(stop)
-        return _Found(value, tuple(order), (*cuts, costs.profile.num_layers))
+        return _Chain(value, tuple(order), (*cuts, costs.profile.num_layers))
 
     best = best_within(None)
     if best.value < float("inf") and air_of(costs, best.order, best.cuts) > best.value:
@@ -163,7 +163,7 @@ def _best(
     return Partition(pace_s=best.value, order=best.order, cuts=best.cuts)
 
 
-class _Found(NamedTuple):
+class _Chain(NamedTuple):
     """value: the pace, or the time on air."""
 
     value: float
@@ -181,7 +181,7 @@ def _after(costs: Equation3, rank: int, following: int, least: np.ndarray, limit
     return np.where(between_s <= limit_s, costs.on_air_s[rank, following] + least, np.inf)
 
 
-def _best_on_air(costs: Equation3, fastest: _Found, best_within: Callable[[float | None], _Found]) -> _Found:
+def _best_on_air(costs: Equation3, fastest: _Chain, best_within: Callable[[float | None], _Chain]) -> _Chain:
     """Return the pipeline whose pace is the best with all its messages on shared air, by bisection over the seconds
     that a stage or a link may take.
 

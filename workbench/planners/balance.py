@@ -131,13 +131,13 @@ def _divided(tables: Sequence[Sequence[float]], costs: Sequence[Sequence[float]]
     """
     if not math.isfinite(tables[-1][-1]):
         return (0,) * len(costs)
-    shares, left = [], len(tables[-1]) - 1
+    shares, count = [], len(tables[-1]) - 1
     for device in range(len(costs) - 1, 0, -1):
-        row, others = costs[device], tables[device - 1][left::-1]
-        _, _, take = min(zip(map(max, others, row), map(add, others, row), range(left + 1), strict=False))
+        row, others = costs[device], tables[device - 1][count::-1]
+        _, _, take = min(zip(map(max, others, row), map(add, others, row), range(count + 1), strict=False))
         shares.append(take)
-        left -= take
-    return (left, *reversed(shares))
+        count -= take
+    return (count, *reversed(shares))
 
 
 class StageTimes:

@@ -54,8 +54,8 @@ class Equation3:
                 profile.forward_s(rank, batch_size, sequence_length),
                 profile.backward_s(rank, batch_size, sequence_length),
             )
-            each = passes + profile.layer_seconds(rank, "STEP", 1, 1)
-            total = np.concatenate([[0.0], np.cumsum(each)])
+            layer_s = passes + profile.layer_seconds(rank, "STEP", 1, 1)
+            total = np.concatenate([[0.0], np.cumsum(layer_s)])
             seconds = np.full((count + 1, count + 1), np.inf)
             seconds[self._ranges] = total[stops] - total[starts]
             self._seconds.append(seconds)

@@ -49,8 +49,8 @@ def fixed_plan(
         samples = () if times is None else times.shares(start, stop, group, memory.in_flight(index, len(layers), count))
         if not any(samples):  # with "best": nothing fits, and memory.check names the device
             samples = _spread(_speeds(problem, start, stop, group) if dispatch == "speed" else [1] * len(group), size)
-        given = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
-        stages.append(Stage(start=start, stop=stop, shares=given))
+        shares = tuple(Share(rank=rank, samples=share) for rank, share in zip(group, samples, strict=True))
+        stages.append(Stage(start=start, stop=stop, shares=shares))
     cost = ClosedForm(problem)(stages, count)
     fixed = Plan(
         method=method, stages=tuple(stages), micro_batch_size=size, num_micro_batches=count, predicted_s=cost.parts()

@@ -164,11 +164,11 @@ def candidates(
     check_choice("objective", objective, get_args(Objective))
     times = times or StageTimes(problem)
     best: dict[tuple[Stage, ...], tuple[float, Plan]] = {}
-    given = replace(problem, ranks=None if isinstance(order, str) else order).members
-    if max_group is not None and max_group * profile.num_layers < len(given):
+    members = replace(problem, ranks=None if isinstance(order, str) else order).members
+    if max_group is not None and max_group * profile.num_layers < len(members):
         raise ConfigError(
             f"Groups of at most {max_group} devices were asked for.",
-            f"{len(given)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
+            f"{len(members)} devices need more than the {profile.num_layers} layers of '{profile.model}' then.",
             "Raise max_group, or name fewer devices in order.",
         )
     closed_form = ClosedForm(problem)
@@ -193,7 +193,7 @@ def candidates(
 
     def search(evaluate: Callable[[Ranks], float], first: Sequence[Ranks] = (), *, more: int = 1) -> None:
         """Evaluate orders (see orders.search_orders), beginning with some.  more: times as many as usual."""
-        starts = [given, *sorted_orders(profile, cluster, problem.sequence_length)]
+        starts = [members, *sorted_orders(profile, cluster, problem.sequence_length)]
         cells = CELLS_OF_AN_ORDER + profile.num_layers**2 * cluster.world_size**3 // 6
         max_orders = more * (MAX_CELLS // cells + len(starts))
         search_orders(device_types(profile, cluster), evaluate, [*first, *starts], max_orders=max_orders)
@@ -205,7 +205,7 @@ def candidates(
             )
         search(look)
     else:
-        look(given)
+        look(members)
     if not best:
         is_fixed = order is not None and not isinstance(order, str)
         over = StageTimes(problem, excess=True)
@@ -217,7 +217,7 @@ def candidates(
             return nearest[ranks].bottleneck_s
 
         if is_fixed:
-            missing(given)
+            missing(members)
         else:
             search(missing, more=MORE_ORDERS)
         closest = min(nearest, key=lambda ranks: nearest[ranks].bottleneck_s)

@@ -192,25 +192,27 @@ class FootprintTable:
         ]
         # No message crosses before the first layer, nor after the last.
         crossing = np.array([0, *message[:-1], 0])
-        each = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
-        self._each = np.arange(1, len(copies) + 1)[:, None] * activations + each
+        need_bytes = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
+        self._sample_bytes = np.arange(1, len(copies) + 1)[:, None] * activations + need_bytes
 
     def most_samples(self, budget_bytes: int, micro_batch_size: int) -> np.ndarray:
         """Return (in flight, ranges): the most samples, up to a micro-batch, whose need is within the budget."""
-        left = budget_bytes - self._fixed
-        return np.where(left < 0, 0, np.minimum(left // np.maximum(self._each, 1), micro_batch_size))
+        free_bytes = budget_bytes - self._fixed
+        return np.where(
+            free_bytes < 0, 0, np.minimum(free_bytes // np.maximum(self._sample_bytes, 1), micro_batch_size)
+        )
 
     def nbytes(self, samples: np.ndarray, live: np.ndarray, ranges: np.ndarray) -> np.ndarray:
         """Return the need of `samples` (rows, 1) with live + 1 micro-batches in flight in these `ranges` (both
         (columns,)).
         """
-        return self._fixed[live, ranges] + samples * self._each[live, ranges]
+        return self._fixed[live, ranges] + samples * self._sample_bytes[live, ranges]
 
     def with_copies(self, samples: int, live: int, copies: int) -> np.ndarray:
         """Return the need of all ranges with live + 1 micro-batches in flight and so many copies of the trainable
         parameters.
         """
-        return self._once + copies * self._trainable + samples * self._each[live]
+        return self._once + copies * self._trainable + samples * self._sample_bytes[live]
 
 
 def plan_needs(

@@ -23,9 +23,9 @@ ROUNDING = 1e-9
 class Neighbours:
     """The neighbours of the plans of one problem.
 
-    A move takes layers over a boundary, one sample from one rank of a group to another, one device to another stage or
-    to or from idleness, swaps two devices or two stages, merges two stages, or cuts one.  Of equal devices of a group
-    (with as many samples, if samples move), or of the idle ones, the first stands for all.
+    A step to a neighbour moves layers over a boundary, or one sample from one rank of a group to another, or one device
+    to another stage, or makes a device idle or busy.  Or it swaps two devices or two stages, merges two stages, or cuts
+    one.  Equal devices of a group (with equal samples, if samples move) are represented by the first; so are idle ones.
     times: the problem's.  closed_form: numbers their stages.
     """
 
@@ -58,14 +58,14 @@ class Neighbours:
 
     def _other_shapes(self, current: Stages, limit_s: float, slower: set[object]) -> Iterator[Stages]:
         """Yield the stages whose layers or devices have changed.  Eq. 4 divides the samples of those that have."""
-        known = self._closed_form.stages(current)
-        shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in known)
-        idle = sorted(set(range(self._world_size)).difference(*(stage.ranks for stage in known)))
+        stages = self._closed_form.stages(current)
+        shape: Shape = tuple((stage.num_layers, stage.ranks) for stage in stages)
+        idle = sorted(set(range(self._world_size)).difference(*(stage.ranks for stage in stages)))
         lives = {count: self.lives(count) for count in range(len(shape) - 1, len(shape) + 2)}
-        starts = [stage.start for stage in known]
+        starts = [stage.start for stage in stages]
         old = {
             (stage.start, stage.stop, frozenset(stage.ranks), live): number
-            for stage, live, number in zip(known, lives[len(shape)], current, strict=True)
+            for stage, live, number in zip(stages, lives[len(shape)], current, strict=True)
         }
         device_moves = _device_moves(shape, idle, self._types)
         if limit_s < math.inf:
@@ -99,7 +99,7 @@ class Neighbours:
         Before a stage's first micro-batch, and after its last, each stage below computes one; in between its slowest
         device computes all of them.
         """
-        known, lives = self._closed_form.stages(current), self.lives(len(current))
+        stages, lives = self._closed_form.stages(current), self.lives(len(current))
         passes_s = [self._closed_form.passes_s(number) for number in current]
         below_s = list(accumulate(passes_s, initial=0.0))
         most: dict[tuple[int, float], list[int]] = {}
@@ -107,7 +107,7 @@ class Neighbours:
         def is_enough(index: int, group: tuple[int, ...], each_s: float) -> bool:
             """Return whether a group may compute all samples within these seconds."""
             if (index, each_s) not in most:
-                stage = known[index]
+                stage = stages[index]
                 most[index, each_s] = self._times.most_samples(stage.start, stage.stop, lives[index], each_s)
             return sum(map(most[index, each_s].__getitem__, group)) >= self._size
 

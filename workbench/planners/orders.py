@@ -74,14 +74,14 @@ def search_orders(
     """
     if count_orders(types) <= max_orders:
         return {order: evaluate(order) for order in distinct_orders(types)}
-    seen: dict[tuple[int, ...], float] = {}
+    values: dict[tuple[int, ...], float] = {}
     value: dict[Order, float] = {}
 
     def look(order: Order) -> float:
         key = tuple(types[rank] for rank in order)
-        if key not in seen:
-            seen[key] = value[order] = evaluate(order)
-        return seen[key]
+        if key not in values:
+            values[key] = value[order] = evaluate(order)
+        return values[key]
 
     best = min(starts, key=look)
     draw = random.Random(0)
@@ -91,7 +91,7 @@ def search_orders(
         places = [(i, j) for i, j in combinations(range(len(best)), 2) if types[best[i]] != types[best[j]]]
         draw.shuffle(places)
         for i, j in places:
-            if len(seen) >= max_orders:
+            if len(values) >= max_orders:
                 break
             swapped = list(best)
             swapped[i], swapped[j] = swapped[j], swapped[i]

@@ -30,29 +30,29 @@ class Pace:
     factors: dict[Any, float] = field(default_factory=dict)
     """The assumed slow-down of a device relative to its profile, by rank, or of a link, by 'sender>receiver'; 1 if
     missing."""
-    _seen: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
+    _samples: dict[Any, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, rank: int | str, busy_s: float, expected_s: float) -> None:
         """Record one step of a device, or a link's fastest message in it.  expected_s: as described, at full speed."""
         if busy_s > 0 and expected_s > 0:
-            seen = self._seen.setdefault(rank, deque())
-            seen.append((busy_s, busy_s / expected_s))
-            while len(seen) > self.window and sum(seconds for seconds, _ in seen) - seen[0][0] >= self.least_s:
-                seen.popleft()
+            samples = self._samples.setdefault(rank, deque())
+            samples.append((busy_s, busy_s / expected_s))
+            while len(samples) > self.window and sum(seconds for seconds, _ in samples) - samples[0][0] >= self.least_s:
+                samples.popleft()
 
     def changed(self) -> dict[Any, float]:
         """Return the devices and links whose last `window` steps give a slow-down different from the assumed one, with
         the new value.
         """
         factors = {}
-        for rank, seen in self._seen.items():
-            if sum(seconds for seconds, _ in seen) < self.least_s:
+        for rank, samples in self._samples.items():
+            if sum(seconds for seconds, _ in samples) < self.least_s:
                 continue
             if self.repeats is not None:
                 if len(self._slower(rank)) >= self.repeats:
                     factors[rank] = self.slowness(rank)
-            elif len(seen) >= self.window:
-                factor, planned = median(ratio for _, ratio in seen), self.factors.get(rank, 1.0)
+            elif len(samples) >= self.window:
+                factor, planned = median(ratio for _, ratio in samples), self.factors.get(rank, 1.0)
                 if max(factor / planned, planned / factor) > self.threshold:
                     factors[rank] = factor
         return factors
@@ -67,7 +67,7 @@ class Pace:
         """Return the slow-down of a device or link in each of its last `window` steps since the last change, the newest
         last.
         """
-        return [ratio for _, ratio in self._seen.get(rank, ())]
+        return [ratio for _, ratio in self._samples.get(rank, ())]
 
     def _slower(self, rank: int | str) -> list[float]:
         return [ratio for ratio in self.lately(rank) if ratio > self.threshold * self.factors.get(rank, 1.0)]
@@ -75,4 +75,4 @@ class Pace:
     def accept(self, factors: Factors) -> None:
         """Assume these factors from now on, and discard earlier observations."""
         self.factors.update(factors)
-        self._seen.clear()
+        self._samples.clear()

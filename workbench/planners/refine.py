@@ -109,23 +109,23 @@ def refine(
             fitting[number, live] = memory.fits(problem.cluster, needs)
         return fitting[number, live]
 
-    given = [tuple(map(closed_form.number, plan.stages)) for plan in starts]
-    reached = dict.fromkeys(given)
+    numbers = [tuple(map(closed_form.number, plan.stages)) for plan in starts]
+    reached = dict.fromkeys(numbers)
     for stages in sorted(reached, key=closed_s):
         if len(met) < MAX_MET:
             reached[descend(stages, closed_s, 1 - GAIN)] = None
     least_s = min(map(closed_s, reached))
     near = [stages for stages in sorted(reached, key=closed_s) if closed_s(stages) <= NEAR * least_s]
-    best = given[0]
+    best = numbers[0]
     for stages in near:
         if priced_s(stages, priced_s(best)) < priced_s(best):
             best = stages
     best = descend(best, priced_s, NEAR)
-    if best == given[0]:
+    if best == numbers[0]:
         return first
     parts = closed_form.phase_times(best, count).parts()
     why = (
-        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * priced[given[0]]:,.1f} to "
+        f"A search around the first plan ({first.where()}) shortened the step from {1e3 * priced[numbers[0]]:,.1f} to "
         f"{1e3 * priced[best]:,.1f} ms (simulated)."
     )
     return replace(

@@ -14,16 +14,17 @@ from workbench.plots import style, svg
 
 HEIGHT = 184
 BAR = (4, 8)
-"""Of the switch or the air: top and height."""
+"""The box of the switch or the air: top and height."""
 NODE = (92, 86)
-"""Of a device's frame: top and height."""
+"""A device's frame: top and height."""
 GAUGE = 6
 LEAST_LINK, MORE_LINK = 1.5, 9.0
 """Width of the slowest link, and by how much the fastest one is wider."""
 
 
 class Track(NamedTuple):
-    """Where a scale lies in a card, from its least to its highest value.  left, right: in per cent of the card's width.
+    """The place of a scale in a card, from its least to its highest value.  left, right: in per cent of the card's
+    width.
 
     aside: added to both, in pixels.  begin_y, end_y: in pixels.
     """

@@ -14,7 +14,7 @@ from workbench.plots.topology import Node, meter
 WIDTH, CHART_HEIGHT = 480, 178
 LEFT, RIGHT, TOP, BOTTOM = 44, 44, 22, 24
 MOST_POINTS = 240
-"""Of a line: more cannot be told apart on its width."""
+"""Maximum number of points of a line; more cannot be distinguished at this width."""
 SMOOTHED = 0.9
 """The share of the smoothed loss that each step keeps."""
 ROW, LANE, THIN = 44, 18, 8
@@ -142,11 +142,11 @@ def device_chart(
     parts, descriptions = [], []
     bars, percent, memory = 130, 322, 336
     room = (percent - bars - 34) / 40
-    for rank, (node, shares, doing, used) in enumerate(zip(nodes, busy, words, energy, strict=True)):
+    for rank, (node, shares, doing, energy_text) in enumerate(zip(nodes, busy, words, energy, strict=True)):
         top = 20 + rank * ROW
         parts.append(svg.text(6, top + 12, svg.shortened(node.name, bars - 14), font_weight="bold"))
         parts.append(svg.text(6, top + 26, svg.shortened(doing, bars - 14, 10.5), size=10.5, colour=svg.MUTED))
-        parts.append(svg.text(6, top + 38, used, size=10, colour=svg.MUTED))
+        parts.append(svg.text(6, top + 38, energy_text, size=10, colour=svg.MUTED))
         parts.append(svg.box(bars, top, percent - bars - 34, 28, svg.TRACK))
         for column, share in enumerate(shares[-40:]):
             tall = max(1.0, 28 * min(1.0, share))
@@ -158,7 +158,7 @@ def device_chart(
         parts.append(meter(memory, top + 4, width, node.used_share, style.ORANGE, "memory", height=9))
         parts.append(svg.text(memory, top + 26, node.memory, size=10.5, colour=svg.MUTED))
         facts = [f"{node.name} {doing}".strip(), f"computes {now or 'not yet'}", f"memory {node.memory or 'unknown'}"]
-        descriptions.append(", ".join(filter(None, [*facts, used])))
+        descriptions.append(", ".join(filter(None, [*facts, energy_text])))
     heads = ((bars, f"computing, share of a {unit}"), (memory, "memory of the job"))
     parts += [svg.text(x, 13, head, size=11, colour=svg.MUTED) for x, head in heads]
     return svg.drawing(
@@ -180,15 +180,15 @@ def step_chart(
     measured_step: which one, in words, expected_s: its own predicted seconds.  Steps differ in length; the predicted
     one has a typical length.
     """
-    known = [timeline for timeline in (measured, predicted) if timeline is not None and timeline.spans]
-    if not known:
+    timelines = [timeline for timeline in (measured, predicted) if timeline is not None and timeline.spans]
+    if not timelines:
         return _nothing(f"A {unit}", f"No {unit} was simulated or measured yet.")
-    longest_s = max(timeline.makespan_s for timeline in known)
+    longest_s = max(timeline.makespan_s for timeline in timelines)
     scale = style.time_unit(longest_s)
     names = list(
-        dict.fromkeys(timeline.device_names[span.rank] for timeline in reversed(known) for span in timeline.spans)
+        dict.fromkeys(timeline.device_names[span.rank] for timeline in reversed(timelines) for span in timeline.spans)
     )
-    order = {name: rank for rank, name in enumerate(known[0].device_names)}
+    order = {name: rank for rank, name in enumerate(timelines[0].device_names)}
     names.sort(key=lambda name: order.get(name, len(order)))
     shown = [names[number] for number in style.evenly_spaced(len(names), MOST_LANES)]
     lane = LABEL + (LANE if measured is not None else 0) + (THIN if predicted is not None else 0) + 5
@@ -222,7 +222,7 @@ def step_chart(
     label = f"What each device does in a {unit}: {', '.join(lines)}."
     drawn = svg.drawing("".join(parts), label=label, height=bottom + 18)
     heading = svg.tag("div", f"<b>A {unit}</b>: {svg.escape(', '.join(lines))}", class_="workbench-caption")
-    kinds = dict.fromkeys(style.class_of(span.op) for timeline in known for span in timeline.spans)
+    kinds = dict.fromkeys(style.class_of(span.op) for timeline in timelines for span in timeline.spans)
     legend = " ".join(
         svg.tag("span", f"{svg.swatch(colour)} {svg.escape(name)}")
         for name, colour in style.COLOURS.items()
@@ -256,8 +256,8 @@ def _lane(timeline: Timeline, name: str, top: float, height: float, longest_s: f
 
 def _span_text(span: Span) -> str:
     took = span.end_s - span.start_s
-    sent = f", {size_words(span.nbytes)}" if span.nbytes else ""
-    return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{sent}"
+    size = f", {size_words(span.nbytes)}" if span.nbytes else ""
+    return f"{style.class_of(span.op)} {span.op.label}: {style.time_words(took)}{size}"
 
 
 def _nothing(title: str, why: str) -> str:

@@ -119,9 +119,9 @@ def memory(timeline: Timeline | None, *, note: str = "") -> go.Figure:
         ):
             if 0 < level <= top:
                 line = {"dash": dash, "color": colour, "width": 1.5}
-                said = f"{words} %{{y:.4g}} {unit.name}<extra></extra>"
+                hover = f"{words} %{{y:.4g}} {unit.name}<extra></extra>"
                 heights = [level * unit.factor] * 2
-                figure.add_scatter(x=[0, end], y=heights, line=line, name=name, hovertemplate=said, **panel)
+                figure.add_scatter(x=[0, end], y=heights, line=line, name=name, hovertemplate=hover, **panel)
         figure.update_yaxes(range=[0, top * unit.factor], nticks=4, row=row, col=column)
     figure.update_xaxes(range=[0, end])
     for column in range(1, columns + 1):
@@ -214,20 +214,20 @@ def placement(plan: Plan, cluster: Cluster) -> go.Figure:
 
 
 def needs(
-    needed: Mapping[int, Mapping[str, int]],
+    need_bytes: Mapping[int, Mapping[str, int]],
     cluster: Cluster,
     *,
     title: str = "What each device needs in the first epoch",
 ) -> go.Figure:
     """Return each device's planned bytes by purpose and its budget; the subtitle names a device over its budget.
 
-    needed: rank -> purpose -> bytes, the same purposes for every rank; those that need nothing are left out.
+    need_bytes: rank -> purpose -> bytes, the same purposes for every rank; those that need nothing are left out.
     """
-    total = {rank: sum(parts.values()) for rank, parts in needed.items()}
+    total = {rank: sum(parts.values()) for rank, parts in need_bytes.items()}
     unit = style.byte_unit(max([device.memory_bytes for device in cluster.devices] + list(total.values())))
-    ranks, names = sorted(needed), _names(cluster)
-    purposes = [name for name in needed[ranks[0]] if any(needed[rank][name] for rank in ranks)]
-    parts = {name: [needed[rank][name] * unit.factor for rank in ranks] for name in purposes}
+    ranks, names = sorted(need_bytes), _names(cluster)
+    purposes = [name for name in need_bytes[ranks[0]] if any(need_bytes[rank][name] for rank in ranks)]
+    parts = {name: [need_bytes[rank][name] * unit.factor for rank in ranks] for name in purposes}
     over = [rank for rank in ranks if total[rank] > cluster.devices[rank].memory_bytes]
     marks = []
     for is_over, colour, name in ((False, "black", "budget"), (True, style.VERMILLION, "budget, exceeded")):
@@ -240,9 +240,9 @@ def needs(
                 name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(budget) for budget in budgets]
             )
         ] * bool(shown)
-    lacking = ", ".join(f"{cluster.devices[rank].name} needs {size_words(total[rank])}" for rank in over)
-    said = f"Out of memory: {lacking}" if over else "every device is within its budget"
-    words = {"title": title, "label": "planned", "subtitle": said, "x_title": f"memory ({unit.name})"}
+    needs = ", ".join(f"{cluster.devices[rank].name} needs {size_words(total[rank])}" for rank in over)
+    verdict = f"Out of memory: {needs}" if over else "every device is within its budget"
+    words = {"title": title, "label": "planned", "subtitle": verdict, "x_title": f"memory ({unit.name})"}
     figure = stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
     # An idle device, of which only the budget is drawn, keeps its place.
     return figure.update_yaxes(categoryorder="array", categoryarray=[*map(style.only_our_tags, names)])

@@ -16,7 +16,7 @@ from workbench.plots.predicted import DASHES
 from workbench.plots.style import BLACK, CYCLE, SYMBOLS, empty, finish, whole_ticks
 
 Axis = Literal["steps", "epochs", "seconds"]
-"""What the horizontal axis of several trainings counts; seconds are those of the devices' steps."""
+"""Unit of the horizontal axis of several trainings; seconds are those of the devices' steps."""
 TOP_SMOOTHING = 0.98
 
 
@@ -108,7 +108,7 @@ class _Course(NamedTuple):
             positions.append(at_end)
         columns = [[step.loss for step in report.steps] for report in reports]
         losses = [[loss for loss in column if loss is not None] for column in zip(*columns, strict=False)]
-        known = [
+        points = [
             (place, mean(column))
             for place, column in zip(positions, losses, strict=False)
             if len(column) == len(columns)
@@ -120,7 +120,7 @@ class _Course(NamedTuple):
                 if all(name in other.metrics for other in others):
                     metrics.setdefault(name, {})[epoch.epoch] = mean(other.metrics[name] for other in others)
         chosen = first.chosen_epoch - 1 if len(reports) == 1 else -1
-        return cls([place for place, _ in known], [loss for _, loss in known], ends, metrics, chosen)
+        return cls([place for place, _ in points], [loss for _, loss in points], ends, metrics, chosen)
 
 
 def _common_metric(metrics_by_run: Sequence[Mapping[str, Any]]) -> str:

@@ -116,7 +116,7 @@ class Point(NamedTuple):
 def points(report: Report) -> list[Point]:
     """Return the sweep's measured plans; if there are none, the measured steps."""
     swept = [
-        # The sweep was measured by itself, before or after the run: whether the host kept pace then is its own mark.
+        # The sweep was measured separately, before or after the run, so it has a separate mark for the host's pace.
         Point(point.name, "plan", point.predicted_s, point.measured_s, point.mark)
         for point in report.sweep
         if point.measured_s

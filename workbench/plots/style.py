@@ -33,7 +33,7 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 DOTTED = {"color": DARK_GREY, "width": 1, "dash": "dot"}
 """A line that a figure compares with, or a border."""
 INSIDE = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-"""Of a trace of bars: its text stands inside, upright."""
+"""Properties of a trace of bars: its text is inside, upright."""
 LEGEND_BELOW = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 LEGEND_LINE_PIXELS, LEGEND_MARK_PIXELS, CHARACTER_PIXELS = 620, 50, 7.5
@@ -64,7 +64,7 @@ MODE_BAR = {
 }
 """The buttons of every figure, notebooks and exported pages alike."""
 TITLE_CHARACTERS, NOTE_CHARACTERS, SUBTITLE_CHARACTERS = 52, 68, 78
-"""Of a line, so that a page of 640 pixels shows it whole, which is one of 1280 at 200 %."""
+"""Maximum length of a line, so that a page of 640 pixels (or of 1280 at 200 %) shows all of it."""
 BREAK = " <br>"
 """Between the lines of a long text.  Without the tag, as where HTML breaks lines itself, a blank is left."""
 templates["workbench"] = go.layout.Template(layout={axis: {"zeroline": False} for axis in ("xaxis", "yaxis")})
@@ -232,9 +232,9 @@ def _with_only_our_tags(value: Any) -> Any:
         return only_our_tags(value)
     if not isinstance(value, dict | list | tuple):
         return value
-    had = value if isinstance(value, dict) else dict(enumerate(value))
-    checked = {key: _with_only_our_tags(child) for key, child in had.items()}
-    if all(checked[key] is had[key] for key in had):
+    entries = value if isinstance(value, dict) else dict(enumerate(value))
+    checked = {key: _with_only_our_tags(child) for key, child in entries.items()}
+    if all(checked[key] is entries[key] for key in entries):
         return value
     return checked if isinstance(value, dict) else [*checked.values()]
 
@@ -310,9 +310,9 @@ def finish(
     # Plotly reads tags in every text that it shows, and any text may contain a name from a cluster's or a report's
     # file.
     for part in (figure.layout, *figure.data):
-        had = part.to_plotly_json()
-        safe = _with_only_our_tags(had)
-        part.update({key: value for key, value in safe.items() if value is not had[key]}, overwrite=True)
+        properties = part.to_plotly_json()
+        safe = _with_only_our_tags(properties)
+        part.update({key: value for key, value in safe.items() if value is not properties[key]}, overwrite=True)
     return figure
 
 

@@ -19,7 +19,7 @@ from workbench.core.units import counted, size_words, three_figures
 from workbench.plots import style, svg
 
 WIDTH, HEIGHT, FLAT = 480, 300, 150
-"""Of the map; one or two devices stand in one row, which needs less height."""
+"""Size of the map; one or two devices are in one row, which needs less height."""
 FULL, SMALL, DOT = (152, 70), (84, 24), (12, 12)
 """Sizes of a node: with all words, with its name, and without."""
 FULL_DEVICES, SMALL_DEVICES = 6, 16
@@ -75,8 +75,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one device sends to another in a step.  what: the kinds of values.  times: (start, end) of each message, in
-    seconds.
+    """The messages from one device to another in a step.  what: the kinds of values.  times: (start, end) of each
+    message, in seconds.
     """
 
     source: int
@@ -120,14 +120,14 @@ def traffic_of(timeline: Timeline | None, ranks: Sequence[int]) -> list[Traffic]
     messages: dict[tuple[int, int, bool], list[tuple[str, int, float, float]]] = defaultdict(list)
     for span in timeline.spans if timeline is not None else ():
         if span.op.kind == SEND:
-            pair, what = span.op.ranks, _value_of(span.op)
+            pair, kind = span.op.ranks, _value_of(span.op)
         elif span.op.kind in COLLECTIVES:
             place = span.op.ranks.index(span.rank)
-            pair, what = (span.rank, span.op.ranks[(place + 1) % len(span.op.ranks)]), _COLLECTIVE[span.op.kind]
+            pair, kind = (span.rank, span.op.ranks[(place + 1) % len(span.op.ranks)]), _COLLECTIVE[span.op.kind]
         else:
             continue
         key = (ranks[pair[0]], ranks[pair[1]], span.op.kind in COLLECTIVES)
-        messages[key].append((what, span.nbytes, span.start_s, span.end_s))
+        messages[key].append((kind, span.nbytes, span.start_s, span.end_s))
     return [
         Traffic(
             source=source,
@@ -152,10 +152,10 @@ _COLLECTIVE = {
 
 def _value_of(op: Op) -> str:
     [value] = op.reads or op.writes
-    known = str((style.OPERATIONS["tile_values"] | style.OPERATIONS["training_values"]).get(value.name, value.name))
-    if " " in known or (known.endswith("s") and not known.endswith("ss")):
-        return known  # several already, such as "tokens"
-    return f"{known}es" if known.endswith("s") else f"{known}s"
+    name = str((style.OPERATIONS["tile_values"] | style.OPERATIONS["training_values"]).get(value.name, value.name))
+    if " " in name or (name.endswith("s") and not name.endswith("ss")):
+        return name  # several already, such as "tokens"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str = "", unit: str = "step") -> str:
@@ -164,20 +164,22 @@ def topology(nodes: Sequence[Node], traffic: Sequence[Traffic], *, caption: str 
     """
     places = _places(len(nodes))
     size = FULL if len(nodes) <= FULL_DEVICES else SMALL if len(nodes) <= SMALL_DEVICES else DOT
-    used = {(flow.source, flow.target) for flow in traffic}
+    pairs = {(flow.source, flow.target) for flow in traffic}
     links = "".join(
-        _link(flow, places, size, both=(flow.target, flow.source) in used, is_named=size == FULL and len(traffic) <= 12)
+        _link(
+            flow, places, size, both=(flow.target, flow.source) in pairs, is_named=size == FULL and len(traffic) <= 12
+        )
         for flow in traffic
     )
     drawn = "".join(
         _node(node, place, size, rank) for rank, (node, place) in enumerate(zip(nodes, places, strict=True))
     )
-    sent = ", ".join(
+    messages = ", ".join(
         f"{nodes[flow.source].name} to {nodes[flow.target].name} {size_words(flow.nbytes)} of {' and '.join(flow.what)}"
         for flow in traffic
     )
     node_texts = ". ".join(node.words for node in nodes)
-    label = f"Map of {counted(len(nodes), 'device')}. {node_texts}. In a {unit}: {sent or 'nothing'}."
+    label = f"Map of {counted(len(nodes), 'device')}. {node_texts}. In a {unit}: {messages or 'nothing'}."
     title = svg.text(8, 16, svg.shortened(caption, WIDTH - 16), colour=svg.MUTED) if caption else ""
     return svg.drawing(title + links + drawn, label=label, height=_height(len(nodes)), width=WIDTH)
 

@@ -108,11 +108,11 @@ def _kind(timeline: Timeline, note: str) -> str:
 
 def _named(pid: int, name: str, *, tid: int = 0) -> list[TraceEvent]:
     """Return the metadata that name a process, or one of its threads, and put it into its place."""
-    what = "thread" if tid else "process"
+    kind = "thread" if tid else "process"
     base = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
     return [
-        base | {"name": f"{what}_name", "args": {"name": name}},
-        base | {"name": f"{what}_sort_index", "args": {"sort_index": tid or pid}},
+        base | {"name": f"{kind}_name", "args": {"name": name}},
+        base | {"name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}},
     ]
 
 
@@ -132,8 +132,8 @@ def _slices(timeline: Timeline, begin_s: float, pids: Sequence[int], arrows: Ite
             yield event
             if span.op.kind in (SEND, RECV):
                 ends[span.op.kind, (span.op.ranks, *span.op.reads, *span.op.writes)].append((span, event))
-    for (kind, message), sent in ends.items():
-        for begin, end in zip(sent, ends.get((RECV, message), ()), strict=False) if kind == SEND else ():
+    for (kind, message), begins in ends.items():
+        for begin, end in zip(begins, ends.get((RECV, message), ()), strict=False) if kind == SEND else ():
             yield from _arrow(begin, end, next(arrows))
 
 

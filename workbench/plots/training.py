@@ -126,8 +126,8 @@ def _mark_recoveries(figure: go.Figure, report: Report) -> None:
     """Draw a line where a device was lost, left, slowed down or came back, with a label."""
     for number, recovery in enumerate(report.recoveries):
         figure.add_vline(x=recovery.step + 0.5, line={"color": ORANGE, "width": 1.5}, row=1, col=1)
-        said = f"{recovery.what}, {three_figures(recovery.seconds)} s"
-        _say(figure, said, recovery.step + 0.5, 0.9 - 0.08 * (number % 4), xanchor="left")
+        label = f"{recovery.what}, {three_figures(recovery.seconds)} s"
+        _say(figure, label, recovery.step + 0.5, 0.9 - 0.08 * (number % 4), xanchor="left")
 
 
 def _say(figure: go.Figure, text: str, x: float, y: float, **anchor: str) -> None:

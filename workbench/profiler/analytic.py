@@ -80,7 +80,7 @@ def analytic_profile(
 
 
 Technique = Literal["full", "lora", "adapters", "parallel_adapters", "frozen"]
-"""What is trained; of 'frozen' nothing."""
+"""Which weights are trained; 'frozen': none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,13 +226,13 @@ def _layer(
     elif technique == "full":
         layer_sum.frozen, layer_sum.matrices, layer_sum.trained = 0, 0, layer_sum.frozen
         layer_sum.backward = 2 * layer_sum.forward
-        layer_sum.context = shape.kept(trained_norms=True) + shape.weight_inputs()
+        layer_sum.context = shape.activation_bytes(trained_norms=True) + shape.weight_inputs()
     elif technique == "lora":
         layer_sum.trained = shape.lora_params(sizes.lora_rank)
         extra = shape.lora_flops(sizes.lora_rank)
         layer_sum.forward += extra
         layer_sum.backward = shape.product_flops + 2 * shape.attention_flops + 2 * extra
-        layer_sum.context = shape.kept(trained_norms=False) + shape.lora_inputs(
+        layer_sum.context = shape.activation_bytes(trained_norms=False) + shape.lora_inputs(
             sizes.lora_rank, dropout=sizes.lora_dropout
         )
     elif technique == "adapters":
@@ -245,7 +245,7 @@ def _layer(
             norms = (shape.attentions + 1) * model.norm_vectors * model.hidden
             layer_sum.frozen -= norms
             layer_sum.trained += norms
-        layer_sum.context = shape.kept(trained_norms=sizes.adapter_norms) + shape.own(
+        layer_sum.context = shape.activation_bytes(trained_norms=sizes.adapter_norms) + shape.own(
             number * FP32_BYTES * (model.hidden + sizes.bottleneck)
         )
     else:
@@ -257,7 +257,7 @@ def _layer(
         layer_sum.side_forward = side_flops + 2.0 * shape.own_tokens * down
         layer_sum.side_backward = 2 * side_flops + 2.0 * shape.own_tokens * down  # no gradient into the backbone
         layer_sum.context = (
-            side.kept(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
+            side.activation_bytes(trained_norms=True) + side.weight_inputs() + side.own(2 * FP32_BYTES * narrow.hidden)
         )
         # b_1, b_2, ...; the first layer of a side network keeps b_0, its embedding, as well.
         firsts = (0, model.num_layers) if model.kind == "encoder-decoder" else (0,)

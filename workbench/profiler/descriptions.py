@@ -201,7 +201,7 @@ class LayerShape:
         attention = 2.0 * self.own_tokens * self.model.matrices_of_attention + self.attention_flops
         return attention / (self.product_flops + self.attention_flops)
 
-    def kept(self, *, trained_norms: bool) -> Bytes:
+    def activation_bytes(self, *, trained_norms: bool) -> Bytes:
         """Return the bytes that the backward pass needs for any trained parameters: gradients flow through everything.
 
         These are the inputs of the norms (with a trained weight an eager RMSNorm also keeps its normalised input), and
@@ -244,8 +244,8 @@ class LayerShape:
         """Return the bytes for the gradients of A and B: their inputs; a dropout before A makes a new one for each."""
         hidden = self.model.hidden
         if dropout:
-            each = (FP32_BYTES + MASK_BYTES) * hidden + FP32_BYTES * rank
-            return self.own((self.attentions + 1) * each) + self.keys(each)
+            token_bytes = (FP32_BYTES + MASK_BYTES) * hidden + FP32_BYTES * rank
+            return self.own((self.attentions + 1) * token_bytes) + self.keys(token_bytes)
         return self.own(FP32_BYTES * (self.attentions * hidden + (self.attentions + 1) * rank)) + self.keys(
             FP32_BYTES * rank
         )

@@ -26,7 +26,7 @@ Size = tuple[int, int]
 V = TypeVar("V")
 
 MOST_TOKENS = 1024
-"""More tokens in a call take longer in proportion."""
+"""With more tokens in a call its time is proportional to them."""
 CLEARLY = 0.5
 """The share by which the residual with a cost by the sample must be smaller."""
 TOO_LONG_S = 0.2
@@ -151,8 +151,8 @@ def _difference(timed: Mapping[Size, float], base: Callable[[Size], float]) -> C
     def terms(size: Size) -> list[float]:
         return [1.0, size[0], size[0] * size[1]]
 
-    wanted = np.array([1 - base(size) / max(seconds, 1e-12) for size, seconds in timed.items()])
-    factors = np.linalg.lstsq(_relative(timed, terms), wanted, rcond=None)[0]
+    shares = np.array([1 - base(size) / max(seconds, 1e-12) for size, seconds in timed.items()])
+    factors = np.linalg.lstsq(_relative(timed, terms), shares, rcond=None)[0]
     return lambda size: max(0.0, base(size) + float(np.dot(factors, terms(size))))
 
 

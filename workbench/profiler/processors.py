@@ -19,7 +19,7 @@ _TASKS = Path("/proc/self/task")
 
 
 class Place(NamedTuple):
-    """Where operations run: torch's device, and the host's cores whose threads compute there or wait for an
+    """The place where operations run: torch's device, and the host's cores whose threads compute there or wait for an
     accelerator.
     """
 

@@ -38,7 +38,7 @@ Goal = Literal["time", "energy", "memory"]
 COMPUTED = "computed"
 """The model of a device whose costs come from its FLOP/s."""
 SHOWN_REASONS = 2
-"""Of those why nothing can run: most differ only in their numbers."""
+"""Number of reasons to print if nothing can run: most differ only in their numbers."""
 CLOSE = 0.02
 """Two combinations whose figures differ by less than this share are equally good."""
 
@@ -47,8 +47,8 @@ CLOSE = 0.02
 class Choice:
     """One combination, simulated.
 
-    run_s: seconds of all epochs, without snapshots and scoring.  seconds: the same; where a score is asked for, until
-    it is reached, and None if no measured curve says when.
+    run_s: seconds of all epochs, without snapshots and scoring.  seconds: the same; if a target score is given, the
+    seconds until it is reached, or None if no measured curve says when.
     joules: energy in the same time, modelled; None where a device has no power figures.
     memory_bytes: the largest values of a device in a step.  sent_bytes: by all devices in a step.
     step_s: seconds of a typical step of the first epoch (Galaxy+: of a request).
@@ -185,10 +185,10 @@ def advise(
         raise ConfigError(
             "Advice was asked for.", f"Nothing can run. {reasons}", "Choose another model or more devices."
         )
-    known = [choice for choice in _distinct(choices) if choice.figure(goal) is not None]
+    rankable = [choice for choice in _distinct(choices) if choice.figure(goal) is not None]
     unknown = [choice for choice in _distinct(choices) if choice.figure(goal) is None]
     ranked = [
-        *sorted(known, key=lambda choice: (choice.figure(goal) or 0.0, choice.run_s)),
+        *sorted(rankable, key=lambda choice: (choice.figure(goal) or 0.0, choice.run_s)),
         *sorted(unknown, key=lambda choice: choice.run_s),
     ]
     _reason(ranked)  # what it needs is simulated now, and counted in spent_s
@@ -340,12 +340,12 @@ def seconds_of(report: Report, epochs: float) -> float:
     """Return the simulated seconds of some epochs; the last may be partial, and epochs beyond the simulated ones take
     as long as the last.
     """
-    each = [epoch.seconds for epoch in report.epochs]
-    while len(each) < epochs:
-        each.append(each[-1])
-    ends = list(accumulate(each, initial=0.0))
+    epochs_s = [epoch.seconds for epoch in report.epochs]
+    while len(epochs_s) < epochs:
+        epochs_s.append(epochs_s[-1])
+    ends = list(accumulate(epochs_s, initial=0.0))
     full = int(epochs)
-    return ends[full] + (epochs - full) * (each[full] if full < len(each) else 0.0)
+    return ends[full] + (epochs - full) * (epochs_s[full] if full < len(epochs_s) else 0.0)
 
 
 def _distinct(choices: Sequence[Choice]) -> list[Choice]:
@@ -369,9 +369,9 @@ def _is_dominated(choice: Choice, others: Sequence[Choice]) -> bool:
         pairs = [(theirs, ours) for theirs, ours in zip(figures(other), figures(choice), strict=True)]
         if any((theirs is None) != (ours is None) for theirs, ours in pairs):
             return False
-        known = [(theirs, ours) for theirs, ours in pairs if theirs is not None and ours is not None]
-        return all(theirs <= ours * (1 + CLOSE) for theirs, ours in known) and any(
-            theirs < ours * (1 - CLOSE) for theirs, ours in known
+        pairs_known = [(theirs, ours) for theirs, ours in pairs if theirs is not None and ours is not None]
+        return all(theirs <= ours * (1 + CLOSE) for theirs, ours in pairs_known) and any(
+            theirs < ours * (1 - CLOSE) for theirs, ours in pairs_known
         )
 
     return any(beats(other) for other in others if other is not choice)

@@ -1,4 +1,4 @@
-"""What somebody's own boards did, as a file to publish: no names, addresses, users or paths, only numbers and known
+"""Measurements of a user's boards, as a file to publish: no names, addresses, users or paths, only numbers and known
 words.
 
 It is made from a kit's file that `workbench kit measure` has filled, or from the report of a run on real devices.  All
@@ -34,7 +34,7 @@ LARGEST_FILE = 1 << 20
 OWN = "own"
 """Stands for a model, a method or data that is not ours: its name may be somebody's."""
 
-Known = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,60}\Z")]
+KnownWord = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:-]{1,60}\Z")]
 Version = Annotated[str, Meta(pattern=r"\A[0-9][0-9A-Za-z.+]{0,30}\Z")]
 Rank = Annotated[int, Meta(ge=0, lt=1024)]
 Amount = Annotated[float, Meta(gt=0, le=1e9)]
@@ -50,7 +50,7 @@ class SharedBoard:
     sustained: its speed over seconds of computing, relative to the cold board (see core.heat).
     """
 
-    model: Known
+    model: KnownWord
     memory_mb: Amount
     gflops: Amount | None = None
     processors_gflops: Annotated[tuple[Amount, ...], Meta(max_length=16)] = ()
@@ -86,9 +86,9 @@ class SharedRun:
     recoveries: devices lost or regained.
     """
 
-    method: Known
-    model: Known
-    task: Known
+    method: KnownWord
+    model: KnownWord
+    task: KnownWord
     batch_size: Count
     micro_batches: Count
     max_length: Count
@@ -150,7 +150,7 @@ def board_report(name: str, *, now: Callable[[], datetime] = lambda: datetime.no
     Raises ConfigError for emulated or simulated devices, and for a kit that has not measured itself.
     """
     if Path(name).suffix == ".toml":
-        return _made(_measured_kit(name), None, now)
+        return _board_report(_measured_kit(name), None, now)
     report = Report.read(one_report(name))
     if report.source != "real":
         did = "Its devices were emulated on one machine" if report.source == "emulated" else "It was only simulated"
@@ -159,7 +159,7 @@ def board_report(name: str, *, now: Callable[[], datetime] = lambda: datetime.no
             f"{did}, so it says nothing about a board.",
             "Run on a kit of real devices: workbench run --cluster kit.toml.",
         )
-    return _made(report.cluster, _run_of(report), now)
+    return _board_report(report.cluster, _run_of(report), now)
 
 
 def _measured_kit(name: str) -> Cluster:
@@ -174,7 +174,7 @@ def _measured_kit(name: str) -> Cluster:
     return cluster
 
 
-def _made(cluster: Cluster, run: SharedRun | None, now: Callable[[], datetime]) -> BoardReport:
+def _board_report(cluster: Cluster, run: SharedRun | None, now: Callable[[], datetime]) -> BoardReport:
     ranks = {device.name: rank for rank, device in enumerate(cluster.devices)}
     links = []
     for pair, link in cluster.pairs.items():

@@ -126,9 +126,9 @@ def settings_of(report: Report) -> dict[str, Any]:
 def results_of(report: Report) -> dict[str, float]:
     """Return a run's results, keyed by the names of QUANTITIES, and its metrics."""
     results: dict[str, float] = {}
-    taken = [(step.samples, step.seconds) for step in report.steps]
-    if taken and all(taken_s for _, taken_s in taken):
-        results["samples_per_s"] = sum(samples for samples, _ in taken) / sum(taken_s or 0.0 for _, taken_s in taken)
+    steps = [(step.samples, step.seconds) for step in report.steps]
+    if steps and all(taken_s for _, taken_s in steps):
+        results["samples_per_s"] = sum(samples for samples, _ in steps) / sum(taken_s or 0.0 for _, taken_s in steps)
     for cached, name in ((False, "step_s"), (True, "cached_step_s")):
         seconds = median_s((step for step in report.steps if step.cached == cached), "seconds")
         if seconds is not None:
@@ -187,11 +187,11 @@ def sides(frame: pandas.DataFrame) -> list[Side]:
             for name, mean in results.mean().items()
             if counts[name]
         }
-        known = {
+        values = {
             name: value for name, value in first[differing].items() if value == value
         }  # a setting that a method lacks is NaN
         side_settings = {
-            name: value.item() if hasattr(value, "item") else value for name, value in known.items()
+            name: value.item() if hasattr(value, "item") else value for name, value in values.items()
         }  # no numpy numbers
         compared.append(
             Side(side_settings, tuple(part["file"]), str(first["label"]), bool(part["valid"].all()), spreads)

@@ -138,7 +138,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
         having = [side for side in compared if name in side.results]
         if len(having) == 1 < len(compared):
             continue
-        what, factor, unit = quantity(name)
+        quantity_name, factor, unit = quantity(name)
         series_values: dict[str, dict[str, Spread]] = {series: {} for series in all_series}
         for side in sorted(having, key=lambda side: side.settings.get(axis, 0) if axis else 0):
             mean, deviation, _ = side.results[name]
@@ -146,7 +146,7 @@ def figures(compared: Sequence[Side]) -> list[Any]:
             series = series_of(side)
             series_values[series][x] = Spread(mean, mean - deviation, mean + deviation).scaled(factor)
         x_title = {"bandwidth": "links (Mbit/s)", None: ""}.get(axis, quantity_words(axis or ""))
-        words = {"title": with_capital(what), "label": label, "subtitle": better(name), "note": note}
+        words = {"title": with_capital(quantity_name), "label": label, "subtitle": better(name), "note": note}
         figure = compared_bars(series_values, x_title=x_title, unit=unit or name, **words)
         for bar in figure.data:
             bar.update(text=[plain_number(value) for value in bar.y], textposition="outside", cliponaxis=False)

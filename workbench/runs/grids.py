@@ -42,8 +42,8 @@ Grid = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """What a grid's file says of the sweep itself.  repeats: runs of each point.  simulate: run the points in virtual
-    time.
+    """The settings of the sweep itself in a grid's file.  repeats: runs of each point.  simulate: run the points in
+    virtual time.
     """
 
     repeats: Annotated[int, Meta(ge=1, le=1000)] = 1
@@ -90,8 +90,8 @@ def read_grid(path: Path) -> tuple[dict[str, list[Any]], dict[str, dict[str, lis
     [options] holds options of the method; [METHOD] and [METHOD.options] apply to that method's points only.
     """
     tables = read_toml(path, "the grid")
-    given = {field.name: tables.pop(field.name) for field in fields(SweepSettings) if field.name in tables}
-    sweep = from_builtins(given, SweepSettings, source=f"the grid '{path}'")
+    settings = {field.name: tables.pop(field.name) for field in fields(SweepSettings) if field.name in tables}
+    sweep = from_builtins(settings, SweepSettings, source=f"the grid '{path}'")
     by_method = {
         name: _flat(table) for name, table in list(tables.items()) if isinstance(table, dict) and name != "options"
     }
@@ -214,11 +214,11 @@ def _value(name: str, value: Any) -> Any:
         return str(value)
     kind = _JOB.get("test_samples" if name == "eval_samples" else name)
     if kind is None:
-        known = (*_JOB, *_OTHERS)
+        names = (*_JOB, *_OTHERS)
         raise ConfigError(
             f"The setting '{shown(name)}' was to be varied.",
-            f"There are {', '.join(known)}.",
-            did_you_mean(name, known),
+            f"There are {', '.join(names)}.",
+            did_you_mean(name, names),
         )
     try:
         return msgspec.convert(value, kind, strict=False)

@@ -137,11 +137,11 @@ def named_runs(names: Iterable[str], every: Sequence[PastRun] | None = None) -> 
             chosen = [describe(Path(name))]
         if not chosen:
             todo = "`workbench runs` lists them."
-            known = [*(run.name for run in every), *(tag for run in every for tag in run.tags)]
+            known_names = [*(run.name for run in every), *(tag for run in every for tag in run.tags)]
             raise ConfigError(
                 f"The run '{shown(name)}' was asked for.",
                 "No run of this computer has that name or tag, and no folder of that name holds a run.",
-                did_you_mean(name, known, todo),
+                did_you_mean(name, known_names, todo),
             )
         runs_by_folder.update((run.folder, run) for run in chosen)
     return list(runs_by_folder.values())
@@ -241,10 +241,10 @@ def remove(run: PastRun) -> list[str]:
         raise ConfigError(request, "It is in progress.", "Stop it first, or wait for its end.")
     with own_folder(folder):
         remove_run_files(folder)
-    left = sorted(path.name for path in folder.iterdir())
-    if not left:
+    names = sorted(path.name for path in folder.iterdir())
+    if not names:
         folder.rmdir()
-    return left
+    return names
 
 
 def ago(changed_s: float) -> str:

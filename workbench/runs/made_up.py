@@ -32,7 +32,9 @@ share_module(__name__)  # its functions run on devices
 
 
 class Contents(NamedTuple):
-    """What one rank computes with.  inputs: the schedule's inputs on this rank.  handlers: by kind of operation."""
+    """Everything with which one rank computes.  inputs: the schedule's inputs on this rank.  handlers: by kind of
+    operation.
+    """
 
     inputs: Mapping[Value, Any]
     handlers: Mapping[str, Handler]

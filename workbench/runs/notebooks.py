@@ -34,13 +34,13 @@ def require_parameters(notebook: Path, names: Mapping[str, Any]) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(request, "It is malformed.", "Name a file that Jupyter opens.") from error
-    known = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    parameters = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
     for name in names:
-        if name not in known:
+        if name not in parameters:
             raise ConfigError(
                 f"The parameter '{name}' of '{notebook}' was asked for.",
-                f"Its parameters are {', '.join(known) or 'none'}.",
-                did_you_mean(name, known),
+                f"Its parameters are {', '.join(parameters) or 'none'}.",
+                did_you_mean(name, parameters),
             )
 
 

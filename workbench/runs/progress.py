@@ -228,7 +228,7 @@ class RunState:
         self._rows = [DeviceRow(name=device.name, budget_bytes=device.memory_bytes) for device in cluster.devices]
         self._epochs: dict[int, EpochRow] = {}
         self._training_s: dict[int, float] = {}
-        self._at = (-1, -1)
+        self._position = (-1, -1)
         self._smoothed, self._smoothed_weight = 0.0, 0.0
         self._in_steps = self._trains = False
         self._part: PhaseRow | None = None
@@ -272,7 +272,7 @@ class RunState:
     def snapshot(self) -> Snapshot:
         """Return the current state of the run."""
         with self._lock:
-            now = self._epochs.get(self._at[0])
+            now = self._epochs.get(self._position[0])
             return Snapshot(
                 phase=self._phases[-1][0] if self._phases else "Starting",
                 phases=tuple(self._phases),
@@ -280,7 +280,7 @@ class RunState:
                 devices=tuple(self._rows),
                 epochs=tuple(
                     self._epoch_row(number)
-                    for number in range(max([self._num_epochs, *(known + 1 for known in self._epochs)]))
+                    for number in range(max([self._num_epochs, *(epoch + 1 for epoch in self._epochs)]))
                 ),
                 smoothed_loss=self._smoothed / self._smoothed_weight if self._smoothed_weight else None,
                 samples_per_s=_rate(now, 1) if now and self._in_steps else None,
@@ -304,7 +304,7 @@ class RunState:
         epoch.done = max(epoch.done, event.step + 1)
         epoch.num_steps, epoch.seconds = event.num_steps, now_s - epoch.begin_s
         epoch.ends.append((now_s, event.samples, event.tokens))
-        self._at = max(self._at, (event.epoch, event.step))
+        self._position = max(self._position, (event.epoch, event.step))
         if event.loss is not None:
             epoch.num_losses += 1
             epoch.loss = event.loss if epoch.loss is None else epoch.loss + (event.loss - epoch.loss) / epoch.num_losses
@@ -328,7 +328,7 @@ class RunState:
             self._training_s.setdefault(event.epoch, now_s)
 
     def _epoch_row(self, number: int) -> EpochRow:
-        num_steps = sum(1 for known, _ in self._log.predicted_s if known == number)
+        num_steps = sum(1 for epoch, _ in self._log.predicted_s if epoch == number)
         row = self._epochs.get(number) or EpochRow(epoch=number, num_steps=num_steps, answers=self._answers)
         return replace(row, cached=number in self._log.cached)
 
@@ -336,14 +336,14 @@ class RunState:
         """Predict the seconds of the remaining steps: the prediction corrected by measurements; None without a
         prediction.
         """
-        if self._outcome or not self._in_steps or self._at[0] < 0 or not self._log.predicted_s:
+        if self._outcome or not self._in_steps or self._position[0] < 0 or not self._log.predicted_s:
             return None
         first, later = self._ratio(0), self._ratio(1)
         ratio = {0: first or later or 1.0, 1: later or first or 1.0}
         left = sum(
             seconds * ratio[min(epoch, 1)]
             for (epoch, step), seconds in self._log.predicted_s.items()
-            if (epoch, step) > self._at
+            if (epoch, step) > self._position
         )
         return left if left > 0 else None  # after the last step, whatever follows has no prediction
 

@@ -214,10 +214,10 @@ def survey_links(cluster: Cluster, *, fidelity: Fidelity = "auto", repeats: int 
         ring = [measured[names[rank], names[(rank + 1) % len(names)]] for rank in ranks]
         together_sizes = lasting_equally(ring, sizes[-1])
         together = engines.run(measure_rank_at_once, [(together_sizes, repeats)] * cluster.world_size)
-        used = engines.fidelity
+        fidelity_used = engines.fidelity
     alone_s = [link.transfer_s(nbytes) for link, nbytes in zip(ring, together_sizes, strict=True)]
     ratio = sum(sample.seconds for sample in together) / sum(alone_s)
-    return LinkSurvey(fidelity=used, rows=tuple(rows), at_once=ratio)
+    return LinkSurvey(fidelity=fidelity_used, rows=tuple(rows), at_once=ratio)
 
 
 def survey_layers(

@@ -30,7 +30,7 @@ TABLE, FAILED, RUNS = "points.csv", "failed", "runs"
 """In a sweep's folder: the table of all points, the errors of those that failed, and the folders of executed runs."""
 
 
-class Done(NamedTuple):
+class FinishedPoint(NamedTuple):
     """A finished point.  report: None if it failed; error then gives the reason.  is_stored: it was run by an earlier
     call.
     """
@@ -48,7 +48,7 @@ def run_points(
     at_once: int = 1,
     cluster_profile: str | None = None,
     progress: Callable[[Point], AbstractContextManager[Notify]] | None = None,
-) -> Iterator[Done]:
+) -> Iterator[FinishedPoint]:
     """Run the points that have no Report in the folder yet; yield each point when it finishes, points of earlier calls
     first.
 
@@ -74,33 +74,35 @@ def _run_points(
     at_once: int,
     profile: Path | None,
     progress: Callable[[Point], AbstractContextManager[Notify]] | None,
-) -> Iterator[Done]:
+) -> Iterator[FinishedPoint]:
     make_folder(folder / FAILED)
     waiting = []
     for point in points:
         if (path := folder / f"{point.name}.json").exists():
-            yield Done(point, Report.read(path), is_stored=True)
+            yield FinishedPoint(point, Report.read(path), is_stored=True)
         else:
             waiting.append(point)
-    here, there = waiting, list[Point]()
+    local_points, worker_points = waiting, list[Point]()
     if profile is not None:
-        here, there = [], waiting
+        local_points, worker_points = [], waiting
     elif at_once > 1:
         # The first point of each kind may have to measure this machine, so nothing else may run meanwhile.
         firsts = {_measured_by(point): point for point in reversed(waiting)}
-        here = [point for point in waiting if firsts[_measured_by(point)] is point]
-        there = [point for point in waiting if firsts[_measured_by(point)] is not point]
-    for point in here:
+        local_points = [point for point in waiting if firsts[_measured_by(point)] is point]
+        worker_points = [point for point in waiting if firsts[_measured_by(point)] is not point]
+    for point in local_points:
         with progress(point) if progress else nullcontext() as notify:
             try:
                 result: Report | Exception = run_point(point, folder / RUNS / point.name, notify)
             except Exception as error:
                 result = error
         yield _record(point, result, folder)
-    if there:
-        count = min(at_once, len(there))
+    if worker_points:
+        count = min(at_once, len(worker_points))
         with _processes(count) if profile is None else _engines(count, profile) as workers:
-            under_way: dict[Future[str], Point] = {workers.submit(_run_elsewhere, point): point for point in there}
+            under_way: dict[Future[str], Point] = {
+                workers.submit(_run_elsewhere, point): point for point in worker_points
+            }
             for future in as_finished(under_way):
                 try:
                     result = from_json(future.result(), Report, source="a worker's report")
@@ -147,27 +149,27 @@ def _measured_by(point: Point) -> str:
     return to_json((job.method, job.model, job.task, job.data, job.columns, job.max_length, job.options))
 
 
-def _record(point: Point, result: Report | Exception, folder: Path) -> Done:
+def _record(point: Point, result: Report | Exception, folder: Path) -> FinishedPoint:
     """Write a point's Report, or its error, and return the finished point."""
     failed = folder / FAILED / f"{point.name}.json"
     if isinstance(result, Report):
         result.write(folder / f"{point.name}.json")
         failed.unlink(missing_ok=True)
-        return Done(point, result)
+        return FinishedPoint(point, result)
     parts = (
         {name: getattr(result, name) for name in ("asked", "found", "todo")}
         if isinstance(result, WorkbenchError)
         else {}
     )
-    said = {
+    texts = {
         "point": point.settings,
         "error": type(result).__name__,
         "message": str(result).strip(),
         **parts,
         "job": point.job,
     }
-    write_json(failed, said)
-    return Done(point, None, result)
+    write_json(failed, texts)
+    return FinishedPoint(point, None, result)
 
 
 def _run_elsewhere(point: Point) -> str:
@@ -195,13 +197,17 @@ def _profile_folder(name: str) -> Path:
     from IPython.core.profileapp import list_profiles_in
     from IPython.paths import get_ipython_dir
 
-    known = sorted(list_profiles_in(get_ipython_dir()))
-    if name not in known:
-        problem = f"The profiles are {', '.join(known)}." if known else f"There is no profile in '{get_ipython_dir()}'."
+    profiles = sorted(list_profiles_in(get_ipython_dir()))
+    if name not in profiles:
+        problem = (
+            f"The profiles are {', '.join(profiles)}." if profiles else f"There is no profile in '{get_ipython_dir()}'."
+        )
         raise ConfigError(
             f"Engines of the profile '{shown(name)}' were asked for.",
             problem,
-            did_you_mean(name, known, "Make it: ipython profile create --parallel NAME, and name its launchers in it."),
+            did_you_mean(
+                name, profiles, "Make it: ipython profile create --parallel NAME, and name its launchers in it."
+            ),
         )
     return Path(get_ipython_dir()) / f"profile_{name}"
 

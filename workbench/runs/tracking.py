@@ -170,6 +170,6 @@ class Tracking:
         return self._first.get(epoch, 1) + step
 
     def _log(self, values: Mapping[str, float | None], step: int) -> None:
-        known = {name: float(value) for name, value in values.items() if value is not None}
-        if known and self._sink is not None:
-            self._sink.log(known, step)
+        numbers = {name: float(value) for name, value in values.items() if value is not None}
+        if numbers and self._sink is not None:
+            self._sink.log(numbers, step)

@@ -6,8 +6,8 @@ stage as soon as its backward pass there is finished (STEP).  Its backward pass 
 pass.  N_m mini-batches are a wave.
 Wave synchronous parallelism: after each wave a rank sends the sum of the wave's updates (PUSH) to the servers of its
 layers' shards, which add the pushes of all virtual workers to the global weights (MERGE).  Before mini-batch p a rank
-may replace its weights by the global weights plus those of its own updates that the global weights lack (PULL).  It
-does so if its last PULL lacks more than s_global mini-batches (VirtualWorkers.waves_needed).  So a faster virtual
+may replace its weights by the global weights plus its local updates that the global weights lack (PULL).  It does so if
+its last PULL lacks more than s_global mini-batches (VirtualWorkers.waves_needed).  So a faster virtual
 worker is at most one wave ahead, and nobody waits until then.
 After the last wave every rank pulls.
 
@@ -115,9 +115,9 @@ class _Listing:
         pulled = 0
         for phase, p in in_flight_order(self._delay, count, num_begun=self._begun, ahead=self._ahead):
             if phase == FORWARD:
-                needed = self._workers.waves_needed(p)
-                if self._shards and needed > pulled:
-                    pulled = needed
+                num_waves = self._workers.waves_needed(p)
+                if self._shards and num_waves > pulled:
+                    pulled = num_waves
                     self._pull(pulled)
                 version_of[p] = self._version if self._shards else self._version_of(p)
                 self._forward(p, version_of[p])

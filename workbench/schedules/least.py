@@ -106,14 +106,14 @@ class _Chains:
                 begin_s = arrived_s.get(rank, 0.0)
                 free_s[rank] = max(free_s[rank], begin_s) + self._seconds(rank, kind, stage, m)
             if pieces:
-                there = self._arrived_s[message, target, m] = dict[int, float]()
+                arrivals_s = self._arrived_s[message, target, m] = dict[int, float]()
                 for piece in pieces:
                     source, destination = (
                         (piece.source, piece.destination) if forth else (piece.destination, piece.source)
                     )
                     arrives_s = free_s[source] + self._message_s(message, stage, m, piece.index, source, destination)
-                    if arrives_s > there.get(destination, 0.0):
-                        there[destination] = arrives_s
+                    if arrives_s > arrivals_s.get(destination, 0.0):
+                        arrivals_s[destination] = arrives_s
 
     def end_s(self, stage: int) -> float:
         """Return when a stage's devices have summed their gradients and updated the weights."""

@@ -26,8 +26,8 @@ def insert_transfers(schedule: Schedule) -> Schedule:
     missing: list[tuple[Value, int]] = []  # (value, destination)
     for rank, ops in enumerate(schedule.ops):
         present = {*schedule.inputs[rank], *chain.from_iterable([op.writes for op in ops])}
-        needed = chain(chain.from_iterable([op.reads for op in ops]), schedule.outputs[rank])
-        missing += [(value, rank) for value in dict.fromkeys([value for value in needed if value not in present])]
+        values = chain(chain.from_iterable([op.reads for op in ops]), schedule.outputs[rank])
+        missing += [(value, rank) for value in dict.fromkeys([value for value in values if value not in present])]
     homes = _homes(schedule, {value for value, _ in missing})
     sends: list[dict[int, deque[Op]]] = [{} for _ in schedule.ops]
     for source, index, value, destination in sorted(

@@ -157,4 +157,4 @@ SHARED: Mapping[str, Published] = {
         lambda ranks=4, overlapped=1: ring_gemm_reducescatter(ranks, overlapped=bool(overlapped)),
     ),
 }
-"""Those whose builders several methods use; a method declares its own."""
+"""The published schedules that several methods use; a method declares all others."""

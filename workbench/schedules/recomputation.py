@@ -22,7 +22,7 @@ from workbench.core.schedule import Op, Schedule, Value
 AGAIN, READ = "R", "READ"
 INPUT, CONTEXT, GRADIENT = "in", "ctx", "grad"
 Size = Callable[[Value], Spec]
-"""What gives a value's size (see TableCosts)."""
+"""Returns a value's size (see TableCosts)."""
 
 
 def of_layer(value: Value, name: str, layer: int) -> Value:

@@ -32,7 +32,7 @@ from workbench.schedules.lowering import insert_transfers
 
 BEGIN, END = "BEGIN", "END"
 CONTEXTS_INSIDE = frozenset({"bctx", "hctx", "jctx", "cctx", "lctx"})
-"""What the operations of a divided layer keep for their backward pass."""
+"""The values that the operations of a divided layer store for their backward pass."""
 
 
 def ring_allgather_gemm(num_ranks: int, *, layer: int = 0, overlapped: bool = True) -> Schedule:

@@ -116,8 +116,8 @@ class _Server:
         from a browser here.
         """
         token, origin = self._offer.token, request.headers.get("origin", "")
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token and not hmac.compare_digest(given.encode(), token.encode()):
+        sent_token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token and not hmac.compare_digest(sent_token.encode(), token.encode()):
             raise Refusal(401, "A token is needed: the header 'Authorization: Bearer TOKEN'.")
         if not token and origin and urlsplit(origin).netloc != request.headers.get("host"):
             raise Refusal(403, f"A page of '{origin[:200]}' sent this. Programs and this server's own page may.")
@@ -145,10 +145,10 @@ class _Server:
             role = {"role": "assistant"} if is_first else {}
             return {"delta": role | ({"content": text} if text or is_first else {})}
 
-        def whole(text: str) -> dict[str, Any]:
+        def completion(text: str) -> dict[str, Any]:
             return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-        return await self._answer(request, text_request, desk, ids, head, choice, whole)
+        return await self._answer(request, text_request, desk, ids, head, choice, completion)
 
     async def complete(self, request: Request) -> Response:
         text_request = decoded(await self._body(request), CompletionRequest)

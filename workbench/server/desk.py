@@ -22,7 +22,7 @@ from workbench.models.text import Piece, TextSettings
 from workbench.models.text_batch import Passes
 
 KEPT_TIMES = 512
-"""Of the newest requests, for the percentiles."""
+"""Number of newest requests whose times are stored for the percentiles."""
 RATE_WINDOW_S = 5.0
 _LOG = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Metrics:
-    """What a server has done: requests by outcome, tokens, and the seconds of the newest requests.
+    """Counts of a server: requests by outcome, tokens, and the seconds of the newest requests.
 
     passes: counts of a draft's passes, None without a draft.
     """

@@ -1,4 +1,4 @@
-"""What a server offers: a model in this process, or on devices of a method that serves texts."""
+"""The offers of a server: a model in this process, or on devices of a method that serves texts."""
 
 from __future__ import annotations
 

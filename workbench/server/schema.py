@@ -47,7 +47,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class TextRequest(msgspec.Struct, kw_only=True):
-    """What a request for a chat and one for a continued text share.  Unknown settings are ignored."""
+    """The fields that requests for a chat and for a continued text share.  Unknown settings are ignored."""
 
     model: str = ""
     max_tokens: Tokens | None = None

@@ -166,7 +166,7 @@ class Wifi(Network):
     def __init__(self, progress: Progress, world_size: int, *, air: Air, costs: Costs) -> None:
         super().__init__(progress, world_size)
         self._air, self._costs, self._capacity = air, costs, Capacity()
-        self._rests_s: dict[int, float] = {}  # of what is on air: its seconds afterwards
+        self._rests_s: dict[int, float] = {}  # by transfer on air: the seconds from leaving the air to its end
         self._num_sent: dict[tuple[int, ...], int] = {}  # by channel
         self._arrived_s: dict[tuple[int, ...], float] = {}  # by channel: when its last message arrives
 

@@ -85,7 +85,8 @@ def _spans(program: Program, graph: Activities, times: Iterable[tuple[int, float
 def _times(program: Program, graph: Activities) -> list[tuple[int, float, float]]:
     """Return the start and the end of each activity, as (activity, start_s, end_s).
 
-    What is ready starts at once, but a transfer, which waits for its sender.  Then the clock goes to the next event.
+    An activity that is ready starts at once; only a transfer waits for its sender.  Then the clock goes to the next
+    event.
     """
     world_size, ways, targets, firsts = program.schedule.world_size, graph.ways, graph.targets, graph.firsts
     durations_s = _durations_s(program.costs, graph)

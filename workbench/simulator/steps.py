@@ -20,7 +20,7 @@ from workbench.simulator.simulate import makespan_s, simulate
 THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
 """Techniques whose backward pass runs through the backbone."""
 SAMPLES = 32
-"""Of a mini-batch of equal blocks; only the number of its parts matters."""
+"""Samples in a mini-batch of equal blocks; only the number of its parts matters."""
 FP32_BYTES = 4
 FULL_AFTER = 12
 """Mini-batches after which an asynchronous pipeline counts as full."""

@@ -12,7 +12,7 @@ from workbench.core.serial import user_path
 from workbench.tasks.benchmarks import SOURCES, SUPERGLUE, has_superglue, load_benchmark
 from workbench.tasks.embedded import load_digits, load_sentiment, load_sentiment_rating
 from workbench.tasks.instructions import load_instruction_tuning, load_instructions
-from workbench.tasks.own import FROM_FILES, OWN, load_own
+from workbench.tasks.own import FROM_FILES, OWN_TASKS, load_own
 from workbench.tasks.published import GLUE, load_glue
 from workbench.tasks.question_answering import load_question_answering, load_questions, load_token_classification
 from workbench.tasks.task import OWN_PROMPT, Task, as_prompts
@@ -65,7 +65,7 @@ def load_task(
         task = load_benchmark(name, data)
     elif name in GLUE:
         task = load_glue(name, data)
-    elif name in OWN:
+    elif name in OWN_TASKS:
         task = load_own(name, data, columns, class_names, whole=whole)
     elif name == "question_answering":
         task = load_question_answering(data, columns, whole=whole)

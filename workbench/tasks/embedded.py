@@ -43,7 +43,7 @@ def _sentiment(folder: Path | None, path: Path, state: tuple[int, int] | None) -
         name: Split(
             texts=part.texts, labels=tuple(int(rating > 0) for rating in part.labels), sample_ids=part.sample_ids
         )
-        for name, part in _movie_split(_read(folder, MOVIE_REVIEWS, first_id=0)).items()
+        for name, part in _movie_split(_read_split(folder, MOVIE_REVIEWS, first_id=0)).items()
     }
     source = "vaderSentiment 3.3.2, movie reviews"
     return Task(
@@ -62,7 +62,7 @@ def load_sentiment_rating(folder: Path | None = None) -> Task:
     parts: dict[str, Any] = {}
     first_id = 0
     for source in SOURCES:
-        samples = _read(folder, source, first_id=first_id)
+        samples = _read_split(folder, source, first_id=first_id)
         first_id += len(samples)
         if source == MOVIE_REVIEWS:
             divided = _movie_split(samples)
@@ -87,7 +87,7 @@ def _path(folder: Path | None, source: str) -> Path:
     return (folder or asset_path("vader-ratings")) / f"{source}_GroundTruth.txt"
 
 
-def _read(folder: Path | None, source: str, *, first_id: int) -> Split:
+def _read_split(folder: Path | None, source: str, *, first_id: int) -> Split:
     path = _path(folder, source)
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -110,8 +110,8 @@ def _rows(table: Table, columns: dict[str, str], split: str) -> Iterator[Instruc
 
 
 def _exchanges(table: Table, column: str, split: str) -> Iterator[tuple[Instruction, bool]]:
-    """Yield each conversation's question and answer, and whether it goes on.  Raises ConfigError naming the row of
-    what is no conversation that begins with a question and its answer.
+    """Yield each conversation's first question and answer, and whether the conversation continues.  Raises ConfigError
+    with the row number if a row is not a conversation that begins with a question and its answer.
     """
     for row, messages in enumerate(table.values(column), 1):
         written = _written(messages, *MESSAGES[column.strip().lower()])
@@ -128,11 +128,11 @@ def _exchanges(table: Table, column: str, split: str) -> Iterator[tuple[Instruct
         yield Instruction("\n\n".join([*before, question]), "", answer), bool(more)
 
 
-def _written(messages: Any, by: str, what: str) -> list[tuple[str, str]]:
+def _written(messages: Any, by: str, column: str) -> list[tuple[str, str]]:
     """Return who writes each message, and its text; nothing if this is no list of messages."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return []
-    pairs = [(message.get(by), message.get(what)) for message in messages]
+    pairs = [(message.get(by), message.get(column)) for message in messages]
     return [
         (_WRITERS.get(writer, ""), text.strip() if isinstance(text, str) else "")
         for writer, text in pairs

@@ -25,11 +25,11 @@ from workbench.tasks.columns import (
 from workbench.tasks.tables import SPLITS, Table, read_tables
 from workbench.tasks.task import Split, Task, fixed_order, numbered
 
-OWN = ("classification", "regression")
-FROM_FILES = (*OWN, "question_answering", "token_classification", "instruction_tuning")
+OWN_TASKS = ("classification", "regression")
+FROM_FILES = (*OWN_TASKS, "question_answering", "token_classification", "instruction_tuning")
 """Tasks whose data may be a file or a hub name."""
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.2
-_WHOLE = re.compile(r"-?\d{1,300}")
+_INTEGER = re.compile(r"-?\d{1,300}")
 
 
 class Rows(NamedTuple):
@@ -209,7 +209,7 @@ def sorted_classes(labels: Iterable[str], first: str | None = None) -> tuple[str
     """Return the classes that occur: `first`, then numbers by size, then words."""
 
     def order(name: str) -> tuple[bool, bool, float, str]:
-        number = int(name) if _WHOLE.fullmatch(name) else as_number(name)
+        number = int(name) if _INTEGER.fullmatch(name) else as_number(name)
         return name != first, number is None, number or 0, name
 
     return tuple(sorted(set(labels), key=order))

@@ -60,7 +60,7 @@ class Adviser(Panel):
     ) -> None:
         self._job, self._adviser = job or Job(), adviser
         self.advice: Advice | None = None
-        self._asked: _Request | None = None
+        self._answered: _Request | None = None
         # An answer comes in another thread.  Nothing is explained while half of it is shown.
         self._showing = threading.RLock()
         self.cluster_form = devices if isinstance(devices, ClusterForm) else ClusterForm(devices)
@@ -135,7 +135,7 @@ class Adviser(Panel):
         try:
             advice = self._adviser(request.job, request.cluster, progress=tell, **request.settings)
             with self._showing:
-                self._asked = request
+                self._answered = request
                 self._show(advice)
             self.message.clear()
         except Exception as error:  # nobody would see the error of a thread
@@ -168,8 +168,8 @@ class Adviser(Panel):
         self.table.value = table._repr_html_()
         if (drafts := advice.drafts) is not None:
             more = [*advice_text.impossible(drafts.refused), advice_text.draft_conclusion(drafts)]
-            assert self._asked is not None, "what was answered"
-            commands = advice_text.draft_commands(drafts, self._asked.origin.name)
+            assert self._answered is not None, "what was answered"
+            commands = advice_text.draft_commands(drafts, self._answered.origin.name)
             self.table.value += Table(
                 advice_text.DRAFT_COLUMNS,
                 advice_text.draft_rows(drafts),
@@ -188,11 +188,11 @@ class Adviser(Panel):
     def _explain(self) -> None:
         """Explain the chosen combination, and let the buttons copy it."""
         with self._showing:
-            if self.advice is None or self._asked is None or self.choice.value is None:
+            if self.advice is None or self._answered is None or self.choice.value is None:
                 return
             choice = self.advice.choices[self.choice.value]
             self.reason.value = Markup("<div role='status' style='line-height:1.4'>{}</div>").format(choice.decides)
-            self.copies.show(choice.job, self._asked.cluster, self._asked.origin)
+            self.copies.show(choice.job, self._answered.cluster, self._answered.origin)
 
     def _enable(self) -> None:
         is_valid = all(field.error is None for field in self.controls.values()) and self.cluster_form.is_valid

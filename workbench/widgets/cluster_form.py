@@ -100,17 +100,17 @@ class ClusterForm(Form):
 
     def __init__(self, chosen: str | Path | Cluster = "laptop", *, choice: bool = True) -> None:
         super().__init__()
-        given = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
+        cluster = chosen if isinstance(chosen, Cluster) else load_cluster(chosen)
         names = list(cluster_names())
-        self._own = None if given.name in names and not isinstance(chosen, Cluster | Path) else given
-        if self._own is not None and given.name not in names:
-            names.insert(0, given.name)
-        self._origin = given
+        self._own_cluster = None if cluster.name in names and not isinstance(chosen, Cluster | Path) else cluster
+        if self._own_cluster is not None and cluster.name not in names:
+            names.insert(0, cluster.name)
+        self._origin = cluster
         self.rows: dict[str, _Row] = {}
         self._words = ("", "", "")
         self.choice = widgets.Dropdown(
             options=names,
-            value=given.name,
+            value=cluster.name,
             description="Cluster",
             tooltip="A cluster of data/clusters/, or the one given",
         )
@@ -125,7 +125,7 @@ class ClusterForm(Form):
         )
         self.medium = choice_field(
             "Medium",
-            given.medium,
+            cluster.medium,
             "Does each device have a wire of its own, or do all share a radio?",
             MEDIA,
         )
@@ -146,7 +146,7 @@ class ClusterForm(Form):
         self.medium.observe(lambda _: self._changed(), names="value")
         self.on_change(self._draw)
         self._fold()
-        self._load(given)
+        self._load(cluster)
 
     @property
     def cluster(self) -> Cluster:
@@ -195,7 +195,9 @@ class ClusterForm(Form):
     def _chosen(self, change: Any) -> None:
         try:
             self._load(
-                self._own if self._own is not None and change["new"] == self._own.name else load_cluster(change["new"])
+                self._own_cluster
+                if self._own_cluster is not None and change["new"] == self._own_cluster.name
+                else load_cluster(change["new"])
             )
         except ConfigError as error:
             self.message.show_exception(error)
@@ -240,17 +242,19 @@ class ClusterForm(Form):
     def _fold(self) -> None:
         self.devices.layout.display = "" if self.as_table.value else "none"
 
-    def _positions(self, row: _Row, what: str) -> Sequence[float]:
+    def _positions(self, row: _Row, attribute: str) -> Sequence[float]:
         """Return a scale's positions: the same for all devices."""
-        return self._scales[f"{what}, share" if what == "speed" and row.device.host_share is not None else what]
+        return self._scales[
+            f"{attribute}, share" if attribute == "speed" and row.device.host_share is not None else attribute
+        ]
 
-    def _stops(self, row: _Row, what: str) -> list[Any]:
+    def _stops(self, row: _Row, attribute: str) -> list[Any]:
         """Return the values to which a device's value can be moved: the scale's positions, and the one it had."""
-        return sorted({*self._positions(row, what), _values(row.device)[what]})
+        return sorted({*self._positions(row, attribute), _values(row.device)[attribute]})
 
-    def _moved(self, rank: int, what: str, stop: int) -> None:
+    def _moved(self, rank: int, attribute: str, stop: int) -> None:
         row = [*self.rows.values()][rank]
-        getattr(row, what).value = self._stops(row, what)[stop]
+        getattr(row, attribute).value = self._stops(row, attribute)[stop]
 
     def _draw(self, cluster: Cluster) -> None:
         """Show the cluster on the map, and leave its picture for a notebook without its kernel."""
@@ -266,16 +270,18 @@ class ClusterForm(Form):
         device, dials = row.device, []
         is_share = device.host_share is not None
         first = _values(device)
-        for what, label, unit in _labels(is_share):
-            value, positions = getattr(row, what).value, self._positions(row, what)
+        for attribute, label, unit in _labels(is_share):
+            value, positions = getattr(row, attribute).value, self._positions(row, attribute)
             dials.append(
                 Dial(
-                    what=what,
+                    what=attribute,
                     label=f"{device.name}: {label}",
                     text=f"{value:.6g} {unit}",
                     share=share_of(value, positions),
-                    before=share_of(first[what], positions),
-                    stops=tuple((share_of(stop, positions), f"{stop:.6g} {unit}") for stop in self._stops(row, what)),
+                    before=share_of(first[attribute], positions),
+                    stops=tuple(
+                        (share_of(stop, positions), f"{stop:.6g} {unit}") for stop in self._stops(row, attribute)
+                    ),
                 )
             )
         edited = row.edited()
@@ -332,16 +338,16 @@ def _row(device: Device) -> _Row:
         "latency": Milliseconds,
     }
     values, fields = _values(device), {}
-    for what, label, _ in _labels(device.host_share is not None):
-        kind: Any = kinds[what]
+    for attribute, label, _ in _labels(device.host_share is not None):
+        kind: Any = kinds[attribute]
         typed = widgets.Text(
             placeholder=f"{device.name}: {label}, typed",
             continuous_update=False,
             layout=widgets.Layout(width="8em"),
         )
-        check = partial(_check, kind=kind, device=device.name, what=what)
-        fields[what] = Field(typed, values[what], check, is_number=True)
-        fields[what].add_class(f"workbench-{what}")
+        check = partial(_check, kind=kind, device=device.name, what=attribute)
+        fields[attribute] = Field(typed, values[attribute], check, is_number=True)
+        fields[attribute].add_class(f"workbench-{attribute}")
     typed = widgets.Text(
         placeholder=f"keeps its speed ({device.name})", continuous_update=False, layout=widgets.Layout(width="95%")
     )

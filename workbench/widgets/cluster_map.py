@@ -42,7 +42,7 @@ class ClusterMap(anywidget.AnyWidget):
 
     def __init__(self, moved: Callable[[int, str, int], None]) -> None:
         super().__init__()
-        self.on_msg(lambda _, given, __: moved(given["device"], given["what"], given["stop"]))
+        self.on_msg(lambda _, message, __: moved(message["device"], message["what"], message["stop"]))
 
     def show(self, devices: Sequence[MapDevice], *, ticks: Sequence[float], is_shared: bool = False) -> None:
         """Show these devices.  ticks, is_shared: see plots.cluster_map.card."""

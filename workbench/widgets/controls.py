@@ -32,7 +32,7 @@ REOPENED = Markup("""
 .jp-OutputArea:has(.workbench-reopened):not(:has(.widget-vbox)) .jp-OutputArea-output.jupyter-widgets {{display: none}}
 </style>
 """)
-"""What is seen of a panel where it is no widget: without its kernel, and where notebooks are only shown."""
+"""Replaces a panel where there are no widgets: without a kernel, and in a viewer of notebooks."""
 WIDE = {"description_width": "9em"}
 
 

@@ -80,7 +80,7 @@ class Explorer(Panel):
     ) -> None:
         self.message, self.headline, self.table = Message(), Headline(), Html()
         self.table.layout.display = "none"
-        self._asked, self._answer, self._refused = request, answer, refused
+        self._request, self._answer, self._refused = request, answer, refused
         self._paused = False
         self._boxes = [FigureBox() for _ in tabs or ("",)]
         self._figures: tuple[Callable[[], go.Figure], ...] = ()
@@ -92,7 +92,7 @@ class Explorer(Panel):
         self.pin = widgets.ToggleButton(description="Keep as A", tooltip=tooltip, icon="thumb-tack")
         self.kept_headline, self.kept_figure = Html(), FigureBox()
         self.kept_figure.layout.display = "none"
-        self._kept: tuple[Callable[[], go.Figure], ...] = ()
+        self._kept_figures: tuple[Callable[[], go.Figure], ...] = ()
         for control in controls:
             control.observe(lambda _: self.changed(), names="value")
         self.tabs.observe(lambda _: self._switch(), names="selected_index")
@@ -111,7 +111,7 @@ class Explorer(Panel):
         if self._paused:
             return
         try:
-            self._latest.ask(self._asked())
+            self._latest.ask(self._request())
         except WorkbenchError as error:
             self._latest.ask(error)  # after the current work, which would clear it
 
@@ -155,7 +155,7 @@ class Explorer(Panel):
     def _keep(self, is_kept: bool) -> None:
         """Show the answer as A, next to the following ones, or show no A any more."""
         self.wait()
-        self._kept = self._figures if is_kept else ()
+        self._kept_figures = self._figures if is_kept else ()
         self.pin.description = "Drop A" if is_kept else "Keep as A"
         box = Markup("<div style='border-left:4px solid;padding-left:8px'><b>A, kept:</b> {}</div>")
         self.kept_headline.value = box.format(Markup(self.headline.value)) if is_kept else Markup()
@@ -171,9 +171,9 @@ class Explorer(Panel):
         tab = self.tabs.selected_index or 0
         if self._figures:
             self._boxes[tab].show(self._figures[tab]())
-        self.kept_figure.layout.display = "" if self._kept else "none"
-        if self._kept:
-            figure = self._kept[tab]()
+        self.kept_figure.layout.display = "" if self._kept_figures else "none"
+        if self._kept_figures:
+            figure = self._kept_figures[tab]()
             figure.update_layout(title_text=f"A, kept: {figure.layout.title.text or ''}")
             self.kept_figure.show(figure)
 

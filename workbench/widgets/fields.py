@@ -81,15 +81,15 @@ class Field(widgets.VBox):
         """Show the value, unless the text already means it."""
         if not self._is_text:
             self.control.value = self.value
-        elif self._read(self.control.value) != self.value:
+        elif self._parse(self.control.value) != self.value:
             self.control.value = f"{self.value:.12g}" if isinstance(self.value, float) else str(self.value)
         self.check()
 
-    def _typed(self, given: Any) -> None:
-        self.value = self._read(given)
+    def _typed(self, value: Any) -> None:
+        self.value = self._parse(value)
 
-    def _read(self, given: Any) -> Any:
-        return read_number(given) if self._is_number else given.strip() if self._is_text else given
+    def _parse(self, value: Any) -> Any:
+        return read_number(value) if self._is_number else value.strip() if self._is_text else value
 
 
 def read_number(text: str) -> int | float | str:

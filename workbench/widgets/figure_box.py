@@ -109,9 +109,9 @@ class FigureBox(Panel):
             self.shown.data = self.shown.data[:same]
         with self.shown.batch_update():
             self.shown.update_layout(bare.layout, overwrite=True)
-            for trace, wanted in zip(self.shown.data, bare.data, strict=False):
-                fields = {name: value for name, value in wanted.to_plotly_json().items() if name not in ("type", "uid")}
-                gone = trace.to_plotly_json().keys() - fields.keys() - {"type", "uid"}
-                trace.update(fields | dict.fromkeys(gone), overwrite=True)
+            for trace, target in zip(self.shown.data, bare.data, strict=False):
+                fields = {name: value for name, value in target.to_plotly_json().items() if name not in ("type", "uid")}
+                removed = trace.to_plotly_json().keys() - fields.keys() - {"type", "uid"}
+                trace.update(fields | dict.fromkeys(removed), overwrite=True)
         if len(bare.data) > same:
             self.shown.add_traces(bare.data[same:])

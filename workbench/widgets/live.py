@@ -138,10 +138,10 @@ def _notes(now: Snapshot) -> str:
 def _caption(course: Course) -> str:
     plan = course.plan
     assert plan is not None
-    what = "New plan" if course.is_replanned else "Plan"
+    label = "New plan" if course.is_replanned else "Plan"
     if course.cached:
-        return f"{what}: every device trains on its own samples from the cache"
-    return f"{what}: {plan.where()}" + (f", {plan.cut}" if course.unit == "step" else "")
+        return f"{label}: every device trains on its own samples from the cache"
+    return f"{label}: {plan.where()}" + (f", {plan.cut}" if course.unit == "step" else "")
 
 
 def _ranks(timeline: Timeline | None, cluster: Cluster) -> list[int]:

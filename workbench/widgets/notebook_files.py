@@ -1,4 +1,4 @@
-"""Where a notebook writes, and texts longer than a sentence that it reads."""
+"""The folder into which a notebook writes, and longer texts that it reads."""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ from workbench.widgets.tables import report_table
 T = TypeVar("T")
 
 
-def bar(items: Sequence[T], what: str) -> Iterable[T]:
+def bar(items: Sequence[T], description: str) -> Iterable[T]:
     """Iterate over the items and show the progress in the cell's output; the output is removed at the end."""
-    shown: Iterable[T] = tqdm(items, desc=what, leave=False, file=sys.stdout)
+    shown: Iterable[T] = tqdm(items, desc=description, leave=False, file=sys.stdout)
     return shown
 
 

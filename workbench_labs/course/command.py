@@ -19,21 +19,23 @@ def labs(
     action: Annotated[
         Literal["submit", "collect", "grade"],
         typer.Argument(
-            help="submit: put one file into --to; collect: put all below a folder into --to, the newest of each "
-            "student; grade: judge all below a folder again."
+            help="submit: copy one file into --to; collect: copy the newest file of each student below a folder into "
+            "--to; grade: judge all files below a folder again."
         ),
     ],
-    path: Annotated[Path, typer.Argument(help="submit: the file of lab.submit(); else a folder of such files.")],
+    path: Annotated[
+        Path, typer.Argument(help="For submit: the file of lab.submit(). Otherwise: a folder with such files.")
+    ],
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", help="The folder for files, or for the page and the table.", show_default="hand-ins; grade: grades"
+            "--to", help="Folder for the files, or for the page and the table.", show_default="hand-ins; grade: grades"
         ),
     ] = None,
-    secret: Annotated[str, typer.Option(help="Of grade: any text; functions are tried on other cases.")] = "",
+    secret: Annotated[str, typer.Option(help="For grade: any text. Functions are then tested on other cases.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Hand a lab in, collect hand-ins, or grade them.  Students' functions run isolated: bubblewrap must be there."""
+    """Hand a lab in, collect hand-ins, or grade them.  bubblewrap isolates students' functions; install it first."""
     from workbench_labs.course import grading
 
     if to is None:

@@ -65,9 +65,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the function prints is no answer
 
-    def answer(**said: object) -> None:
+    def answer(**message: object) -> None:
         try:
-            text = json.dumps(said, default=lambda value: value.tolist())  # NumPy's and torch's numbers
+            text = json.dumps(message, default=lambda value: value.tolist())  # NumPy's and torch's numbers
         except (TypeError, ValueError, AttributeError, RecursionError) as error:
             text = json.dumps({"error": f"TypeError: {error}"})
         answers.write(text + "\n")

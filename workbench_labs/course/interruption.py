@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 SECONDS = 30.0
-"""Of one answer, as for the teacher (see isolation)."""
+"""Time limit for one answer, as for the teacher (see isolation)."""
 
 
 class InterruptedAnswerError(BaseException):

@@ -56,7 +56,7 @@ Plain = float | int | str | bool | Numbers | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What a student expected, and what came out.  at: the time of the guess (UTC)."""
+    """A student's guess and the outcome.  at: the time of the guess (UTC)."""
 
     value: Plain
     at: Text
@@ -127,7 +127,7 @@ class Lab:
 
     def task(self, name: str) -> Markdown:
         """Return the question of an exercise, with this student's numbers."""
-        return Markdown(self._exercise(name).asked(self._seed))
+        return Markdown(self._exercise(name).question_for(self._seed))
 
     def numbers(self, name: str) -> dict[str, Any]:
         """Return the numbers that an exercise has drawn for this student."""
@@ -137,26 +137,26 @@ class Lab:
         """Keep what the student expects: a number, a list of numbers, or one of `choices`.  Another value is refused in
         a sentence, and a former guess stays.  A guess cannot be changed once its outcome is known.
         """
-        known = self.work.guesses.get(name)
-        if known is not None and known.outcome is not None:
-            return note(f"Your guess is kept: {known.value}. Its outcome is known already.")
+        guess = self.work.guesses.get(name)
+        if guess is not None and guess.outcome is not None:
+            return note(f"Your guess is kept: {guess.value}. Its outcome is known already.")
         if value is None:
             return note("No guess yet. Put a value where None is: a wrong guess teaches more than none.")
         plain, now = _plain(value), datetime.now(UTC).isoformat(timespec="seconds")
         if refusal := _refusal(plain, choices):
-            stays = "" if known is None else f" Your guess stays {_short(known.value)}."
+            stays = "" if guess is None else f" Your guess stays {_short(guess.value)}."
             return note(f"No guess is kept: {refusal}{stays}")
         self._keep(guesses=self.work.guesses | {name: Guess(value=plain, at=now)})
         return note(f"Your guess is kept: {_short(plain)}.")
 
     def compare(self, name: str, outcome: Plain) -> Markup:
         """Show a guess next to its outcome, and keep both."""
-        known, outcome = self.work.guesses.get(name), _plain(outcome)
+        guess, outcome = self.work.guesses.get(name), _plain(outcome)
         unit = " %" if name.endswith("%") else ""
-        if known is None:
+        if guess is None:
             return note(f"It is {_short(outcome)}{unit}. You made no guess.")
-        self._keep(guesses=self.work.guesses | {name: replace(known, outcome=outcome)})
-        return note(f"You said {_short(known.value)}{unit}; it is {_short(outcome)}{unit}{_off(known.value, outcome)}.")
+        self._keep(guesses=self.work.guesses | {name: replace(guess, outcome=outcome)})
+        return note(f"You said {_short(guess.value)}{unit}; it is {_short(outcome)}{unit}{_off(guess.value, outcome)}.")
 
     def exercise(self, name: str, answer: Any) -> Verdict:
         """Judge an answer and store it, unless a right one is stored and this one is wrong.  Only judged answers count
@@ -221,8 +221,8 @@ class Lab:
         solved = [name for name, answer in self.work.answers.items() if answer.passed]
         points = sum(answer.points for answer in self.work.answers.values())
         most = sum(exercise.points for exercise in self.exercises.values())
-        left = [name for name in self.exercises if name not in solved]
-        return f"{points:g} of {most} points. " + (f"Left: {', '.join(left)}." if left else "All are solved.")
+        unsolved = [name for name in self.exercises if name not in solved]
+        return f"{points:g} of {most} points. " + (f"Left: {', '.join(unsolved)}." if unsolved else "All are solved.")
 
     def submit(self) -> Markup:
         """Write the file to hand in, and show its place and the missing answers."""
@@ -244,8 +244,8 @@ def source_of(answer: Any, name: str) -> str:
     """Return the text of a student's function.  Raises ConfigError if it is none, has no text, or is too long."""
     request, todo = f"A function was asked for in the exercise '{name}'.", f"Write it with def {name}(...) in a cell."
     if not inspect.isfunction(answer) or answer.__name__ == "<lambda>":
-        what = "a lambda" if inspect.isfunction(answer) else f"{answer!r:.60}"
-        raise ConfigError(request, f"This is {what}.", todo)
+        kind = "a lambda" if inspect.isfunction(answer) else f"{answer!r:.60}"
+        raise ConfigError(request, f"This is {kind}.", todo)
     try:
         source = textwrap.dedent(inspect.getsource(answer))
     except OSError as error:

@@ -56,6 +56,6 @@ def measured() -> dict[str, Measured]:
     return read_json(path, dict[str, Measured], "the labs' minutes")
 
 
-def keep(lab: str, taken: Measured) -> None:
+def keep(lab: str, minutes: Measured) -> None:
     """Write what a lab's cells took, in place of an earlier measurement of it."""
-    write_json(measured_file(), dict(sorted((measured() | {lab: taken}).items())))
+    write_json(measured_file(), dict(sorted((measured() | {lab: minutes}).items())))

@@ -97,12 +97,14 @@ def write_nbgrader_course(folder: Path) -> list[Path]:
         lab = path.stem[:2]
         place = folder / "source" / f"lab{lab}" / path.name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(for_nbgrader(_read(path), lab), indent=1, ensure_ascii=False), encoding="utf-8")
+        place.write_text(
+            json.dumps(for_nbgrader(_read_notebook(path), lab), indent=1, ensure_ascii=False), encoding="utf-8"
+        )
         written.append(place)
     return written
 
 
-def _read(path: Path) -> Node:
+def _read_notebook(path: Path) -> Node:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -114,7 +116,7 @@ def main(arguments: list[str]) -> int:
         return 0
     stale = []
     for path in sorted(SOURCES.glob("*.ipynb")):
-        text = json.dumps(released(_read(path)), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(released(_read_notebook(path)), indent=1, ensure_ascii=False) + "\n"
         place = RELEASED / path.name
         if not place.exists() or place.read_text(encoding="utf-8") != text:
             stale.append(path.name)

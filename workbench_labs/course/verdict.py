@@ -22,7 +22,7 @@ from workbench_labs.course.interruption import at_most
 LONGEST_MESSAGE = 2000
 """Characters of a message: an answer's error may have any length."""
 Numbers = dict[str, Any]
-"""What an exercise has drawn for a student."""
+"""The numbers of an exercise for one student."""
 GREEN, RED, GREY = "#007A57", "#B04A00", "#4D4D4D"
 
 
@@ -91,7 +91,7 @@ class Exercise:
         """Return the numbers of one student: the same for the same seed, on every machine."""
         return copy.deepcopy(_drawn(self, seed))
 
-    def asked(self, seed: str) -> str:
+    def question_for(self, seed: str) -> str:
         """Return the question with the student's numbers."""
         return self.question.format(**self.numbers(seed))
 
@@ -171,11 +171,11 @@ def _without_return(answer: Any) -> str:
     return "" if answer is not None else " Does your function end with return?"
 
 
-def whole_number(answer: Any, least: int, most: int, what: str) -> int:
+def whole_number(answer: Any, least: int, most: int, subject: str) -> int:
     """Return an answer as a whole number in a range.  Raises WrongAnswerError."""
     number = number_of(answer)
     if number != int(number) or not least <= number <= most:
-        raise WrongAnswerError(f"{what} is a whole number from {least} to {most}; this is {number:g}.")
+        raise WrongAnswerError(f"{subject} is a whole number from {least} to {most}; this is {number:g}.")
     return int(number)
 
 
@@ -186,14 +186,14 @@ def require_number(answer: Any, expected: float, tolerance: float, right: str) -
     return right
 
 
-def require_list(answer: Any, what: str, length: int | None = None) -> list[Any]:
+def require_list(answer: Any, subject: str, length: int | None = None) -> list[Any]:
     """Return a list, tuple, or NumPy or torch array as a list.  length: None takes any.  Raises WrongAnswerError."""
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if not isinstance(answer, list | tuple):
-        raise WrongAnswerError(f"{what} is a list; this is {answer!r:.80}.{_without_return(answer)}")
+        raise WrongAnswerError(f"{subject} is a list; this is {answer!r:.80}.{_without_return(answer)}")
     if length is not None and len(answer) != length:
-        raise WrongAnswerError(f"{what} has {length} entries; this has {len(answer)}.")
+        raise WrongAnswerError(f"{subject} has {length} entries; this has {len(answer)}.")
     return list(answer)
 
 

@@ -107,7 +107,7 @@ def _damaged(record: Record, how: str, draws: Random) -> Record | None:
     return copied
 
 
-KEPT = ("equal", "rounded")
+STILL_VALID = ("equal", "rounded")
 DAMAGES = ("missing", "cut off", "a number missing", "a tap too many", "one number changed", "not a number")
 
 
@@ -115,14 +115,14 @@ def judge_stale_records(answer: Function, draws: Random) -> str:
     """Does it find exactly the records that were damaged?"""
     for case in range(CASES):
         fresh = {f"s{number}": _record(draws) for number in range(draws.randint(2, 5))}
-        done = {name: draws.choice(KEPT + DAMAGES) for name in fresh}
+        done = {name: draws.choice(STILL_VALID + DAMAGES) for name in fresh}
         done[draws.choice(sorted(fresh))] = DAMAGES[case % len(DAMAGES)]
         cached = {name: record for name in fresh if (record := _damaged(fresh[name], done[name], draws)) is not None}
         answered = answer(fresh, cached, TOLERANCE)
         answered = (
             sorted(answered, key=str) if isinstance(answered, set | frozenset) else require_list(answered, "The result")
         )
-        stale = {name for name, what in done.items() if what not in KEPT}
+        stale = {name for name, change in done.items() if change not in STILL_VALID}
         wrong = stale.symmetric_difference(answered) if all(isinstance(name, str) for name in answered) else {"?"}
         if wrong or len(answered) != len(stale):
             rows = [

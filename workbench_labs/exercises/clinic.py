@@ -59,8 +59,8 @@ def judge_deviation(answer: Function, draws: Random) -> str:
         if is_none(answered, [right] if right else [], "The predicted cells with two numbers", table):
             none += 1
         elif right:
-            said = f"The cells are {cells}."
-            require_close(answered, right, "[median, largest]", said, given={"deviation": ("median", "largest")})
+            text = f"The cells are {cells}."
+            require_close(answered, right, "[median, largest]", text, given={"deviation": ("median", "largest")})
     return f"It is right in {CASES} random tables; in {none} of them nothing is predicted."
 
 
@@ -86,7 +86,7 @@ def _cells(draws: Random) -> list[Cell]:
 
 def judge_holds(answer: Function, draws: Random) -> str:
     """Decide the claim by counting the pairs that speak for and against it."""
-    seen = {True: 0, False: 0, None: 0}
+    counts = {True: 0, False: 0, None: 0}
     for _ in range(CASES):
         factor = draws.choice([1.0, 1.5, 2.0])
         pairs = [_pair(draws, factor) for _ in range(draws.randint(1, 4))]
@@ -96,7 +96,7 @@ def judge_holds(answer: Function, draws: Random) -> str:
             if ours is not None and theirs is not None and (own_kind, their_kind) != ("fitted", "fitted")
         ]
         expected = None if not count else min(count) >= 0
-        seen[expected] += 1
+        counts[expected] += 1
         answered = answer(factor, pairs)
         is_same = answered is None if expected is None else answered is not None and bool(answered) == expected
         if not is_same or (answered is not None and type(answered).__name__ not in ("bool", "bool_")):
@@ -105,7 +105,9 @@ def judge_holds(answer: Function, draws: Random) -> str:
                 f"At least {factor:g} times as fast in every setting: {expected}; yours says {answered!r:.40}.",
                 comparison("The case", ("its seconds", "the other's", "kind", "the other's kind"), rows),
             )
-    return f"It is right for {CASES} claims: {seen[True]} hold, {seen[False]} do not, {seen[None]} cannot be judged."
+    return (
+        f"It is right for {CASES} claims: {counts[True]} hold, {counts[False]} do not, {counts[None]} cannot be judged."
+    )
 
 
 def _pair(draws: Random, factor: float) -> list[Any]:
@@ -130,12 +132,12 @@ def _kinds(draws: Random) -> Numbers:
 
 
 def _predict(draws: Random) -> Numbers:
-    one_gb, each = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
+    one_gb, device_gb = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
     size = draws.choice([12, 16, 32])
-    printed = (one_gb + each * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
+    printed = (one_gb + device_gb * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
     return {
         "first": [1, one_gb],
-        "second": [8, round(one_gb + 7 * each, 2)],
+        "second": [8, round(one_gb + 7 * device_gb, 2)],
         "at": size,
         "printed": round(printed, 2),
     }

@@ -97,8 +97,8 @@ def require_fastest(counts: tuple[int, ...], possible: Iterable[tuple[int, ...]]
         for device, stage_s in enumerate(stage_seconds(counts, layer_s))
     ]
     case = comparison("The case", ("device", "seconds of each layer", "your layers", "its stage (s)"), rows)
-    said = f"With your cut {list(counts)} the slowest stage"
-    require_best(counts, possible, lambda cut: max(stage_seconds(cut, layer_s)), said, case)
+    text = f"With your cut {list(counts)} the slowest stage"
+    require_best(counts, possible, lambda cut: max(stage_seconds(cut, layer_s)), text, case)
 
 
 def judge_cut_within(answer: Function, draws: Random) -> str:

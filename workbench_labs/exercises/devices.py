@@ -66,7 +66,8 @@ memory_mb = 250
 CASES = 20
 SIZES = (1, 1_000, 10_000, 100_000, 1_000_000)
 NOISE, DISTURBED, LONGEST = 0.03, 0.15, 8.0
-"""Of the judge's measurements: usual deviation, share that something else holds up, by how many times at most."""
+"""The judge's measurements: usual deviation, share of delayed messages, and by how many times they are delayed at most.
+"""
 CLOSE = 1e-6
 
 
@@ -97,13 +98,17 @@ def judge_fit_link(answer: Function, draws: Random) -> str:
     return f"Latency and bandwidth are within {WITHIN:.0%} on {CASES} random links, disturbed messages among them."
 
 
-def _link_table(messages: Sequence[Sequence[float]], link: Sequence[float], found: Sequence[float]) -> Any:
+def _link_table(messages: Sequence[Sequence[float]], link: Sequence[float], answered: Sequence[float]) -> Any:
     rows = []
     for nbytes in SIZES:
-        taken = sorted(1e3 * seconds for size, seconds in messages if size == nbytes)
-        lines = (1e3 * (line[0] + nbytes / line[1]) if line[1] else 0.0 for line in (link, found))
+        times_ms = sorted(1e3 * seconds for size, seconds in messages if size == nbytes)
+        lines = (1e3 * (line[0] + nbytes / line[1]) if line[1] else 0.0 for line in (link, answered))
         rows.append(
-            (f"{nbytes:,}", " ".join(f"{taken_ms:.3g}" for taken_ms in taken), *(f"{line_ms:.3g}" for line_ms in lines))
+            (
+                f"{nbytes:,}",
+                " ".join(f"{taken_ms:.3g}" for taken_ms in times_ms),
+                *(f"{line_ms:.3g}" for line_ms in lines),
+            )
         )
     return comparison("Milliseconds", ("bytes", "measured", "of the link", "of yours"), rows)
 
@@ -125,8 +130,8 @@ def judge_seconds_of(answer: Function, draws: Random) -> str:
         }
         flops, memory, sent = draws.uniform(1, 90) * 1e8, draws.uniform(1, 90) * 1e7, draws.uniform(1, 90) * 1e4
 
-        def seconds(why: str, *, device: Rates = device, expected: float, **given: float) -> float:
-            operation = _amounts(**given)
+        def seconds(why: str, *, device: Rates = device, expected: float, **amounts: float) -> float:
+            operation = _amounts(**amounts)
             answered_s = number_of(answer(operation, device))
             if abs(answered_s - expected) > CLOSE * max(expected, 1e-9):
                 rows = [(name, f"{amount:.4g}") for name, amount in {**operation, **device}.items()]

@@ -46,8 +46,8 @@ def judge_divide(answer: Function, draws: Random) -> str:
         ]
         columns = ("device", "seconds a sample", "your samples", "its seconds")
         table = comparison("Your division", columns, rows)
-        said = f"{samples} samples, {sample_s} s each: with yours the last one"
-        require_best(counts, every_division(samples, size), partial(slowest_s, sample_s=sample_s), said, table)
+        case = f"{samples} samples, {sample_s} s each: with yours the last one"
+        require_best(counts, every_division(samples, size), partial(slowest_s, sample_s=sample_s), case, table)
     return f"No division is faster, in {CASES} random groups."
 
 

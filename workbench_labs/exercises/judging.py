@@ -1,4 +1,4 @@
-"""What several judges do: read lists of numbers, compare them, and try every division."""
+"""Functions for several judges: read lists of numbers, compare them, and try every division."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def code_exercise(*, judge: Callable[[Any, Random], str], **texts: Any) -> Exerc
     return Exercise(draw=lambda draws: {"seed": draws.getrandbits(32)}, judge=judge_seed, is_code=True, **texts)
 
 
-def numbers_of(answer: Any, what: str, length: int) -> list[float]:
+def numbers_of(answer: Any, subject: str, length: int) -> list[float]:
     """Return an answer as a list of numbers.  Raises WrongAnswerError."""
-    return [number_of(value) for value in require_list(answer, what, length)]
+    return [number_of(value) for value in require_list(answer, subject, length)]
 
 
-def counts_of(answer: Any, what: str, length: int, *, total: int, least: int = 0) -> tuple[int, ...]:
+def counts_of(answer: Any, subject: str, length: int, *, total: int, least: int = 0) -> tuple[int, ...]:
     """Return an answer as whole numbers that are `total` together, each at least `least`.  Raises WrongAnswerError."""
-    numbers = numbers_of(answer, what, length)
+    numbers = numbers_of(answer, subject, length)
     if any(number != int(number) or number < least for number in numbers) or sum(numbers) != total:
         shown = ", ".join(f"{number:g}" for number in numbers)
-        raise WrongAnswerError(f"{what} has whole numbers from {least} on, {total} in all; this is [{shown}].")
+        raise WrongAnswerError(f"{subject} has whole numbers from {least} on, {total} in all; this is [{shown}].")
     return tuple(map(int, numbers))
 
 
 def require_close(
     answer: Any,
     expected: Sequence[float],
-    what: str,
-    said: str,
+    subject: str,
+    case: str,
     *,
     right: str = "right",
     given: Mapping[str, Iterable[object]] | None = None,
@@ -62,16 +62,16 @@ def require_close(
 ) -> list[float]:
     """Return an answer's numbers.  Raises WrongAnswerError, with both as a table, unless they are the expected ones.
 
-    said: the case.  right: the heading of the expected numbers.  given: the columns before them, by heading; None: the
-    places from 0.
+    case: a description of the case.  right: the heading of the expected numbers.  given: the columns before them, by
+    heading; None: the places from 0.
     """
-    answered = numbers_of(answer, what, len(expected))
+    answered = numbers_of(answer, subject, len(expected))
     for place, (value, true) in enumerate(zip(answered, expected, strict=True)):
         if not math.isclose(value, true, rel_tol=CLOSE, abs_tol=absolute):
             given = {"entry": range(len(expected))} if given is None else given
             both = ([f"{number:.6g}" for number in numbers] for numbers in (answered, expected))
-            table = comparison(what, (*given, "yours", right), zip(*given.values(), *both, strict=True))
-            raise WrongAnswerError(f"{said} Entry {place} is {true:.6g}, yours is {value:.6g}.", table)
+            table = comparison(subject, (*given, "yours", right), zip(*given.values(), *both, strict=True))
+            raise WrongAnswerError(f"{case} Entry {place} is {true:.6g}, yours is {value:.6g}.", table)
     return answered
 
 
@@ -79,29 +79,29 @@ def require_best(
     own: Choice,
     possible: Iterable[Choice],
     seconds: Callable[[Choice], float],
-    said: str,
+    case: str,
     details: Table,
     unit: str = "s",
 ) -> Choice:
     """Return the fastest of all choices.  Raises WrongAnswerError if a student's own is slower.
 
-    said: what takes the time, such as 'With [1, 2] a step'.
+    case: the subject of the message, such as 'With [1, 2] a step'.
     """
     best = min(possible, key=seconds)
     if seconds(own) > seconds(best) + CLOSE:
-        raise WrongAnswerError(f"{said} takes {seconds(own):g} {unit}; {seconds(best):g} {unit} are possible.", details)
+        raise WrongAnswerError(f"{case} takes {seconds(own):g} {unit}; {seconds(best):g} {unit} are possible.", details)
     return best
 
 
-def is_none(found: Any, possible: Sequence[Any], case: str, details: Table | None = None) -> bool:
+def is_none(answer: Any, possible: Sequence[Any], case: str, details: Table | None = None) -> bool:
     """Return whether None was answered because nothing is possible.  Raises WrongAnswerError if only one of both holds.
 
     possible: the right answers.
     """
-    if (found is None) != (not possible):
+    if (answer is None) != (not possible):
         why = f"{possible[0]} is possible" if possible else "nothing is possible, so None is asked for"
-        raise WrongAnswerError(f"{case}: {why}; your function returned {found!r:.80}.", details)
-    return found is None
+        raise WrongAnswerError(f"{case}: {why}; your function returned {answer!r:.80}.", details)
+    return answer is None
 
 
 def in_virtual_time(schedule: Schedule, costs: Costs) -> Timeline:

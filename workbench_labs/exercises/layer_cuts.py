@@ -52,7 +52,7 @@ CLOSE = 1e-5
 HIDDEN = 0.8
 """The share of the messages' time that products have to hide."""
 MEGABITS = 4.0
-"""Of the executed ring's links, a second."""
+"""Megabits per second of the executed ring's links."""
 COLLECTIVES = {"scheme 1": (ALLGATHER, REDUCESCATTER) * 2, "scheme 2": (ALLGATHER, REDUCESCATTER)}
 """The synchronisations of one layer (Galaxy+, Table II)."""
 Term = Function
@@ -62,19 +62,19 @@ def _matrix(draws: Random, rows: int, columns: int) -> Tensor:
     return torch.tensor([[draws.uniform(-1, 1) for _ in range(columns)] for _ in range(rows)], dtype=torch.float64)
 
 
-def _only(matrix: Tensor, kept: slice, dim: int, other: float) -> Tensor:
+def _only(matrix: Tensor, part: slice, dim: int, other: float) -> Tensor:
     """Return a matrix in which everything but some columns (dim 1) or rows (dim 0) is another number."""
     changed = torch.full_like(matrix, other)
-    place = (slice(None), kept) if dim else (kept,)
+    place = (slice(None), part) if dim else (part,)
     changed[place] = matrix[place]
     return changed
 
 
-def _require_term(found: Any, expected: Tensor, case: str) -> None:
+def _require_term(term: Any, expected: Tensor, case: str) -> None:
     """Raise WrongAnswerError unless a term, given as lists or as a tensor, is the expected matrix."""
     rows = [
         [_entry(value) for value in require_list(row, "A row of the term", expected.shape[1])]
-        for row in require_list(found, "The term", expected.shape[0])
+        for row in require_list(term, "The term", expected.shape[0])
     ]
     if any(math.isnan(value) for row in rows for value in row):
         raise WrongAnswerError(
@@ -106,8 +106,8 @@ def judge_mlp_term(answer: Term, draws: Random) -> str:
         own_columns = slice(start, draws.randint(start + 1, columns))
         x, w1, w2 = _matrix(draws, tokens, hidden), _matrix(draws, hidden, columns), _matrix(draws, columns, hidden)
         expected = torch.relu(x @ w1) @ _only(w2, own_columns, 0, 0.0)
-        given = (_only(w1, own_columns, 1, math.nan), _only(w2, own_columns, 0, math.nan))
-        term = answer(x.tolist(), *(weights.tolist() for weights in given), own_columns.start, own_columns.stop)
+        parts = (_only(w1, own_columns, 1, math.nan), _only(w2, own_columns, 0, math.nan))
+        term = answer(x.tolist(), *(weights.tolist() for weights in parts), own_columns.start, own_columns.stop)
         case = f"{tokens} tokens, W1 of {hidden} x {columns}, columns {own_columns.start} to {own_columns.stop - 1}"
         _require_term(term, expected, case)
     return f"It is the device's term in {CASES} random networks, and uses only the device's own weights."
@@ -125,8 +125,8 @@ def judge_heads_term(answer: Term, draws: Random) -> str:
         *inner, w_o = [2 * _matrix(draws, hidden, hidden) for _ in range(4)]
         q, k, v = ((x @ weights).view(tokens, heads, size).transpose(0, 1) for weights in inner)
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(tokens, hidden)
-        given = [*(_only(weights, own_rows, 1, math.nan) for weights in inner), _only(w_o, own_rows, 0, math.nan)]
-        term = answer(x.tolist(), *(weights.tolist() for weights in given), size, first, last)
+        parts = [*(_only(weights, own_rows, 1, math.nan) for weights in inner), _only(w_o, own_rows, 0, math.nan)]
+        term = answer(x.tolist(), *(weights.tolist() for weights in parts), size, first, last)
         case = f"{tokens} tokens, {heads} heads of {size}, heads {first} to {last - 1}"
         _require_term(term, mixed @ _only(w_o, own_rows, 0, 0.0), case)
     return f"It is the term of the device's heads in {CASES} random attentions, and uses only its own weights."
@@ -135,9 +135,9 @@ def judge_heads_term(answer: Term, draws: Random) -> str:
 def judge_travelling(answer: Any, numbers: Numbers) -> str:
     """Compare with the bytes that all devices send in a layer's ring collectives (Galaxy+, Table II)."""
     size, tokens, hidden = numbers["devices"], numbers["tokens"], numbers["hidden"]
-    each = 4 * tokens * hidden
+    part_bytes = 4 * tokens * hidden
     kinds = COLLECTIVES[numbers["scheme"]]
-    total = size * sum(sent_bytes(kind, size, each) for kind in kinds)
+    total = size * sum(sent_bytes(kind, size, part_bytes) for kind in kinds)
     right = f"{len(kinds)} x ({size} - 1) x {tokens} tokens x {hidden} numbers x 4 bytes = {total:,} bytes."
     return require_number(answer, total, 0.005, right)
 

@@ -14,7 +14,7 @@ from workbench_labs.gathering import Gathering
 
 CASES = 20
 DEVICES = 4
-"""Of the executed ring."""
+"""Number of devices in the executed ring."""
 
 
 def rounds_of(answer: Callable[[int], Any], size: int) -> list[list[list[int]]]:
@@ -25,22 +25,22 @@ def rounds_of(answer: Callable[[int], Any], size: int) -> list[list[list[int]]]:
     holds = [{device} for device in range(size)]
     played: list[list[list[int]]] = []
     for number, messages in enumerate(rounds):
-        said: list[list[int]] = []
+        lines: list[list[int]] = []
         for message in messages:
             triple = [number_of(value) for value in require_list(message, "A message", 3)]
             if any(value != int(value) or not 0 <= value < size for value in triple):
                 raise WrongAnswerError(f"A message is [source, destination, share], each from 0 to {size - 1}.")
-            said.append([int(value) for value in triple])
-        why = _fault(said, holds)
+            lines.append([int(value) for value in triple])
+        why = _fault(lines, holds)
         if why:
             rows = [(device, ", ".join(map(str, sorted(shares)))) for device, shares in enumerate(holds)]
             title = f"{size} devices, before round {number}"
             raise WrongAnswerError(
                 f"{size} devices, round {number}: {why}", comparison(title, ("device", "has the shares"), rows)
             )
-        for _, destination, share in said:
+        for _, destination, share in lines:
             holds[destination].add(share)
-        played.append(said)
+        played.append(lines)
     return played
 
 

@@ -20,7 +20,7 @@ def judge_leak(answer: Function, draws: Random) -> str:
         secret = [draws.randint(0, 300) for _ in range(draws.randint(3, 8))]
         message = [draws.gauss(0.0, 1.0) for _ in range(draws.randint(20, 60))]
         place = draws.choice([0, len(message), draws.randrange(len(message))])
-        planted, what = {
+        planted, subject = {
             0: ([float(word_id) for word_id in secret], "the ids in order"),
             1: ([float(word_id) for word_id in secret[:-1]] + [301.0], "all ids but the last"),
             2: ([float(word_id) + 0.4 for word_id in secret], "numbers near the ids"),
@@ -34,8 +34,8 @@ def judge_leak(answer: Function, draws: Random) -> str:
         expected, answered = number % 5 in (0, 3), answer(message, secret)
         if answered not in (True, False) or bool(answered) != expected:
             raise WrongAnswerError(
-                f"A message of {len(message)} numbers holds {what}, from place {place} on: the answer is {expected}, "
-                f"yours {answered!r:.80}.",
+                f"A message of {len(message)} numbers holds {subject}, from place {place} on: the answer is "
+                f"{expected}, yours {answered!r:.80}.",
                 comparison("The ids", ("looked for",), [(" ".join(map(str, secret)),)]),
             )
     return f"It finds ids that stand one after the other, and only these, in {CASES} messages."

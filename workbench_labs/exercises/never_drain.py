@@ -181,9 +181,9 @@ def judge_order(answer: Any, numbers: Numbers) -> str:
     costs = paper_costs(numbers["batch_size"])
     devices, layers = costs.cluster.devices, costs.profile.num_layers
     size = len(devices)
-    given = require_list(answer, "Order and layers", 2 * size)
-    order = tuple(whole_number(device, 0, size - 1, "A device") for device in given[:size])
-    counts = cut_of(given[size:], layers, size)
+    entries = require_list(answer, "Order and layers", 2 * size)
+    order = tuple(whole_number(device, 0, size - 1, "A device") for device in entries[:size])
+    counts = cut_of(entries[size:], layers, size)
     if len(set(order)) < size:
         raise WrongAnswerError(f"The order {list(order)} names a device twice.")
     for place, (rank, (start, stop)) in enumerate(zip(order, spans_of(counts), strict=True)):
@@ -193,10 +193,10 @@ def judge_order(answer: Any, numbers: Numbers) -> str:
             raise WrongAnswerError(f"It does not fit: {name} has {size_words(has)} and needs {size_words(need)}.")
     cuts = (0, *accumulate(counts))
     mine, theirs = pace_of(costs, order, cuts), partition_in_order(costs, range(size)).pace_s
-    said = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
+    case = f"A mini-batch takes {mine:.3g} s with yours, {theirs:.3g} s with Eq. 3's in the cluster's order."
     if mine >= theirs * (1 - CLOSE):
-        raise WrongAnswerError(said)
-    return said
+        raise WrongAnswerError(case)
+    return case
 
 
 def judge_heads(answer: Function, draws: Random) -> str:
@@ -215,8 +215,8 @@ def judge_heads(answer: Function, draws: Random) -> str:
         ]
         columns = ("processor", "your heads", "its time (ms)", "time of 1, 2, ... heads (ms)")
         possible = every_division(profile.num_heads, len(times))
-        said, case = f"With {list(counts)} a layer", comparison("The case", columns, rows)
-        require_best(counts, possible, profile.time_s, said, case, unit="ms")
+        text, case = f"With {list(counts)} a layer", comparison("The case", columns, rows)
+        require_best(counts, possible, profile.time_s, text, case, unit="ms")
     return f"It is as fast as the best of all divisions, on {HEAD_CASES} devices."
 
 
@@ -224,8 +224,8 @@ def judge_stable_rate(answer: Any, numbers: Numbers) -> str:
     """Does a descent come down just below the rate, and run away just above it?"""
     rate, delay, curvature = number_of(answer), numbers["delay"], numbers["curvature"]
 
-    def grows(at: float) -> bool:
-        path = delayed_descent(1.0, lambda w: curvature * w, at, delay, 4000)
+    def grows(learning_rate: float) -> bool:
+        path = delayed_descent(1.0, lambda w: curvature * w, learning_rate, delay, 4000)
         return not max(map(abs, path[-50:])) < 1e-3
 
     if rate <= 0 or grows(rate * (1 - AGREED)) or not grows(rate * (1 + AGREED)):
@@ -247,13 +247,13 @@ def judge_compatibility(answer: Function, draws: Random) -> str:
             capacities = [capacities[0]] * size
         left = draws.choice([0.25, 0.5, 1.0])
         expected = compatibilities(capacities, batteries, left, 1e-3)
-        given = {
+        columns = {
             "device": range(size),
             "sum of seconds": [f"{sum(capacity):.2f}" for capacity in capacities],
             "charge": [f"{battery:.2f}" for battery in batteries],
         }
-        answered, said = answer(capacities, batteries, left, 1e-3), f"With p = {left} and eta = 0.001:"
-        require_close(answered, expected, "DC", said, given=given, right="Eq. 4")
+        answered, case = answer(capacities, batteries, left, 1e-3), f"With p = {left} and eta = 0.001:"
+        require_close(answered, expected, "DC", case, given=columns, right="Eq. 4")
     return f"It is Eq. 4, in {CASES} cases."
 
 

@@ -105,12 +105,12 @@ def judge_event_loop(answer: Function, draws: Random) -> str:
         for stage, operations in enumerate(lists):
             times = require_list(answered[stage], f"The result of stage {stage}", len(operations))
             spans = [span for span in expected.spans if span.rank == stage and span.op.kind in "FB"]
-            for operation, given, span in zip(operations, times, spans, strict=True):
-                begin, end = map(number_of, require_list(given, f"The time of {operation}", 2))
+            for operation, time, span in zip(operations, times, spans, strict=True):
+                begin, end = map(number_of, require_list(time, f"The time of {operation}", 2))
                 if abs(begin - span.start_s) > CLOSE or abs(end - span.end_s) > CLOSE:
                     rows = [
-                        (name, *(f"{number_of(value):g}" for value in given), f"{span.start_s:g}", f"{span.end_s:g}")
-                        for name, given, span in zip(operations, times, spans, strict=True)
+                        (name, *(f"{number_of(value):g}" for value in time), f"{span.start_s:g}", f"{span.end_s:g}")
+                        for name, time, span in zip(operations, times, spans, strict=True)
                     ]
                     columns = ("operation", "your start (s)", "your end (s)", "start (s)", "end (s)")
                     costs = "; ".join(
@@ -159,7 +159,7 @@ def _judge_order(answer: OrderOf, draws: Random, *, most_contexts: Callable[[int
 
 def judge_gpipe(answer: OrderOf, draws: Random) -> str:
     """Check GPipe: as short as the formula, and no backward pass before the last forward pass of its stage."""
-    said = _judge_order(answer, draws, most_contexts=lambda stages, stage, count: count)
+    sentence = _judge_order(answer, draws, most_contexts=lambda stages, stage, count: count)
     stages, count = draws.randint(3, 9), draws.randint(4, 24)
     for stage in range(stages):
         kinds = "".join(kind for kind, _ in slots_of(answer(stages, stage, count), count))
@@ -167,7 +167,7 @@ def judge_gpipe(answer: OrderOf, draws: Random) -> str:
             raise WrongAnswerError(
                 f"GPipe begins its backward passes when all forward passes are done; this is {kinds}."
             )
-    return said
+    return sentence
 
 
 def judge_one_f_one_b(answer: OrderOf, draws: Random) -> str:
@@ -252,7 +252,7 @@ micro-batches, and links are free. During which share of the time does a device 
 
 
 CROSSING = Spec((4, 32, 128))
-"""What crosses a boundary between stages: 64 KB."""
+"""The value that crosses a boundary between stages: 64 KB."""
 
 
 def program_on(

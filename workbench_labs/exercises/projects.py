@@ -34,7 +34,7 @@ CASES = 20
 MEAN, WORST = 1.05, 1.3
 """A planner's mini-batch over that of the best cut: in the mean of all cases, and in the worst one."""
 FASTEST_DEVICE_FLOPS, DEVICE_BYTES = 1e9, 1_000_000_000
-"""Of the devices of a case, which are only simulated: their seconds are given."""
+"""The devices of a case, which are only simulated: their seconds are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +78,16 @@ class Case:
 
     def pipeline(self, counts: Sequence[int], order: Callable[..., list[Slot]] = one_f_one_b_order) -> Timeline:
         """Return a mini-batch on the devices that have layers, in their order, with the links (simulated)."""
-        used = [rank for rank, count in enumerate(counts) if count]
+        ranks = [rank for rank, count in enumerate(counts) if count]
         by_rank = stage_seconds(counts, self.layer_s)
-        seconds = [by_rank[rank] for rank in used]
+        seconds = [by_rank[rank] for rank in ranks]
         link = Link(bytes_per_s=CROSSING.nbytes / self.send_s)
         devices = tuple(
             Device(name=f"device {rank}", flops_per_s=FASTEST_DEVICE_FLOPS, memory_bytes=DEVICE_BYTES, link=link)
-            for rank in used
+            for rank in ranks
         )
         cluster = Cluster(name="a case", devices=devices)
-        schedule = schedule_of(named(order), len(used), self.micro_batches)
+        schedule = schedule_of(named(order), len(ranks), self.micro_batches)
         backward_s = [BACKWARD * stage_s for stage_s in seconds]
         return simulate(program_on(cluster, schedule, seconds, backward_s, message_s=0.0), memory=False)
 
@@ -179,9 +179,9 @@ def _two_devices(draws: Random) -> Numbers:
     return {"layers": layers, "layer_ms": layer_ms, "send_ms": send_ms, "micro_batches": draws.choice([4, 6, 8])}
 
 
-def _best_plan(*given: Any) -> tuple[int, ...]:
+def _best_plan(*arguments: Any) -> tuple[int, ...]:
     """Return the best of all plans (simulated) for the arguments of a planner."""
-    case = Case(**dict(zip(Case.__dataclass_fields__, given, strict=True)))
+    case = Case(**dict(zip(Case.__dataclass_fields__, arguments, strict=True)))
     return case.best
 
 

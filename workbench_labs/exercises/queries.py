@@ -79,8 +79,8 @@ def judge_choose(answer: Function, draws: Random) -> str:
             continue
         choice = _choice_of(answered, product)
         if choice not in fitting:
-            said = f"{need_mb(choice, sizes):g} MB and takes {step_seconds(choice, sizes):g} s"
-            raise WrongAnswerError(f"{case}: yours, {list(choice)}, needs {said}.", table)
+            text = f"{need_mb(choice, sizes):g} MB and takes {step_seconds(choice, sizes):g} s"
+            raise WrongAnswerError(f"{case}: yours, {list(choice)}, needs {text}.", table)
         if choice[0] < max(possible[0] for possible in fitting):
             raise WrongAnswerError(f"{case}: yours has q = {choice[0]}; more queries are possible.", table)
         alike = [possible for possible in fitting if possible[0] == choice[0]]
@@ -112,7 +112,8 @@ def _budget_case(draws: Random) -> tuple[int, dict[str, float], float, float]:
 def slowest_s(counts: Sequence[int], first_s: Sequence[float], query_s: Sequence[float]) -> float:
     """Return the seconds until all losses are known: a device without a query costs nothing."""
     return max(
-        (first + count * each if count else 0.0) for count, first, each in zip(counts, first_s, query_s, strict=True)
+        (first + count * further if count else 0.0)
+        for count, first, further in zip(counts, first_s, query_s, strict=True)
     )
 
 
@@ -167,8 +168,8 @@ def _traffic(draws: Random) -> Numbers:
 def _planned(queries: int, first_s: Sequence[float], query_s: Sequence[float]) -> list[int]:
     """Return the planner's queries of each device."""
     tables = [
-        [0.0, *(first + count * each for count in range(1, queries + 1))]
-        for first, each in zip(first_s, query_s, strict=True)
+        [0.0, *(first + count * further for count in range(1, queries + 1))]
+        for first, further in zip(first_s, query_s, strict=True)
     ]
     return list(smallest_maximum(tables, queries) or ())
 

@@ -99,9 +99,9 @@ def judge_memory(answer: Function, draws: Random) -> str:
         blocks, block_mb, context_mb = _blocks(draws), draws.randint(5, 60), draws.randint(2, 80)
         depth = draws.randint(1, sum(blocks))
         expected = [nbytes / MB for nbytes in ring_memory_bytes(blocks, depth, block_mb * MB, context_mb * MB)]
-        said = f"Blocks of {block_mb} MB with contexts of {context_mb} MB, {depth} adapters trained."
-        answered, given = answer(blocks, depth, block_mb, context_mb), {"place": range(len(blocks)), "blocks": blocks}
-        require_close(answered, expected, "Megabytes", said, given=given, right="simulated peak", absolute=0.1)
+        case = f"Blocks of {block_mb} MB with contexts of {context_mb} MB, {depth} adapters trained."
+        answered, columns = answer(blocks, depth, block_mb, context_mb), {"place": range(len(blocks)), "blocks": blocks}
+        require_close(answered, expected, "Megabytes", case, given=columns, right="simulated peak", absolute=0.1)
     return f"It is the simulator's peak on every device, in {MEMORY_CASES} random rings."
 
 

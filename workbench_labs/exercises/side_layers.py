@@ -71,8 +71,8 @@ def judge_side_gradient(answer: Function, draws: Random) -> str:
         require_close([gradients["mix"]], [mix.grad.item()], "The gradient of mix", case_words)
         require_close(gradients["side"], side.grad.tolist(), "The gradient of side", case_words)
         rows = require_list(gradients["down"], "The gradient of down", len(case[2]))
-        for row, (given, wanted) in enumerate(zip(rows, down.grad.tolist(), strict=True)):
-            require_close(given, wanted, f"The gradient of down, row {row}", case_words)
+        for row, (answered_row, expected_row) in enumerate(zip(rows, down.grad.tolist(), strict=True)):
+            require_close(answered_row, expected_row, f"The gradient of down, row {row}", case_words)
     return f"It equals autograd's in {CASES} random cases, and nothing goes back to the tap."
 
 
@@ -103,12 +103,12 @@ def _epochs(draws: Random) -> Numbers:
             return drawn
 
 
-def _torch_layer(*given: Any) -> Any:
-    return side_output(*map(torch.tensor, given)).tolist()
+def _torch_layer(*arguments: Any) -> Any:
+    return side_output(*map(torch.tensor, arguments)).tolist()
 
 
-def _torch_gradient(*given: Any) -> Any:
-    tap, *trained, after = map(torch.tensor, given)
+def _torch_gradient(*arguments: Any) -> Any:
+    tap, *trained, after = map(torch.tensor, arguments)
     with torch.enable_grad():  # a backward pass has switched it off
         for tensor in trained:
             tensor.requires_grad_()

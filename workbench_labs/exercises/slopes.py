@@ -40,9 +40,9 @@ WITHIN = 0.3
 """By this share a mean over ESTIMATES estimates may differ from the law."""
 
 
-def _require_close(answer: Any, expected: Sequence[float], what: str, said: str) -> list[float]:
+def _require_close(answer: Any, expected: Sequence[float], subject: str, case: str) -> list[float]:
     """Return an answer's numbers, none of which is off by more than CLOSE of the largest one (see require_close)."""
-    return require_close(answer, expected, what, said, absolute=CLOSE * max(1e-12, *map(abs, expected)))
+    return require_close(answer, expected, subject, case, absolute=CLOSE * max(1e-12, *map(abs, expected)))
 
 
 def _plane(draws: Random, dimension: int, queries: int, epsilon: float) -> tuple[list[float], Any, Any]:
@@ -70,10 +70,10 @@ def judge_estimate(answer: Function, draws: Random) -> str:
         gradient, noise, losses = _plane(draws, dimension, queries, epsilon)
         slopes = [_dot(gradient, z) for z in noise]
         expected = [fmean(slope * z[axis] for slope, z in zip(slopes, noise, strict=True)) for axis in range(dimension)]
-        said = f"q = {queries}, d = {dimension}, epsilon = {epsilon:g}: the slopes along the noise are " + ", ".join(
+        case = f"q = {queries}, d = {dimension}, epsilon = {epsilon:g}: the slopes along the noise are " + ", ".join(
             f"{slope:.4g}" for slope in slopes
         )
-        _require_close(answer(losses, noise, epsilon), expected, "The estimate", said + ".")
+        _require_close(answer(losses, noise, epsilon), expected, "The estimate", case + ".")
     dimension, queries = 20, 4
     errors = []
     for _ in range(ESTIMATES):
@@ -124,8 +124,8 @@ def judge_walk(answer: Function, draws: Random) -> str:
         for seed, scale in moves:
             noise = walked([0.0] * dimension, [[seed, 1.0]])
             expected = [value + scale * z for value, z in zip(expected, noise, strict=True)]
-        said = f"{len(moves)} moves, with scales {', '.join(f'{scale:g}' for _, scale in moves)}"
-        _require_close(once, expected, "theta", f"{said}: theta should move by scale times noise, each time.")
+        case = f"{len(moves)} moves, with scales {', '.join(f'{scale:g}' for _, scale in moves)}"
+        _require_close(once, expected, "theta", f"{case}: theta should move by scale times noise, each time.")
         again = walked(walked(theta, moves[:cut]), moves[cut:])
         if again != once or walked(theta, moves) != once:
             rows = [
@@ -133,7 +133,7 @@ def judge_walk(answer: Function, draws: Random) -> str:
                 for place, (value, other) in enumerate(zip(once, again, strict=True))
             ]
             raise WrongAnswerError(
-                f"{said}: in one go and in two ({cut} and {len(moves) - cut}) theta must be equal to the last bit.",
+                f"{case}: in one go and in two ({cut} and {len(moves) - cut}) theta must be equal to the last bit.",
                 comparison("theta", ("entry", "in one go", "in two"), rows),
             )
     return f"The noise is normal and belongs to its seed. {CASES} walks end at the same bits in one go and in two."
@@ -174,8 +174,8 @@ def judge_moves(answer: Function, draws: Random) -> str:
                 f"The moves have the seeds {seeds}, in their order; yours have {[int(seed) for seed, _ in moves]}."
             )
         expected = [-rate * _dot(gradient, z) / queries for z in noise]
-        said = f"q = {queries}, learning rate {rate:g}: theta goes against the mean of slope times noise."
-        _require_close([scale for _, scale in moves], expected, "The scale of each move", said)
+        case = f"q = {queries}, learning rate {rate:g}: theta goes against the mean of slope times noise."
+        _require_close([scale for _, scale in moves], expected, "The scale of each move", case)
     return f"In {CASES} cases the moves are a step against the estimated gradient."
 
 

@@ -141,9 +141,9 @@ def judge_slowness(answer: Function, draws: Random) -> str:
         ]
         true = list(compare(*by_rank).values())
         cells = [[" ".join(f"{each:.2f}" for each in device_s) for device_s in table] for table in (measured, expected)]
-        given = {"device": range(size), "seconds by block, measured": cells[0], "expected": cells[1]}
-        said = f"{size} devices, {blocks} blocks."
-        require_close(answer(measured, expected), true, "The slowness", said, given=given)
+        columns = {"device": range(size), "seconds by block, measured": cells[0], "expected": cells[1]}
+        case = f"{size} devices, {blocks} blocks."
+        require_close(answer(measured, expected), true, "The slowness", case, given=columns)
     return f"It is the workbench's, in {CASES} cases."
 
 

@@ -112,7 +112,7 @@ def judge_unfreeze(answer: Policy, draws: Random) -> str:
     best = min(scores, key=lambda name: scores[name])
     times_s = [policy_time(answer, *training)[0] for training in trainings]
     score = over_best(times_s)
-    said = (
+    text = (
         f"On average it takes {score:.2f} times the time of the best interval for each training; the single interval \
 that suits all best ({best}) {scores[best]:.2f} times."
     )
@@ -123,10 +123,10 @@ that suits all best ({best}) {scores[best]:.2f} times."
         ]
         columns = ("pace (rounds)", "yours", best, "the best interval for this one")
         raise WrongAnswerError(
-            f"{said} Be {100 * SAVED:.0f} % faster than that.",
+            f"{text} Be {100 * SAVED:.0f} % faster than that.",
             comparison("Layer times to the loss (simulated)", columns, rows),
         )
-    return said
+    return text
 
 
 def run_policy(

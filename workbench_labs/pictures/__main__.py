@@ -9,7 +9,7 @@ from workbench_labs.pictures.methods import METHODS
 from workbench_labs.pictures.schedules import SCHEDULES
 
 PICTURES = {**SCHEDULES, **MECHANISMS, **METHODS}
-"""What draws each picture, by its name."""
+"""The function that draws each picture, by the picture's name."""
 FOLDER = Path(__file__).resolve().parents[2] / "docs/pictures"
 
 

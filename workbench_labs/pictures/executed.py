@@ -17,7 +17,7 @@ from workbench.plots import style
 from workbench_labs.pictures import shapes
 
 KINDS = {"first epoch": "a step of the first epoch", "cached epoch": "a step from the cache"}
-"""What timelines of a report stand side by side, and how they are called."""
+"""The timelines of a report that are drawn side by side, and their names."""
 CALLED = {
     "side forward": "side network, forward",
     "side backward": "side network, backward",
@@ -42,17 +42,17 @@ def executed_run(report: Report) -> str:
     if not pairs or not report.valid:
         problem = "It was not executed." if not pairs else "The host was too busy, so its times mean little."
         raise ConfigError("A picture of an executed run was asked for.", problem, "Run again on a quiet machine.")
-    used = sorted({span.rank for pair in pairs.values() for timeline in pair for span in timeline.spans})
+    ranks = sorted({span.rank for pair in pairs.values() for timeline in pair for span in timeline.spans})
     longest = [max(timeline.makespan_s for timeline in pair) for pair in pairs.values()]
     scale = (shapes.WIDTH - LEFT - shapes.MARGIN - GAP * (len(pairs) - 1)) / sum(longest)
     pitch, parts, x = LANE + 8 + 7, [], LEFT
-    below = TOP + len(used) * pitch + 42
+    below = TOP + len(ranks) * pitch + 42
     for (words, pair), whole_s in zip(pairs.items(), longest, strict=True):
         parts.append(shapes.words(x, TOP - 40, words, anchor="start", size=14.5))
         for timeline, y, how in zip(pair, (TOP, below), ("simulated", "measured"), strict=True):
-            names = [timeline.device_names[rank] for rank in used] if x == LEFT else [""] * len(used)
+            names = [timeline.device_names[rank] for rank in ranks] if x == LEFT else [""] * len(ranks)
             parts.append(shapes.heading(x, y - 12, f"{how}: {_ms(timeline.makespan_s)}"))
-            shown = _only(timeline, used)
+            shown = _only(timeline, ranks)
             width = scale * whole_s
             parts.append(
                 shapes.lanes(shown, x, y, width, names=names, label=_number, whole_s=whole_s, height=LANE, network=True)
@@ -60,16 +60,16 @@ def executed_run(report: Report) -> str:
         x += scale * whole_s + GAP
     drawn = {kind for pair in pairs.values() for timeline in pair for kind in _drawn(timeline)}
     legend = shapes.legend(
-        below + len(used) * pitch + 30,
+        below + len(ranks) * pitch + 30,
         *((shapes.BOX, colour, CALLED.get(kind, kind)) for kind, colour in style.COLOURS.items() if kind in drawn),
     )
-    said = "; ".join(
+    text = "; ".join(
         f"{words} takes {_ms(predicted.makespan_s)} simulated and {_ms(measured.makespan_s)} measured"
         for words, (predicted, measured) in pairs.items()
     )
-    description = f"Bars show over time what each device computes and sends. {with_capital(said)}."
+    description = f"Bars show over time what each device computes and sends. {with_capital(text)}."
     return shapes.card(
-        "A run, simulated and measured", description, *parts, legend, height=below + len(used) * pitch + 46
+        "A run, simulated and measured", description, *parts, legend, height=below + len(ranks) * pitch + 46
     )
 
 
@@ -98,5 +98,5 @@ def _only(timeline: Timeline, ranks: list[int]) -> Timeline:
 
 
 if __name__ == "__main__":
-    given, out = sys.argv[1:]
-    Path(out).write_text(executed_run(Report.read(given)), encoding="utf-8")
+    source, out = sys.argv[1:]
+    Path(out).write_text(executed_run(Report.read(source)), encoding="utf-8")

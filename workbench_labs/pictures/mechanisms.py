@@ -129,8 +129,8 @@ def zeroth_order() -> str:
     parts = [heading(MARGIN, 34, "A slope from two losses")]
     left, base, wide = 44.0, 258.0, 250.0
 
-    def loss(at: float) -> float:
-        return base - 24 - 170 * (at - 0.18) ** 2
+    def loss(x: float) -> float:
+        return base - 24 - 170 * (x - 0.18) ** 2
 
     line = [(left + wide * step / 40, loss(step / 40)) for step in range(41)]
     parts += [
@@ -199,10 +199,10 @@ def layer_cut() -> str:
     )
     parts = [words(x - 16, y + rank * pitch + 33, f"device {rank + 1}", anchor="end") for rank in range(3)]
     height = 2 * pitch + tall
-    for number, (name, what, rows) in enumerate(steps):
+    for number, (name, caption, rows) in enumerate(steps):
         left = x + number * (wide + bar + 2 * gap)
         centre = left + wide / 2
-        parts += [words(centre, 44, name, font_weight="bold"), muted(centre, 62, what)]
+        parts += [words(centre, 44, name, font_weight="bold"), muted(centre, 62, caption)]
         for rank in range(3):
             parts.append(
                 matrix(

@@ -51,14 +51,14 @@ PASSES = ((BOX, FORWARD, "forward pass"), (BOX, BACKWARD, "backward pass"), (BOX
 def pipeline() -> str:
     """Draw GPipe and 1F1B."""
     parts, y = [], 34.0
-    for name, what, rest in (
+    for name, caption, rest in (
         ("gpipe", "GPipe", "all forward passes, then all backward passes"),
         ("1f1b", "1F1B", "as soon as it can, a device goes back: one forward, one backward"),
     ):
         schedule = build_published(name, {"ranks": 3, "micro_batches": 6})
         timeline = timeline_of(schedule)
         parts += [
-            heading(MARGIN, y, what, rest),
+            heading(MARGIN, y, caption, rest),
             lanes(timeline, 112, y + 16, 556, names=devices(3), label=counted_from_1),
         ]
         parts += [
@@ -122,12 +122,14 @@ def _lifetime(timeline: Timeline, version: int) -> tuple[float, float, float]:
     """Return when a version of the first device's weights is made, when it is replaced, and when it is last used."""
     spans = [span for span in timeline.spans if span.rank == 0]
 
-    def made(number: int) -> float:
+    def update_end_s(number: int) -> float:
         return max((span.end_s for span in spans if any(_is(value, number) for value in span.op.writes)), default=0.0)
 
-    used = [span.end_s for span in spans if span.op.kind == "B" and any(_is(value, version) for value in span.op.reads)]
-    replaced_s = made(version + 1)
-    return made(version), replaced_s, max([replaced_s, *used])
+    ends_s = [
+        span.end_s for span in spans if span.op.kind == "B" and any(_is(value, version) for value in span.op.reads)
+    ]
+    replaced_s = update_end_s(version + 1)
+    return update_end_s(version), replaced_s, max([replaced_s, *ends_s])
 
 
 def _is(value: object, version: int) -> bool:
@@ -174,10 +176,10 @@ def all_reduce() -> str:
     )
 
 
-def _cell(x: float, y: float, side: float, colour: str, terms: int, whole: int, *, is_new: bool) -> str:
+def _cell(x: float, y: float, side: float, colour: str, terms: int, all_terms: int, *, is_new: bool) -> str:
     rim: dict[str, Any] = {"stroke": svg.INK, "stroke_width": 2} if is_new else {}
-    full = svg.box(x, y, side, side + 6, colour, rx=2, fill_opacity=1 if terms == whole else 0.2 * terms, **rim)
-    ink = style.text_on(colour) if terms == whole else ""
+    full = svg.box(x, y, side, side + 6, colour, rx=2, fill_opacity=1 if terms == all_terms else 0.2 * terms, **rim)
+    ink = style.text_on(colour) if terms == all_terms else ""
     return full + words(x + side / 2, y + 15, str(terms), colour=ink)
 
 

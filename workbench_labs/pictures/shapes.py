@@ -16,23 +16,23 @@ from workbench.plots import style, svg
 
 WIDTH, MARGIN = 800, 28
 SIZE = 13
-"""Of the type, in pixels."""
+"""Size of the text, in pixels."""
 
 FORWARD, BACKWARD = style.COLOURS["forward"], style.COLOURS["backward"]
 MESSAGE, COLLECTIVE = style.COLOURS["send"], svg.themed(style.COLOURS["collective"])
 FROZEN, TRAINED = svg.themed(style.MID_GREY), style.COLOURS["optimizer"]
 OLDER = "var(--workbench-older)"
-"""What was trained, and is kept in an older version."""
+"""Colour of older versions of trained weights."""
 ACTIVATION, CACHE = style.SKY_BLUE, style.COLOURS["load from cache"]
 
 RIM: dict[str, Any] = {"stroke": FROZEN, "stroke_width": 1.25}
 DASHED_RIM: dict[str, Any] = RIM | {"stroke_dasharray": "5 4"}
-"""The line around what is absent, or only stands by."""
+"""The line around absent or idle devices."""
 
 Pictures = Mapping[str, Callable[[], str]]
 Point = tuple[float, float]
 Entry = tuple[str, str, str]
-"""Of a legend: BOX, ARROW or DASHED, colour, words."""
+"""An entry of a legend: BOX, ARROW or DASHED, colour, words."""
 
 LIGHT = {"ground": "#f7f7f5", "older": "#e4c3d5"}
 """The variables that only pictures have; the others have their light colours by default (see plots.svg)."""
@@ -155,13 +155,13 @@ def drum(x: float, y: float, width: float, height: float, lines: str) -> str:
     return svg.tag("path", d=body, fill=CACHE) + lid + _lines(middle, y + tilt + height / 2, lines, _ink_on(CACHE))
 
 
-def matrix(x: float, y: float, width: float, height: float, count: int, own: range, fill: str, *, rows: bool) -> str:
+def matrix(x: float, y: float, width: float, height: float, count: int, part: range, fill: str, *, rows: bool) -> str:
     """Return a matrix in `count` strips, rows or else columns, of which `own` are filled."""
     step = (height if rows else width) / count
     strips = (
-        svg.box(x, y + number * step, width, step - 1.5, fill if number in own else svg.TRACK, rx=1)
+        svg.box(x, y + number * step, width, step - 1.5, fill if number in part else svg.TRACK, rx=1)
         if rows
-        else svg.box(x + number * step, y, step - 1.5, height, fill if number in own else svg.TRACK, rx=1)
+        else svg.box(x + number * step, y, step - 1.5, height, fill if number in part else svg.TRACK, rx=1)
         for number in range(count)
     )
     return "".join(strips)

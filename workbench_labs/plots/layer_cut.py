@@ -112,7 +112,7 @@ def held_bytes(plan: InferencePlan, shape: StackShape, *, scheme: int = 1) -> tu
     """
     layers = next(equal_layers(replace(plan, schemes=(scheme,) * shape.num_layers), (shape,)))
     return tuple(
-        dict(zip(("attention", "feed-forward", "norms and biases"), own, strict=True)) for own in layers.weights
+        dict(zip(("attention", "feed-forward", "norms and biases"), weights, strict=True)) for weights in layers.weights
     )
 
 
@@ -295,7 +295,7 @@ def _words(text: str, x: float, y: float, anchor: str, colour: str) -> dict[str,
 
 def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
     """Return the annotations of an arrow: the arrow, its name above and its bytes below."""
-    moved, said = sum(arrow.nbytes), style.OPERATIONS["synchronisations"][arrow.name]
+    moved, label = sum(arrow.nbytes), style.OPERATIONS["synchronisations"][arrow.name]
     ends = {"x": left + ARROW, "y": 0, "ax": left, "ay": 0, "xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     name = (
         arrow.name.replace("Reduce", "Reduce<br>")
@@ -309,10 +309,10 @@ def _arrow(arrow: Arrow, left: float) -> list[dict[str, object]]:
             "arrowhead": 2,
             "arrowwidth": 2.5,
             "arrowcolor": style.DARK_GREY,
-            "hovertext": said,
+            "hovertext": label,
             **ends,
         },
-        _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": said},
+        _words(name, left + ARROW / 2, 0.06, "bottom", style.DARK_GREY) | {"hovertext": label},
         _words(size_words(moved), left + ARROW / 2, -0.06, "top", style.DARK_GREY),
     ]
 

@@ -51,8 +51,8 @@ def overlap(cells: Sequence[OverlapCell], *, what: str = "one block", **words: A
         for number, part in enumerate(parts)
     }
     within = sum(cell.ratio <= ALLOWED for cell in cells)
-    said = f"in the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
-    words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), said]))
+    subtitle = f"in the third bar: its ratio to the longer part; {within} of {len(cells)} at most {ALLOWED:.2f}"
+    words["subtitle"] = "; ".join(filter(None, [words.get("subtitle"), subtitle]))
     figure = compared_bars(bars, x_title="", unit=f"{what} ({unit.name})", bars="", **words)
     for bar, colour in zip(figure.data, parts.values(), strict=True):
         bar.marker.color = colour

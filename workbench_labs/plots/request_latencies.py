@@ -26,12 +26,14 @@ def request_latencies(report: ServingReport) -> go.Figure:
         by_plan.setdefault(f"plan {request.plan}: {devices}", []).append(request)
     words = ", ".join(f"{name} {unit.text(report.percentile_s(share))}{report.mark}" for share, name in shares)
     repeated = f"; {report.num_repeated} repeated (crosses)" if report.num_repeated else ""
-    said = {"title": title, "label": report.label, "subtitle": f"{words} (dotted){repeated}", "note": note}
+    words_of_figure = {"title": title, "label": report.label, "subtitle": f"{words} (dotted){repeated}", "note": note}
     series = {
         name: [(request.arrival_s, request.latency_s * unit.factor) for request in mine]
         for name, mine in by_plan.items()
     }
-    figure = lines(series, x_title="arrival (s)", y_title=f"from arrival to answer ({unit.name}){report.mark}", **said)
+    figure = lines(
+        series, x_title="arrival (s)", y_title=f"from arrival to answer ({unit.name}){report.mark}", **words_of_figure
+    )
     for trace, mine in zip(figure.data, by_plan.values(), strict=True):
         trace.update(
             mode="markers", marker_size=6, marker_symbol=["x" if request.attempts > 1 else "circle" for request in mine]

@@ -91,8 +91,8 @@ def bowl(
             dash="dot",
         )
     )
-    here = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
-    figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=here, cliponaxis=False, hoverinfo="skip")
+    marker_style = {"symbol": "circle", "size": 11, "color": style.GREEN, "line": {"color": style.BLACK, "width": 1}}
+    figure.add_scatter(name="θ", mode="markers", x=[x], y=[y], marker=marker_style, cliponaxis=False, hoverinfo="skip")
     figure.update_xaxes(title="θ<sub>1</sub>", range=[-HALF_WIDTH, HALF_WIDTH], showgrid=False, constrain="domain")
     figure.update_yaxes(
         title="θ<sub>2</sub>",
@@ -152,18 +152,18 @@ class GradientError(NamedTuple):
     points: tuple[tuple[int, float], ...]
 
 
-def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
+def gradient_error(errors: Sequence[GradientError], *, label: str) -> go.Figure:
     """Return the squared error over q: measured (symbols), and (d + 1) / q, its value if the loss is a plane
     (lines).
     """
-    said = {
+    texts = {
         "title": "More queries, less error",
         "label": label,
         "subtitle": "dotted: the error is as long as the gradient",
     }
-    points = {error.name: error.points for error in found}
-    figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **said)
-    for error, trace in zip(found, figure.data, strict=True):
+    points = {error.name: error.points for error in errors}
+    figure = lines(points, x_title="queries q", y_title="squared error, of the gradient's", logarithmic="xy", **texts)
+    for error, trace in zip(errors, figure.data, strict=True):
         trace.update(legendgroup=trace.name, mode="markers")
         expected = [(error.dimension + 1) / queries for queries in trace.x]
         look: dict[str, Any] = {
@@ -177,18 +177,22 @@ def gradient_error(found: Sequence[GradientError], *, label: str) -> go.Figure:
     return figure.add_hline(y=1, line=style.DOTTED)
 
 
-def slopes(found: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = "") -> go.Figure:
+def slopes(
+    slopes_by_setting: Mapping[str, Sequence[tuple[float, float]]], *, label: str, subtitle: str = ""
+) -> go.Figure:
     """Return measured slopes g over exact slopes z * gradient, a symbol for each query; on the diagonal they are equal.
 
-    found: by the varied setting, such as epsilon.
+    slopes_by_setting: by the varied setting, such as epsilon.
     """
     title = "The slope along each direction"
-    values = [value for pairs in found.values() for value, _ in pairs]
+    values = [value for pairs in slopes_by_setting.values() for value, _ in pairs]
     if not values:
         return style.empty(title=title, label=label, why="There is no query.")
     most = 1.15 * max(max(map(abs, values)), 1e-12)
     words = {"title": title, "label": label, "subtitle": subtitle, "y_title": "by two forward passes: g"}
-    figure = lines(found, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(mode="markers")
+    figure = lines(slopes_by_setting, x_title="exact, by a backward pass: z · ∇L", **words).update_traces(
+        mode="markers"
+    )
     figure.add_scatter(
         x=[-most, most], y=[-most, most], mode="lines", line=style.DOTTED, name="alike", hoverinfo="skip"
     )
@@ -283,7 +287,7 @@ class Pass(NamedTuple):
 
 
 def roofline(
-    found: Mapping[str, Sequence[Pass]],
+    passes_by_name: Mapping[str, Sequence[Pass]],
     *,
     flops_per_s: float,
     bytes_per_s: float,
@@ -293,27 +297,28 @@ def roofline(
 ) -> go.Figure:
     """Return the machine's roof and the rates that passes reach under it, with the number of parts next to each.
 
-    flops_per_s: the rate of arithmetic.  bytes_per_s: the rate at which weights are read.  found: passes by name, at
+    flops_per_s: the rate of arithmetic.  bytes_per_s: the rate at which weights are read.  passes_by_name: at
     least one.
     """
     ridge = flops_per_s / bytes_per_s
-    passes = [single for several in found.values() for single in several]
+    passes = [single for several in passes_by_name.values() for single in several]
     low = min([ridge, *(single.intensity for single in passes)]) / 2.5
     high = max([ridge, *(single.intensity for single in passes)]) * 2.5
     rate, unit = (1e-12, "TFLOP/s") if flops_per_s >= 2e12 else (1e-9, "GFLOP/s")
     series = {
-        name: [(single.intensity, single.flops_per_s * rate) for single in several] for name, several in found.items()
+        name: [(single.intensity, single.flops_per_s * rate) for single in several]
+        for name, several in passes_by_name.items()
     }
-    said = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
+    text = "; ".join(filter(None, [subtitle, "numbers: parts in the pass; green: the ridge"]))
     words = {
         "title": title,
         "label": label,
-        "subtitle": said,
+        "subtitle": text,
         "x_title": "FLOPs for each byte of weights that is read",
         "y_title": unit,
     }
     figure = lines(series, **words)
-    for trace, several in zip(figure.data, found.values(), strict=True):
+    for trace, several in zip(figure.data, passes_by_name.values(), strict=True):
         trace.update(mode="lines+markers+text", textposition="bottom center", line_width=1.5, line_dash="dot")
         trace.text = [f"{single.parts}" for single in several]
         trace.hovertemplate = [
@@ -331,9 +336,9 @@ def roofline(
         (f"bound by reading weights: {three_figures(bytes_per_s / 1e9)} GB/s", 0.0, "left"),
         (f"bound by arithmetic: {three_figures(flops_per_s * rate)} {unit}", 1.0, "right"),
     )
-    for said, position, anchor in sides:
+    for text, position, anchor in sides:
         place = {"x": position, "xref": "paper", "xanchor": anchor, "y": 1.0, "yref": "paper", "yanchor": "bottom"}
-        figure.add_annotation(text=said, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
+        figure.add_annotation(text=text, showarrow=False, font={"size": 12, "color": style.DARK_GREY}, **place)
     figure.update_xaxes(type="log", range=[math.log10(low), math.log10(high)])
     figure.update_yaxes(type="log", exponentformat="none", dtick="D2")
     return figure.update_layout(margin_t=105)

@@ -21,8 +21,8 @@ def other_gradient(**change: Any) -> Any:
     """Return a function whose gradients are right but for what `change` makes of them."""
 
     def gradient(tap: Any, side: Any, down: Any, mix: Any, after: Any) -> Any:
-        found = solution("side_gradient", tap, side, down, mix, after)
-        return found | {name: made(found, tap, side, down, mix, after) for name, made in change.items()}
+        result = solution("side_gradient", tap, side, down, mix, after)
+        return result | {name: made(result, tap, side, down, mix, after) for name, made in change.items()}
 
     return gradient
 
@@ -40,12 +40,12 @@ def only_shapes(fresh: Any, cached: Any, tolerance: Any) -> Any:
 
 
 def misses_nan(fresh: Any, cached: Any, tolerance: Any) -> Any:
-    found = only_shapes(fresh, cached, tolerance)
-    for name in fresh.keys() - set(found):
+    result = only_shapes(fresh, cached, tolerance)
+    for name in fresh.keys() - set(result):
         pairs = zip(chain(*fresh[name]), chain(*cached[name]), strict=True)
         if any(abs(a - b) > tolerance for a, b in pairs):
-            found.append(name)
-    return found
+            result.append(name)
+    return result
 
 
 def exact(fresh: Any, cached: Any, tolerance: Any) -> Any:

@@ -21,8 +21,8 @@ def fastest(product: Any, sizes: Any, budget_mb: Any, limit_s: Any) -> Any:
 
 def one_copy(product: Any, sizes: Any, budget_mb: Any, limit_s: Any) -> Any:
     """One copy at a time needs least memory, and takes longest."""
-    found = defined(SOLUTIONS["choose"])["choose"](product, sizes, budget_mb, limit_s)
-    return None if found is None else [*found[:2], 1]
+    result = defined(SOLUTIONS["choose"])["choose"](product, sizes, budget_mb, limit_s)
+    return None if result is None else [*result[:2], 1]
 
 
 def ignores_time(product: Any, sizes: Any, budget_mb: Any, limit_s: Any) -> Any:

@@ -41,11 +41,11 @@ def without_links(layer_s: Any, link_s: Any, layer_mb: Any, activation_mb: Any, 
 
 
 def newest(operations: Any) -> list[int]:
-    done, found = 0, []
+    done, results = 0, []
     for operation in operations:
-        found.append(done)
+        results.append(done)
         done += operation.startswith("B")
-    return found
+    return results
 
 
 def fresh(operations: Any, weights: Any, inputs: Any, targets: Any, rate: float) -> list[float]:

@@ -26,8 +26,8 @@ def of_ours(cells: Any) -> Any:
 
 def mean_of_all(cells: Any) -> Any:
     single = [deviation([cell]) for cell in cells]
-    found = [one[0] for one in single if one is not None]
-    return [mean(found), max(found)] if found else None
+    results = [one[0] for one in single if one is not None]
+    return [mean(results), max(results)] if results else None
 
 
 def holds(factor: Any, pairs: Any) -> Any:
@@ -45,8 +45,8 @@ def only_own(factor: Any, pairs: Any) -> Any:
 
 def once(factor: Any, pairs: Any) -> Any:
     """One setting is enough."""
-    found = [holds(factor, [pair]) for pair in pairs]
-    return None if not [one for one in found if one is not None] else any(found)
+    results = [holds(factor, [pair]) for pair in pairs]
+    return None if not [one for one in results if one is not None] else any(results)
 
 
 def line(drawn: dict[str, Any]) -> float:

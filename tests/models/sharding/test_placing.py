@@ -28,16 +28,16 @@ from .builders import CUT_FAMILIES, assert_equal_to, hybrid, run_plan, shards_of
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a function that gives the folder of a saved tiny model, in two safetensors files."""
-    made = {}
+    results = {}
 
     def of(family):
-        if family not in made:
-            made[family] = path = tmp_path_factory.mktemp(family)
+        if family not in results:
+            results[family] = path = tmp_path_factory.mktemp(family)
             tiny_case(family).model.save_pretrained(path, max_shard_size="30KB")
             tokenizer = load_tokenizer(f"tiny-{family}")
             if hasattr(tokenizer, "backend"):
                 tokenizer.backend.save(str(path / "tokenizer.json"))
-        return made[family]
+        return results[family]
 
     return of
 
@@ -104,9 +104,9 @@ def test_column_slices_are_read_by_rows_without_the_matrix(tmp_path, monkeypatch
     save_file({"other": torch.randn(7), "w": matrix, "v": torch.randn(64)}, tmp_path / "model.safetensors")
     source = WeightSource(stored_tensors.stored_tensors(tmp_path))
     reads = []
-    original = stored_tensors._read
+    original = stored_tensors._read_bytes
     monkeypatch.setattr(
-        stored_tensors, "_read", lambda file, at, view: (reads.append(len(view)), original(file, at, view))
+        stored_tensors, "_read_bytes", lambda file, at, view: (reads.append(len(view)), original(file, at, view))
     )
     rows, columns = torch.empty(10, 64), torch.empty(50, 40)
     source.fill(rows, "w", (20, 30))
@@ -167,9 +167,10 @@ def test_a_new_plan_reads_only_what_is_missing(family, release, folder):
         devices = [
             (position + turn) % 3 for position in range(3)
         ]  # who sits where changes too, and with it who has the ends
-        held = [specs.get(device) for device in devices] if specs else None
+        values = [specs.get(device) for device in devices] if specs else None
         specs = {
-            device: shard_spec(plan, position, layout.stacks, old_specs=held) for position, device in enumerate(devices)
+            device: shard_spec(plan, position, layout.stacks, old_specs=values)
+            for position, device in enumerate(devices)
         }
         before, shards = shards, {}
         for device, spec in specs.items():
@@ -204,12 +205,12 @@ def test_a_draft_of_first_layers_reads_nothing_that_the_device_holds(family, fol
     first = layout.first_layers(1)
     spec = shard_spec(draft_plan(0, first.stacks), 0, first.stacks)
     every_layer = sum(shape.num_layers for shape in layout.stacks)
-    whole = inference_plan("pipeline", method="local", layers=(every_layer,))
-    for plan in (whole, hybrid(case, (1, layout.stacks[0].num_units - 1), (40, 24), (0.5, 0.5), (1,))):
+    reference = inference_plan("pipeline", method="local", layers=(every_layer,))
+    for plan in (reference, hybrid(case, (1, layout.stacks[0].num_units - 1), (40, 24), (0.5, 0.5), (1,))):
         part = ModelShard(layout, shard_spec(plan, 0, layout.stacks), open_weights(path, layout=layout))
         source = open_weights(path, layout=first)
         draft = ModelShard(first, spec, source, part)
-        assert draft.ends is part.ends and (source.bytes_read == 0) == (plan is whole)
+        assert draft.ends is part.ends and (source.bytes_read == 0) == (plan is reference)
         alone = ModelShard(first, spec, open_weights(path, layout=first))
         run = draft_plan(0, first.stacks)
         expected = run_plan(run, [alone], case.ids, case.decoder_ids)
@@ -270,9 +271,9 @@ def test_a_hub_model_is_read_where_the_hub_keeps_it(tmp_path, monkeypatch):
 def missing_norms(layout):
     """Return the bytes that shapes count, whose layers are all equal, but a layer does not have: a first norm."""
     counted = sum(shape.num_layers * shape.layer_bytes for shape in layout.stacks)
-    found = counted - 4 * layout.count(set().union(*(block.undivided for block in layout.blocks)))
-    assert found in (0, 4 * layout.hidden_size)
-    return found
+    result = counted - 4 * layout.count(set().union(*(block.undivided for block in layout.blocks)))
+    assert result in (0, 4 * layout.hidden_size)
+    return result
 
 
 @pytest.mark.parametrize("family", CUT_FAMILIES)
@@ -287,5 +288,5 @@ def test_shapes_count_every_weight_once(family):
     named = {name: parameter.numel() for name, parameter in case.model.named_parameters() if "pooler" not in name}
     named |= {name: buffer.numel() for name, buffer in case.model.named_buffers() if name == "final_logits_bias"}
     assert layers + sum(case.layout.end_bytes) == 4 * sum(named.values()) + missing_norms(case.layout)
-    whole = inference_plan("pipeline", method="local", layers=(case.layout.num_layers,))
-    assert shards_of(case, whole)[0].held_bytes == 4 * sum(named.values())
+    reference = inference_plan("pipeline", method="local", layers=(case.layout.num_layers,))
+    assert shards_of(case, reference)[0].held_bytes == 4 * sum(named.values())

@@ -183,7 +183,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     name, prompt = about.job.model, about.prompt
     names = [text if text.isidentifier() else f"text{number}" for number, text in enumerate(about.texts)]
     example = ", ".join(f'"Some {text} of your own."' for text in names)
-    read = (
+    reading = (
         ", ".join(names)
         if prompt is None
         else f"{prompt.text!r}.format({', '.join(f'{text}={text}' for text in about.texts)})"
@@ -196,7 +196,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
     filled: dict[str, Any] = {
         "names": ", ".join(names),
         "example": example,
-        "read": read,
+        "read": reading,
         "answer": answer,
         "length": about.max_length,
     }
@@ -240,7 +240,7 @@ def _loading(folder: Path, about: Result) -> tuple[str, str, str]:
                 _THEIRS.format(**filled, maker="AutoPeftModelForTokenClassification", logits=_MEAN),
             )
         if shape == "CAUSAL_LM" and prompt is not None and prompt.words:
-            logits = _WORDS.format(read=read, words=list(prompt.words))
+            logits = _WORDS.format(read=reading, words=list(prompt.words))
             return "peft", description, _THEIRS.format(**filled, maker="AutoPeftModelForCausalLM", logits=logits)
     description = (
         f"Only by the workbench{f': `{name}` is a random model that nothing else can make' if is_tiny(name) else ''}."

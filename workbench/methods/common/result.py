@@ -28,7 +28,7 @@ from workbench.models.speculation import DraftChoice, local_draft
 from workbench.models.text import LocalWriter
 from workbench.tasks import load_task
 from workbench.tasks.metrics import answers, score, tags
-from workbench.tasks.own import FROM_FILES, OWN
+from workbench.tasks.own import FROM_FILES, OWN_TASKS
 from workbench.tasks.prompts import evaluate, label_log_likelihoods
 from workbench.tasks.prompts.encoding import PromptEncoder
 from workbench.tasks.prompts.scoring import (
@@ -212,7 +212,7 @@ class LoadedResult:
         samples: int | None = None,
         calibration: Calibration = "none",
     ) -> Evaluation:
-        """Return the run's metrics on a split of its own data, or on other labelled data: all rows of a file, or a
+        """Return the run's metrics on a split of the run's data, or on other labelled data: all rows of a file, or a
         folder's split.
 
         data: as in a job; None uses the run's data.  samples: maximum number of samples.  calibration: calibration of a
@@ -225,7 +225,7 @@ class LoadedResult:
         named: dict[str, Any] = {"columns": job.columns if columns is None else columns}
         if job.task in FROM_FILES:
             named["class_names"] = about.class_names  # labels and tags are matched by name
-        if data is None or (job.task not in OWN and user_path(data, "The data").is_dir()):
+        if data is None or (job.task not in OWN_TASKS and user_path(data, "The data").is_dir()):
             limits = (
                 {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
                 if data is None
@@ -235,7 +235,7 @@ class LoadedResult:
             chosen, source = getattr(task, split), f"the {split} split of {task.source or job.task}"
             if data is None:
                 self._require_same(split, task)
-        elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN):
+        elif about.kind == "text_generation" or (job.task in FROM_FILES and job.task not in OWN_TASKS):
             name = "instruction_tuning" if about.kind == "text_generation" else job.task
             chosen, source = load_task(name, data=data, whole=True, **named).test, Path(data).name
         else:

@@ -24,7 +24,7 @@ TRAINED_COPIES = 4
 
 def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> None:
     """Raise PlanError if all devices together have less memory than one copy of the model, with gradients and moments
-    of what is trained.
+    of the trained weights.
     """
     frozen = sum(cost.frozen_bytes for cost in costs)
     trained = TRAINED_COPIES * sum(cost.trainable_bytes for cost in costs)
@@ -41,7 +41,7 @@ def require_places(job: Job, costs: Sequence[LayerCost], cluster: Cluster) -> No
 
 def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_layers: int | None) -> None:
     """Raise ConfigError if this machine has too little free memory to measure a model's layers (see measured_stack),
-    with gradients and moments of what is trained.
+    with gradients and moments of the trained weights.
     """
     measured = [costs[span.start] for span in Stacks(len(costs), num_encoder_layers).spans]
     values = sum(cost.frozen_params + cost.trainable_params for cost in measured)
@@ -57,9 +57,11 @@ def require_measuring_room(model: str, costs: Sequence[LayerCost], num_encoder_l
 def require_running_room(
     model: str, costs: Sequence[LayerCost], plan: Plan, cluster: Cluster, *, is_whole: bool = False
 ) -> None:
-    """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and what it holds
-    of the model to score it: all that is trained; of frozen layers KEPT_BYTES, one more and those at both ends, or all
-    if `is_whole`.
+    """Raise ConfigError if this machine has too little free memory for the emulated devices of a plan and for scoring
+    the model.
+
+    Scoring needs all trained weights.  Of the frozen layers it needs KEPT_BYTES, one more layer and the layers at both
+    ends, or all if `is_whole`.
     """
     layers = [FP32_BYTES * cost.frozen_params for cost in costs]
     frozen = sum(layers) if is_whole else min(sum(layers), KEPT_BYTES + max(layers) + layers[0] + layers[-1])
@@ -71,13 +73,13 @@ def require_running_room(
     _require_free(
         f"A run of '{model}' on {cluster.in_words}, which this machine emulates, was asked for.",
         scoring_bytes + places,
-        f"The devices' weights take {size_words(places)}, and what this machine holds of the model to score it"
+        f"The devices' weights take {size_words(places)}, and scoring the model on this machine takes"
         f" {size_words(scoring_bytes)}: together",
         "Close other programs, choose a smaller model, train fewer weights, or simulate.",
     )
 
 
-def _require_free(what: str, nbytes: int, words: str, todo: str) -> None:
+def _require_free(asked_text: str, nbytes: int, words: str, todo: str) -> None:
     free = psutil.virtual_memory().available
     if nbytes > free:
-        raise ConfigError(what, f"{words} {size_words(nbytes)}; {size_words(free)} are free.", todo)
+        raise ConfigError(asked_text, f"{words} {size_words(nbytes)}; {size_words(free)} are free.", todo)

@@ -1,4 +1,4 @@
-"""What a method that serves hands to the server and the command line (see core.methods.Declaration)."""
+"""The interface between a method that serves and the server or the command line (see core.methods.Declaration)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Panel(Protocol):
-    """What the page shows of the devices that compute, and what it may do to them."""
+    """The devices behind a server's page: their state, and the page's actions on them."""
 
     def state(self) -> dict[str, Any]:
         """Return where texts are written ('where'), the map ('svg'), the devices (name and whether it is up), and which

@@ -85,21 +85,21 @@ def _named(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() else model
 
 
-def _require_online(asked: str) -> None:
+def _require_online(request: str) -> None:
     if not hub_is_reachable():
         problem = f"The hub ({hub_endpoint()}) does not answer, or HF_HUB_OFFLINE is set."
-        raise MissingDataError(asked, problem, "Connect this computer to the network and repeat.")
+        raise MissingDataError(request, problem, "Connect this computer to the network and repeat.")
 
 
 @contextmanager
-def _refusals(asked: str) -> Iterator[None]:
+def _refusals(request: str) -> Iterator[None]:
     """Turn what the hub's client raises into one error of ours."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         yield
     except HFValidationError as error:
-        raise ConfigError(asked, shown(str(error), 200), "Name a repository as OWNER/NAME.") from error
+        raise ConfigError(request, shown(str(error), 200), "Name a repository as OWNER/NAME.") from error
     except HfHubHTTPError as error:
         problem = f"The hub refused: {shown(str(error).splitlines()[0], 200)}."
-        raise MissingDataError(asked, problem, "Check the name, and what your token may do.") from error
+        raise MissingDataError(request, problem, "Check the name, and what your token may do.") from error

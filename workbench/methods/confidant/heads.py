@@ -92,9 +92,9 @@ def allocate_as_printed(profile: HeadProfile, *, epsilon_s: float | None = None)
     best = None
     while low <= high:
         middle = (low + high) / 2
-        away = np.abs(times - middle)
-        closest = away.argmin(axis=1)
-        counts = np.where(away[np.arange(len(times)), closest] > epsilon, 0, closest + 1)
+        distances = np.abs(times - middle)
+        closest = distances.argmin(axis=1)
+        counts = np.where(distances[np.arange(len(times)), closest] > epsilon, 0, closest + 1)
         if counts.sum() >= heads:
             best, high = tuple(map(int, counts)), middle - sigma
         else:
@@ -211,9 +211,9 @@ def random_profile(draw: random.Random) -> HeadProfile:
     """
     heads, rows = draw.choice(HEADS), []
     for _ in range(draw.choice(PROCESSORS)):
-        each = 1e-3 * 8 ** draw.random()
-        steps = [each * draw.uniform(0.2, 1.8) for _ in range(heads)]
-        rows.append(tuple(accumulate([steps[0] + each * draw.uniform(0, 3), *steps[1:]])))
+        head_s = 1e-3 * 8 ** draw.random()
+        steps = [head_s * draw.uniform(0.2, 1.8) for _ in range(heads)]
+        rows.append(tuple(accumulate([steps[0] + head_s * draw.uniform(0, 3), *steps[1:]])))
     return HeadProfile(seconds=tuple(rows))
 
 

@@ -41,14 +41,14 @@ _SPLIT = Effect(
 class ConfidantOptions(FineTuningOptions):
     """Settings of Confidant, given in Job.options in addition to fine-tuning's.
 
-    partition: 'memory_aware' is Eq. 3, the devices in the cluster's order; 'any_order' the best order of the best set
-    of devices; 'even' gives each the same number of layers ('PipeDream' in section 5); 'capacity' divides by computing
-    capacity without memory (FTPipeHD).
-    devices: number of devices that train, the first available ones; the others are idle and replace one that leaves on
-    notice.  0: all.
-    split: the parts of a layer that a device's processors share: its heads (section 3.3), also the feed-forward's
-    columns (ours), or none; None: the heads, on devices with several processors.
-    heads: how heads are assigned to processors, by Algorithm 1 or by the optimum.
+    partition: 'memory_aware' solves Eq. 3 with the devices in the cluster's order; 'any_order' finds the best order of
+    the best set of devices; 'even' gives each device the same number of layers ('PipeDream' in section 5); 'capacity'
+    divides by computing capacity and ignores memory (FTPipeHD).
+    devices: number of devices that train: the first available ones.  The others are idle, and replace a device that
+    leaves on notice.  0: all.
+    split: which parts of a layer the processors of a device share: the heads (section 3.3), the heads and the
+    feed-forward's columns (ours), or none.  None: the heads, on devices with several processors.
+    heads: how heads are assigned to processors: by Algorithm 1, or optimally.
     """
 
     published_job = MappingProxyType[str, Published]({})

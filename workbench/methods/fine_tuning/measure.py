@@ -108,9 +108,9 @@ def measure_parts(
 def _parameter_bytes(model: TechniqueStage) -> dict[str, int]:
     """Return the bytes of a stage's frozen and trained parameters, as fields of LayerProfile."""
     trained, head = model.trained().values(), model.backbone.language_model_head
-    held = nn.ModuleList([model] if head is None else [model, head])
+    modules = nn.ModuleList([model] if head is None else [model, head])
     return {
-        "frozen_bytes": held_bytes(held, without=trained),
+        "frozen_bytes": held_bytes(modules, without=trained),
         "trainable_bytes": sum(parameter.nbytes for parameter in trained),
     }
 

@@ -33,21 +33,21 @@ _NOT_DRAINED = only(drain_every=0)
 class FineTuningOptions(PipelineOptions):
     """Settings of fine-tuning, given in Job.options in addition to PipelineOptions.
 
-    technique: 'full', 'lora', 'adapters', RingAda's 'serial' or PAC+'s 'parallel' ones; lora_rank to dropout: see
-    TechniqueConfig.
-    paradigm: 'standalone' is one device and 'data_parallel' (EDDL) the whole model on each, both without micro-batches
-    (section VI-B); 'pipeline_parallel' (Eco-FL) has one device for each stage, 'hybrid' (as Asteroid) groups of them,
-    fitted to unequal devices.
-    activations: 'memory' keeps them from the forward to the backward pass; with 'recompute' each layer keeps only its
-    input, and the backward pass computes the layer again; 'auto' recomputes in the stages whose activations do not fit;
-    with 'disk' the backward pass reads what the forward pass has written to the device's disk.
+    technique: 'full', 'lora', 'adapters', 'serial' (RingAda's adapters) or 'parallel' (PAC+'s adapters); lora_rank to
+    dropout: see TechniqueConfig.
+    paradigm: 'standalone' uses one device; 'data_parallel' (EDDL) puts the whole model on each device.  Both have no
+    micro-batches (section VI-B).  'pipeline_parallel' (Eco-FL) has one device per stage; 'hybrid' (as Asteroid) has
+    groups of devices, fitted to their speeds.
+    activations: 'memory' keeps them from the forward to the backward pass.  With 'recompute' each layer keeps only its
+    input, and the backward pass computes the layer again.  'auto' recomputes in the stages whose activations do not
+    fit.  With 'disk' the forward pass writes them to the device's disk, and the backward pass reads them.
     Under schedule 'asynchronous_1f1b' every stage has one device; 'hybrid' chooses devices and order,
-    'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of its report, after which
-    its state is saved; 0: those of an epoch, after which it drains.
+    'pipeline_parallel' uses all in their order.  window: number of mini-batches in a step of the report; the state is
+    saved after each window.  0: one window per epoch, after which the pipeline drains.
     drain_every: number of mini-batches after which the pipeline drains; 0: it does not drain between windows.
-    versions: how old the weights are with which stage i of N computes.  With 'stashing' N - i - 1 updates, and it keeps
-    as many versions; with 'vertical_sync' N - 1 on all stages (PipeDream's option); with 'two' one update, and a
-    mini-batch has N micro-batches (PipeDream-2BW).
+    versions: how old the weights are with which stage i of N computes.  'stashing': N - i - 1 updates, and the stage
+    keeps as many versions.  'vertical_sync': N - 1 updates on all stages (PipeDream's option).  'two': one update, and
+    a mini-batch has N micro-batches (PipeDream-2BW).
     """
 
     technique: Technique = "lora"

@@ -147,7 +147,7 @@ class CachedBatches:
         packs: bool = False,
     ) -> None:
         self._cache, self._steps, self._depth, self._packs = cache, steps, depth, packs
-        self._taken, self._ahead = 0, iter(range(len(steps)))
+        self._num_taken, self._ahead = 0, iter(range(len(steps)))
         self._pool = ThreadPoolExecutor(1, "read-ahead") if depth > 0 and steps else None
         self._waiting: deque[Future[list[Tensor]]] = deque()
         size = max((cache.manifest.batch_bytes(len(samples), length) for samples, length in steps), default=0)
@@ -170,12 +170,12 @@ class CachedBatches:
         """Return the taps of the next step, which must be this one; wait for them if necessary.  Raises what reading
         them raised.
         """
-        step = self._taken
+        step = self._num_taken
         expected, length = self._steps[step]
         assert list(samples) == list(expected) and padded_length == length, (
             "steps must ask in the order that was announced"
         )
-        self._taken += 1
+        self._num_taken += 1
         if self._pool is None:
             return self._load(step)
         self._submit()

@@ -84,9 +84,11 @@ def layer_bytes(config: ParallelAdapterConfig, index: int, itemsize: int, hidden
     """
     hidden, width = config.hidden_size * hidden_itemsize, config.width * FP32_BYTES
     taps = stage_taps(index, index + 1, config.num_encoder_layers)
-    beside = config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
+    decoder_tokens = (
+        config.target_length if config.num_encoder_layers is not None and index >= config.num_encoder_layers else 0
+    )
     value_bytes = config.hidden_size * itemsize
-    return bytes_of_tokens(beside, output=hidden + width, gradient=width, workspace=4 * hidden) | {
+    return bytes_of_tokens(decoder_tokens, output=hidden + width, gradient=width, workspace=4 * hidden) | {
         "tap_bytes": Bytes(value_bytes * taps.num_taps, value_bytes * taps.num_target_taps * config.target_length)
     }
 
@@ -137,7 +139,7 @@ class _Bench:
         )
 
     def context_bytes(self, batch: int = 4) -> Bytes:
-        """Return the bytes kept between both passes, without weights and taps.
+        """Return the bytes stored between the forward and the backward pass, without weights and taps.
 
         Measured at the longest length, because attention keeps more for each token of a long sample.
         """

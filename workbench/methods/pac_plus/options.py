@@ -1,4 +1,4 @@
-"""What PAC+ declares: its options (sections IV and V), its form, and what it can do."""
+"""PAC+'s declaration: its options (sections IV and V), its form, and its abilities."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ Initialization = Literal["fan_in", "gaussian", "zero", "all_zero", "pruned", "to
 class PacPlusOptions(PipelineOptions):
     """PAC+'s own settings, given in Job.options in addition to PipelineOptions.
 
-    reduction: r, how much narrower than the backbone the side network is.
-    target: 'text' lets an encoder-decoder write the label's word.
-    initialization: how the side network's weights begin (section IV-C).  'torch_pruned' is for BERT only; with 'zero'
-    the end of each residual branch is zero, with 'all_zero' all projections are, so that the branches never learn.
-    compute_dtype: the backbone computes in it (section IV-D).
-    cache_dtype: the activation cache stores it (section IV-B): float32, bfloat16 or int8.
-    order: 'all' tries every order of the devices; 'given' is the cluster's, and others are tried only if nothing fits.
-    objective: the planner's, 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest) or 'simulated' (both are
-    ours).
+    reduction: r; the side network is r times narrower than the backbone.
+    target: with 'text' an encoder-decoder writes the label as a word; with 'label' a head predicts it.
+    initialization: initial weights of the side network (section IV-C).  'torch_pruned' is for BERT only.  'zero' sets
+    the last matrix of each residual branch to zero.  'all_zero' sets all projections to zero; the branches then never
+    learn.
+    compute_dtype: dtype in which the backbone computes (section IV-D).
+    cache_dtype: dtype of the activation cache (section IV-B): float32, bfloat16 or int8.
+    order: with 'all' the planner tries every order of the devices.  With 'given' it keeps the cluster's order, and
+    tries others only if no plan fits.
+    objective: what the planner minimizes: 'paper' (Eq. 5-7), 'bottleneck' (any stage may be the slowest; ours) or
+    'simulated' (the simulated time; ours).
     """
 
     published_job = MappingProxyType({"batch_size": Published(16, "Fig. 3"), "max_length": Published(128, "Fig. 3")})
@@ -70,10 +72,12 @@ DECLARATION = Declaration(
     }
     | PIPELINE_FIELDS
     | {
-        "initialization": FormField(label="Initialization", tooltip="How the side network begins (section IV-C)"),
+        "initialization": FormField(
+            label="Initialization", tooltip="Initial weights of the side network (section IV-C)"
+        ),
         "cache_dtype": FormField(
             label="Cache type",
-            tooltip="In what activations are cached (section IV-B)",
+            tooltip="Dtype of the activation cache (section IV-B)",
             values={name: name for name in ("bfloat16", "float32", "int8")},
         ),
     },

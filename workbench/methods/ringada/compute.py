@@ -1,9 +1,9 @@
 """The computation of one ring device: embedding, frozen and unfrozen layers, head; its optimizer, and its cache, layer
 by layer.
 
-The activation cache of a ring's frozen layers is PAC+'s, layer by layer, until the layer is trained.  A sample's hidden
-state in front of a layer does not change while all layers below are frozen: the backbone runs without dropout.  Each
-device caches those in front of its own frozen layers, so the input of the lowest trained layer is always available.
+The activation cache of a ring's frozen layers is PAC+'s, layer by layer, until the layer is trained.  The input of a
+layer does not change for a sample while all layers below are frozen: the backbone runs without dropout.  Each device
+caches the inputs of its frozen layers, so the input of the lowest trained layer is always available.
 """
 
 from __future__ import annotations
@@ -207,15 +207,15 @@ class RingOptimizer:
 
     def take_head(self, state: Tensor, step: int) -> None:
         """Load the head of another device, which has trained for `step` mini-batches."""
-        for vector, given in zip(self._head.state_vectors(), state.chunk(3), strict=True):
-            vector.copy_(given)
+        for vector, values in zip(self._head.state_vectors(), state.chunk(3), strict=True):
+            vector.copy_(values)
         self._head.set_num_steps(step)
 
     def take_all(self, mean: Tensor) -> None:
         """Load weights and moments, (values,)."""
         vectors = self.state_vectors()
-        for vector, given in zip(vectors, mean.split([len(vector) for vector in vectors]), strict=True):
-            vector.copy_(given)
+        for vector, values in zip(vectors, mean.split([len(vector) for vector in vectors]), strict=True):
+            vector.copy_(values)
 
     def state_vectors(self) -> tuple[Tensor, ...]:
         """Return all state that determines the next step (see Optimizer)."""
@@ -260,9 +260,11 @@ class PrefixCache:
             return
         if layer not in self._caches:
             self._caches[layer] = ActivationCache.create(self._folder(layer), self._manifest(layer))
-        beside = self.crossing.tokens(layer, 0)
-        tokens = hidden.shape[1] - beside
-        self._caches[layer].write_batch(samples, hidden.split([tokens, beside], dim=1) if beside else [hidden])
+        decoder_tokens = self.crossing.tokens(layer, 0)
+        tokens = hidden.shape[1] - decoder_tokens
+        self._caches[layer].write_batch(
+            samples, hidden.split([tokens, decoder_tokens], dim=1) if decoder_tokens else [hidden]
+        )
 
     def read(self, layer: int, samples: Sequence[int], padded_length: int) -> Tensor:
         """Return the stored input of a layer, with zeros in the padding."""
@@ -299,7 +301,7 @@ class PrefixCache:
         return self.folder / f"layer-{layer}"
 
     def _manifest(self, layer: int) -> CacheManifest:
-        beside = self.crossing.tokens(layer, 0)
+        decoder_tokens = self.crossing.tokens(layer, 0)
         return CacheManifest(
             fingerprint="",
             samples=tuple(range(len(self.lengths))),
@@ -307,8 +309,8 @@ class PrefixCache:
             num_taps=1,
             width=self.crossing.hidden_size + self.crossing.side_width,
             dtype="float32",
-            num_target_taps=int(beside > 0),
-            target_length=beside,
+            num_target_taps=int(decoder_tokens > 0),
+            target_length=decoder_tokens,
         )
 
     def forget_above(self, layer: int) -> None:

@@ -128,14 +128,14 @@ def ring_costs(
     def in_layer(layer: int) -> tuple[Size, Size, Size]:
         """Return the sizes of a recomputed layer's input, context, and gradient of its input."""
 
-        def kept(value: Value) -> Spec:
+        def spec_of_context(value: Value) -> Spec:
             layer_bytes, m = profile.layers[plan.stages[value.stage].ranks[0]][layer], value.microbatch
             return opaque(layer_bytes.context_bytes(sizes[m], lengths[m]))
 
         def state(value: Value) -> Spec:
             return Spec((sizes[value.microbatch], crossing.tokens(layer, lengths[value.microbatch]), width))
 
-        return state, kept, state
+        return state, spec_of_context, state
 
     def states(value: Value) -> Spec:
         name, m = value.name, value.microbatch

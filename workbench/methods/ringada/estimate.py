@@ -137,8 +137,8 @@ class RingEstimate:
         busiest = (count * (frozen + unfrozen) + step).max(axis=1)
         is_open = stops[:, :, None] > self._firsts
         # A hidden state goes from stage to stage and home to the initiator; its gradient goes the same way back.
-        there, back = orders[:, :-1], orders[:, 1:]
-        between = self._crossing[there, back] + self._crossing[back, there]
+        senders, receivers = orders[:, :-1], orders[:, 1:]
+        between = self._crossing[senders, receivers] + self._crossing[receivers, senders]
         home = (self._crossing + self._crossing.T).mean(axis=1)[orders[:, -1:]]
         passes = unfrozen + np.concatenate([between, home], axis=1)[:, :, None] * is_open
         below = np.cumsum(passes, axis=1) - passes
@@ -156,13 +156,13 @@ class RingEstimate:
         is_open: whether a stage has an unfrozen layer, (rings, devices, depths).
         """
         air = self._on_air
-        there, back = air[orders[:, :-1], orders[:, 1:]], air[orders[:, 1:], orders[:, :-1]]
+        forward_s, backward_s = air[orders[:, :-1], orders[:, 1:]], air[orders[:, 1:], orders[:, :-1]]
         to_first, from_last = air.mean(axis=0)[orders[:, 0]], air.mean(axis=1)[orders[:, -1]]
         from_home = air.mean(axis=0)[orders[:, -1]]
         passed = is_open[:, :-1]
-        forward = np.where(self._skips, passed, True) * there[:, :, None]
+        forward = np.where(self._skips, passed, True) * forward_s[:, :, None]
         ends = (from_last + from_home)[:, None] + np.where(self._skips, 0.0, to_first[:, None])
-        hops: np.ndarray = (forward + passed * back[:, :, None]).sum(axis=1)
+        hops: np.ndarray = (forward + passed * backward_s[:, :, None]).sum(axis=1)
         return hops + ends
 
     def _layer_bytes(self, size: int, length: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What RingAda declares: its options (Algorithm 1), and what it can do."""
+"""RingAda's declaration: its options (Algorithm 1), and its abilities."""
 
 from __future__ import annotations
 
@@ -38,25 +38,23 @@ _LATER = Effect(lambda settings: settings.job.epochs > 1, "more than one epoch: 
 class RingAdaOptions:
     """RingAda's own settings, given in Job.options.
 
-    technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' ones next to them,
-    as PAC+ has (ours):
-    no gradient passes through the model then, and its layers wait for no update.  reduction: r, how much narrower these
-    are.
-    dropout: share of the pooled features that is dropped.
+    technique: 'serial' adapters inside the layers, of width bottleneck (m of Eq. 1), or 'parallel' adapters next to the
+    layers, as in PAC+ (ours).  With 'parallel' no gradient passes through the model, and its layers wait for no update.
+    reduction: r; parallel adapters are r times narrower than the model.
+    dropout: dropout rate of the pooled features.
     data: which device owns which training samples: iid, dirichlet:CONCENTRATION, source, device or sizes:A,B,... (see
     tasks.batching).
-    local_iterations: I of Algorithm 1, an initiator's mini-batches in a round.
-    unfreezing: one more adapter every unfreeze_every 'steps' (section IV: 40 mini-batches) or 'rounds' (Algorithm 1,
-    k); 'all' adapters from the beginning, which is the paper's PipeAdapter without stale weights; one more on a
-    'plateau' of the loss or of the 'gradient_norm', by patience and threshold.
-    patience: rounds in which the mean has not fallen by more than `threshold`, a share of its lowest value.
-    depth: unfrozen adapters
-    at the beginning, d.
-    in_flight: mini-batches that may be on the ring at once; None: the planner's choice.  cache: whether devices cache
-    the outputs of their frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether
-    layers may be moved between rounds as more of them are trained; they are moved where it pays, moves included.
+    local_iterations: I of Algorithm 1, the mini-batches of an initiator in a round.
+    unfreezing: when one more adapter is unfrozen: every unfreeze_every 'steps' (section IV: 40 mini-batches) or
+    'rounds' (Algorithm 1, k); on a 'plateau' of the loss or of the 'gradient_norm', by patience and threshold.  'all'
+    trains all adapters from the beginning, which is the paper's PipeAdapter without stale weights.
+    patience: number of rounds without progress: the mean falls by less than `threshold`, a share of its lowest value.
+    depth: d, the number of unfrozen adapters at the beginning.
+    in_flight: maximum number of mini-batches on the ring; None: the planner chooses.  cache: whether devices cache the
+    outputs of their frozen layers on their disks, so that later rounds skip these layers (ours).  replan: whether
+    layers may move between rounds as more of them are trained; they move if that saves time, the move included.
     activations: see FineTuningOptions; frozen layers keep none.
-    federated: federated averaging instead of a ring: each device trains all adapters of a whole model on its own data,
+    federated: federated averaging instead of a ring.  Each device trains all adapters of a whole model on its own data,
     and after each round all devices average them (a baseline that the paper leaves out).
     """
 

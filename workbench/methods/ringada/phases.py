@@ -84,14 +84,17 @@ class RingHandlers:
         batch = self.batches[op.microbatch]
         assert self.prefix is not None
         first, last = self.layout.first_unfrozen(op.microbatch), self.layout.plan.num_layers
-        read = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
+        read_prefix = partial(self.prefix.read, samples=batch.indices, padded_length=batch.attention_mask.shape[1])
         if not self.compute.side_width:
-            return (read(first),)
+            return (read_prefix(first),)
         if op.stage == NONE:
-            return (self.compute.parted(read(last))[0],)
+            return (self.compute.parted(read_prefix(last))[0],)
         layers = self.layout.layers(op)
         taps, sides = zip(
-            *(self.compute.parted(read(layer)) for layer in ([last + 1] if layers.start == 0 else []) + [*layers]),
+            *(
+                self.compute.parted(read_prefix(layer))
+                for layer in ([last + 1] if layers.start == 0 else []) + [*layers]
+            ),
             strict=True,
         )
         return ((sides[0], list(taps)),)

@@ -31,7 +31,7 @@ _EXACT = 10
 come first."""
 
 
-def _lacking(pricer: RingEstimate) -> Demand:
+def _demand(pricer: RingEstimate) -> Demand:
     """Return what the roomiest device would need: the layers behind as many as fit on the others."""
     *others, roomiest = sorted(
         range(pricer.cluster.world_size), key=lambda rank: pricer.cluster.devices[rank].memory_bytes
@@ -52,7 +52,7 @@ def plan_ring(pricer: RingEstimate) -> Plan:
     results = (_search(pricer, count) for count in range(most, 0, -1))
     order, cuts, price_s = next((result for result in results if result[2] < float("inf")), ((), (), float("inf")))
     if price_s == float("inf"):
-        raise too_small(cluster, _lacking(pricer), f" No assignment of {num_layers} blocks to any devices fits.")
+        raise too_small(cluster, _demand(pricer), f" No assignment of {num_layers} blocks to any devices fits.")
     why = (
         f"it has {num_layers} blocks, one or more for each device"
         if len(order) == num_layers
@@ -117,7 +117,7 @@ def plan_segments(
 
 
 _Way = tuple[float, float, tuple[int, ...]]
-"""Of some segments: all seconds, the seconds of moves, and the indices of the rings."""
+"""A choice of rings for some segments: all seconds, the seconds of moves, and the indices of the rings."""
 
 
 def _cheapest(
@@ -185,8 +185,8 @@ def _search(
 def _improved(
     pricer: Seconds, types: Sequence[int], ring: Ring, usable: Sequence[int], passed: set[Ring]
 ) -> tuple[float, Ring]:
-    """Return the seconds and the ring that no move of a layer, no other device, no swap of two devices, and no
-    combination improves; or a ring from which an earlier search has gone on.
+    """Return a ring and its seconds that no move of a layer, no other device, no swap of two devices and no combination
+    improves; or a ring from which an earlier search continued.
 
     passed: the rings of the earlier searches, to which this one's are added.
     """

@@ -139,10 +139,8 @@ def prepare(job: Job) -> PreparedJob:
     prepared = PreparedJob(options=options, config=config, **samples)
     if not prepared.policy.is_adaptive:
         return prepared
-    known = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
-    return replace(
-        prepared, notes=(f"{known} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",)
-    )
+    note = f"The policy '{options.unfreezing}' goes by what the run brings; it is predicted as one adapter every"
+    return replace(prepared, notes=(f"{note} {options.unfreeze_every} mini-batches, and no layer is moved meanwhile.",))
 
 
 def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:

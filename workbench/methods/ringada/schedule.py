@@ -17,7 +17,7 @@ Values.  Micro-batches are numbered through the round, mini-batches (iterations)
 stage s; mid:s.m between P and F of one stage; ctx:s.m; grad:s.m the gradient with respect to the input of stage s (of
 the head for s = number of stages); gacc:s.m and hacc:_.m tokens of accumulated gradients; weight:s.i the adapters of
 stage s after iteration i; head:_.i the head after iteration i; free:_.i lets a later mini-batch start; loss:_.m;
-told:_._.r the sum of all stages' loss and squared gradients on rank r; mean:_._ the average of the devices' trained
+told:_._.r, on rank r, the sum of all stages' loss and squared gradients; mean:_._ the average of the devices' trained
 weights.
 
 With a side network (Parallel Adapters) the model itself is frozen.  P runs all its layers, and the side network's
@@ -104,8 +104,8 @@ def ring_round(
     size = world_size_of(plan, world_size, (1,) * len(tasks))
     first, last = iterations[0].initiator, iterations[-1].initiator
     if first != last:
-        head, taken = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
-        tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken,)), (len(iterations), 0, 0)))
+        head, taken_head = Value("head", NONE, len(iterations) - 1), Value("taken", NONE, len(iterations))
+        tasks.append(_Task(first, Op(TAKE, NONE, NONE, NONE, (head,), (taken_head,)), (len(iterations), 0, 0)))
     ordered = recompute(_in_order(tasks, size, seconds), plan, _lowest(iterations))
     return insert_transfers(_with_notes(plan, ordered) if is_noted else ordered)
 
@@ -272,9 +272,11 @@ def _in_order(tasks: Sequence[_Task], world_size: int, seconds: Seconds) -> Sche
             is_free[task.rank] = True
             for value in task.op.writes:
                 for reader in readers.get(value, ()):
-                    there = tasks[reader].rank
+                    reader_rank = tasks[reader].rank
                     arrives_s = (
-                        now_s if there == task.rank else now_s + seconds(task.rank, send(value, task.rank, there))
+                        now_s
+                        if reader_rank == task.rank
+                        else now_s + seconds(task.rank, send(value, task.rank, reader_rank))
                     )
                     known_s[reader] = max(known_s[reader], arrives_s)
                     waits[reader] -= 1

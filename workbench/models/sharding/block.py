@@ -92,7 +92,7 @@ class NormLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """What all layers of a stack have in common.
+    """Properties that all layers of a stack share.
 
     keys_per_unit: heads of keys and values in a unit: 1, or all where a norm over all heads keeps them together.
     activation: name of the feed-forward network's activation function.  is_pre_norm: the norm comes before a block, not

@@ -62,8 +62,8 @@ def model_layout(model: Any) -> ModelLayout:
 
 @once
 def layout_facts(name: str) -> LayoutFacts:
-    """Return what planners need of a model's layout, kept as ModelFacts are: making the layout takes transformers'
-    imports.
+    """Return the facts of a model's layout that planners need.  They are cached like ModelFacts, because computing the
+    layout imports transformers.
     """
     return _tiny_facts(name) if is_tiny(name) else cached_facts(name, LayoutFacts, lambda: _find_facts(name))
 

@@ -22,7 +22,7 @@ _FUSED = {
     "gate": "gate_up",
     "up": "gate_up",
 }
-"""Where a role is stored if not by itself."""
+"""The stored tensor that contains a role, for roles without a separate tensor."""
 
 
 def layer_blocks(

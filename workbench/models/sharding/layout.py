@@ -36,7 +36,7 @@ class StackLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutFacts:
-    """What planners need of a ModelLayout, which has these, too.  end_bytes: see there."""
+    """The fields of a ModelLayout that planners need.  end_bytes: see there."""
 
     stacks: tuple[StackShape, ...]
     end_bytes: tuple[int, int]
@@ -120,12 +120,12 @@ class ModelLayout:
     @property
     def names(self) -> set[str]:
         """Return the names of all parameters used, except a separate head's."""
-        used = self.embedding_names | {part.position_bias for part in self.parts} | {self.output_projection}
+        used_names = self.embedding_names | {part.position_bias for part in self.parts} | {self.output_projection}
         for block in self.blocks:
-            used |= {
+            used_names |= {
                 name for cut in (*block.cuts, block.output) for name in (cut.weight, cut.bias or "")
             } | block.undivided
-        return used.union(*(part.final.names for part in self.parts if part.final)) - {""}
+        return used_names.union(*(part.final.names for part in self.parts if part.final)) - {""}
 
     @property
     def head_count(self) -> int:
@@ -304,14 +304,18 @@ def _slices(
     is_whole: bool,
 ) -> LayerSlices:
     units, columns = plan.cut(stack)
-    had = None if before is None else [layer or LayerSlices() for layer in before]
+    previous = None if before is None else [layer or LayerSlices() for layer in before]
     own_columns = deal(
-        stack.columns, columns, None if had is None else [units_of(layer.columns)[: layer.own_columns] for layer in had]
+        stack.columns,
+        columns,
+        None if previous is None else [units_of(layer.columns)[: layer.own_columns] for layer in previous],
     )[position]
     rest = sorted(set(range(stack.columns)).difference(own_columns)) if is_whole else []
     return LayerSlices(
         units=_ranges_of(
-            deal(stack.num_units, units, None if had is None else [units_of(layer.units) for layer in had])[position]
+            deal(stack.num_units, units, None if previous is None else [units_of(layer.units) for layer in previous])[
+                position
+            ]
         ),
         columns=_ranges_of(own_columns) + _ranges_of(rest),
         own_columns=len(own_columns),

@@ -21,7 +21,7 @@ from workbench.models.layer_inputs import buckets_of, rotary_tables
 from workbench.models.sharding.block import Block, Rotary, rotary_of
 from workbench.models.sharding.layout import ModelLayout, Ranges, units_of
 
-_KEPT = 8
+_MAX_TABLES = 8
 """Number of lengths whose tables are cached."""
 
 
@@ -80,7 +80,7 @@ class Run:
     rotary: rotary table of its positions for each pattern of attention.  cache: cache in which keys and values are
     stored.
     projected: the current block's number with its queries, keys and values, cached while parts of it are requested.
-    rows: further tokens of some texts, each a run of its own, instead of one sequence.
+    rows: further tokens of some texts, each a separate run, instead of one sequence.
     past: tokens in the cache before this one, if the run is a row.  biases: T5's position biases for it, by units.
     """
 
@@ -108,11 +108,11 @@ class Positions:
     def __init__(self, layout: ModelLayout, tables: tuple[Tensor | None, ...]) -> None:
         self.layout, self.tables = layout, tables
         # Closures over the arguments only: a reference cycle would keep the tables until the next garbage collection.
-        self.rotary = lru_cache(_KEPT)(lambda length: _rotary(layout, torch.arange(length)[None]))
-        self._whole_bias = lru_cache(_KEPT)(
+        self.rotary = lru_cache(_MAX_TABLES)(lambda length: _rotary(layout, torch.arange(length)[None]))
+        self._whole_bias = lru_cache(_MAX_TABLES)(
             lambda stack, ranges, length: _bias(layout, tables, stack, ranges, torch.arange(length), length)
         )
-        self._near = lru_cache(8 * _KEPT)(_near)
+        self._near = lru_cache(8 * _MAX_TABLES)(_near)
 
     def mask(self, block: Block, ranges: Ranges, run: Run, start: int, stop: int) -> Tensor | None:
         """Return the mask or bias of a block's attention for queries [start, stop).  None if there is at most

@@ -137,38 +137,38 @@ class TrainedLayer:
     def _there_all(self, connection: Connection, source: Tensor) -> Connection:
         """Return a connection whose norms are on the source's device."""
 
-        def there(norm: Norm | None) -> Norm | None:
+        def on_device(norm: Norm | None) -> Norm | None:
             if norm is None:
                 return None
             weight, shift = (
-                None if tensor is None else self._there(tensor, source) for tensor in (norm.weight, norm.shift)
+                None if tensor is None else self._on_device(tensor, source) for tensor in (norm.weight, norm.shift)
             )
             return replace(norm, weight=weight, shift=shift)
 
-        head_norms = tuple(norm for norm in map(there, connection.head_norms) if norm is not None)
-        return replace(connection, norm=there(connection.norm), head_norms=head_norms)
+        head_norms = tuple(norm for norm in map(on_device, connection.head_norms) if norm is not None)
+        return replace(connection, norm=on_device(connection.norm), head_norms=head_norms)
 
     def _project(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the product of a projection's units (or columns) [start, stop), including LoRA if present."""
         module: Any = self._layer.get_submodule(cut.module)
         base, rows = original(module), cut.rows(start, stop)
         part: Any = (slice(None), rows) if cut.is_transposed else rows
-        weight = self._there(base.weight, source, part)
-        bias = self._there(base.bias, source, rows) if cut.has_bias else None
+        weight = self._on_device(base.weight, source, part)
+        bias = self._on_device(base.bias, source, rows) if cut.has_bias else None
         product = F.linear(source, weight.T if cut.is_transposed else weight, bias)
         if base is module:
             return product
-        low = F.linear(module.lora_dropout["default"](source), self._there(module.lora_A["default"].weight, source))
+        low = F.linear(module.lora_dropout["default"](source), self._on_device(module.lora_A["default"].weight, source))
         return product + module.scaling["default"] * F.linear(
-            low, self._there(module.lora_B["default"].weight, source, rows)
+            low, self._on_device(module.lora_B["default"].weight, source, rows)
         )
 
     def _out(self, cut: Cut, source: Tensor, start: int, stop: int) -> Tensor:
         """Return the partial product of an output matrix with its inputs [start, stop)."""
         weight, columns = original(self._layer.get_submodule(cut.module)).weight, cut.rows(start, stop)
         if cut.is_transposed:
-            return F.linear(source, self._there(weight, source, columns).T)
-        return F.linear(source, self._there(weight, source, (slice(None), columns)))
+            return F.linear(source, self._on_device(weight, source, columns).T)
+        return F.linear(source, self._on_device(weight, source, (slice(None), columns)))
 
     def _connect(self, block: Block, residual: Tensor, total: Tensor) -> Tensor:
         connection = self._connections[block.kind]
@@ -181,7 +181,7 @@ class TrainedLayer:
             added = connection.add(total, residual)
         return added if block.facts.is_pre_norm else connection.normalize(added)
 
-    def _there(self, weight: Tensor, source: Tensor, part: Any = slice(None)) -> Tensor:
+    def _on_device(self, weight: Tensor, source: Tensor, part: Any = slice(None)) -> Tensor:
         """Return a part of a parameter on the source's device.  Gradients flow back to it; the copy of a frozen
         parameter is cached.
         """

@@ -162,9 +162,9 @@ class PromptEncoder:
         """Return one row for each prompt and its continuation.  All tokens of the continuation are targets."""
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.reader == "encoder_decoder":
-            read = self.encode(texts)
+            encoded = self.encode(texts)
             written = [ids[len(self.lead) :] for ids in self.encode([text.strip() for text in continuations])]
-            return [self._decoder_row(ids, targets) for ids, targets in zip(read, written, strict=True)]
+            return [self._decoder_row(ids, targets) for ids, targets in zip(encoded, written, strict=True)]
         wholes = self._plain([text + following for text, following in zip(texts, continuations, strict=True)])
         starts = [_common_prefix(prompt, full_row) for prompt, full_row in zip(self._plain(texts), wholes, strict=True)]
         return [self._causal_row(full_row, max(1, len(start))) for full_row, start in zip(wholes, starts, strict=True)]
@@ -178,12 +178,12 @@ class PromptEncoder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of whole texts, including the model's special ones.  An empty text has only those."""
-        known = self._encoded
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        cache = self._encoded
+        missing = [text for text in dict.fromkeys(texts) if text not in cache]
         rows = self.encoder.encode(missing, max_length=UNCUT) if missing else []
         encoded = {text: ids if text else [*self.lead, *self.trail] for text, ids in zip(missing, rows, strict=True)}
         # A split is encoded to see what fits, and then for its rows.
-        self._encoded = {text: encoded[text] if text in encoded else known[text] for text in texts}
+        self._encoded = {text: encoded[text] if text in encoded else cache[text] for text in texts}
         return [list(self._encoded[text]) for text in texts]
 
     def fitted(self, samples: Sequence[PromptSample], reserve: int = 0) -> list[Mapping[str, str]]:
@@ -213,8 +213,11 @@ class PromptEncoder:
         wholes = self._plain(
             [text + continuation for text, ones in zip(texts, following, strict=True) for continuation in ones]
         )
-        each = len(following[0])
-        return [max(len(ids) - 1 for ids in wholes[begin : begin + each]) for begin in range(0, len(wholes), each)]
+        num_continuations = len(following[0])
+        return [
+            max(len(ids) - 1 for ids in wholes[begin : begin + num_continuations])
+            for begin in range(0, len(wholes), num_continuations)
+        ]
 
     def _shortened(
         self, samples: Sequence[PromptSample], reserve: int, sizes: Sequence[int]
@@ -251,18 +254,18 @@ class PromptEncoder:
     def _classification(self, samples: Sequence[PromptSample], fields: Sequence[Mapping[str, str]]) -> list[EncodedRow]:
         texts = [self.prompt.fill(mine) for mine in fields]
         if self.reader == "encoder":
-            read = self.encode(texts)
+            encoded = self.encode(texts)
             return [
                 EncodedRow(ids=tuple(ids), targets=(sample.label,), first_position=0)
-                for ids, sample in zip(read, samples, strict=True)
+                for ids, sample in zip(encoded, samples, strict=True)
             ]
         targets = [(self.label_ids[sample.label],) for sample in samples]
         if self.reader == "encoder_decoder":
             return [self._decoder_row(ids, target) for ids, target in zip(self.encode(texts), targets, strict=True)]
-        read = [ids[: len(ids) - self.dropped] for ids in self._plain(texts)]
+        encoded = [ids[: len(ids) - self.dropped] for ids in self._plain(texts)]
         return [
             EncodedRow(ids=tuple(ids), targets=target, first_position=len(ids) - 1)
-            for ids, target in zip(read, targets, strict=True)
+            for ids, target in zip(encoded, targets, strict=True)
         ]
 
     def _label_ids(self) -> tuple[int, ...]:
@@ -301,8 +304,10 @@ class PromptEncoder:
 
     def _decoder_row(self, ids: Sequence[int], targets: Sequence[int]) -> EncodedRow:
         assert self.encoder.start_id is not None
-        read = (self.encoder.start_id, *self.lead, *targets[:-1])
-        return EncodedRow(ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=read)
+        decoder_ids = (self.encoder.start_id, *self.lead, *targets[:-1])
+        return EncodedRow(
+            ids=tuple(ids), targets=tuple(targets), first_position=len(self.lead), decoder_ids=decoder_ids
+        )
 
 
 def _common_prefix(first: Sequence[int], other: Sequence[int]) -> list[int]:

@@ -378,8 +378,8 @@ def choices(
             "Choose 'content_free'.",
         )
     fields = encoder.fitted(samples)
-    each = len(encoder.prompt.candidates)
-    owners = [index for index in range(len(samples)) for _ in range(each)]
+    num_candidates = len(encoder.prompt.candidates)
+    owners = [index for index in range(len(samples)) for _ in range(num_candidates)]
     following = [
         continuation
         for sample, mine in zip(samples, fields, strict=True)
@@ -391,4 +391,4 @@ def choices(
     if calibration == "content_free":
         bare = [encoder.prompt.without_content(samples[owner].fields, "") for owner in owners]
         scores = sums - target_log_likelihoods(logits_at, encoder.rows(bare, following), encoder.encoder.pad_id)[0]
-    return require_numbers(scores, "The likeliest candidates").view(len(samples), each).argmax(dim=1).tolist()
+    return require_numbers(scores, "The likeliest candidates").view(len(samples), num_candidates).argmax(dim=1).tolist()
