@@ -1,1 +1,1 @@
-"""What proves the workbench: the papers' tables and figures reproduced, and benchmarks of the workbench itself."""
+"""The evidence for the workbench: the papers' tables and figures reproduced, and benchmarks of the workbench itself."""

@@ -18,14 +18,14 @@ from workbench_studies.papers.compare.acceptance import MODEL, PROMPTS, TOKENS, 
 def main() -> None:
     """Count the right guesses of every draft; those that the file has remain."""
     path = data_folder() / "acceptances.json"
-    known = list(acceptances_in(path))
+    acceptances = list(acceptances_in(path))
     for draft in draft_names(model_layout(MODEL).stacks[-1].num_layers):
-        if any((acceptance.model, acceptance.draft) == (MODEL, draft) for acceptance in known):
+        if any((acceptance.model, acceptance.draft) == (MODEL, draft) for acceptance in acceptances):
             continue
         sys.stdout.write(f"{MODEL}: {draft}\n")
         sys.stdout.flush()
         passes = measured(MODEL, draft, TOKENS, ())["greedy"]
-        known.append(
+        acceptances.append(
             Acceptance(
                 model=MODEL,
                 draft=draft,
@@ -36,7 +36,7 @@ def main() -> None:
                 command="python -m workbench_studies.acceptances",
             )
         )
-        write_json(path, known)
+        write_json(path, acceptances)
 
 
 if __name__ == "__main__":

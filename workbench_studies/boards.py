@@ -43,7 +43,7 @@ PROMPT_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where figures were published.  date: when it was measured or the page written, or 'undated'."""
+    """The publication of figures.  date: of the measurement or of the page, or 'undated'."""
 
     title: str
     author: str
@@ -130,8 +130,8 @@ class Compared:
         none.
         """
         pairs = zip(self.deviations, self.figures, strict=True)
-        known = [deviation for deviation, figure in pairs if deviation is not None and not figure.origin]
-        return median(known) if known else None
+        deviations = [deviation for deviation, figure in pairs if deviation is not None and not figure.origin]
+        return median(deviations) if deviations else None
 
 
 def published(path: Path | None = None) -> Published:

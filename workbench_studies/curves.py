@@ -1,7 +1,7 @@
 """Measure learning curves for the adviser: `python -m workbench_studies.curves` writes data/curves.json.
 
-Each technique trains on one emulated device, which learns what any number of devices learns; the metric on the
-validation split is kept after each epoch.  Methods whose learning depends on the devices (stale gradients, rings,
+Each technique trains on one emulated device, which learns the same as any number of devices.  The metric on the
+validation split is stored after each epoch.  Methods whose learning depends on the devices (stale gradients, rings,
 samples seen by a device) have no curve.
 """
 
@@ -69,8 +69,8 @@ def main(
     # The number format of a backbone changes little in what a model learns: such combinations come last.
     jobs = sorted(combinations(JOB), key=lambda combination: "backbone_dtype" in combination[1].options)
     for name, job in jobs:
-        known = any((curve.method, curve.options) == (job.method, job.options) for curve in curves)
-        if job.method in METHODS and not known and not set(job.options) & set(DIVIDING):
+        is_measured = any((curve.method, curve.options) == (job.method, job.options) for curve in curves)
+        if job.method in METHODS and not is_measured and not set(job.options) & set(DIVIDING):
             sys.stdout.write(f"{name}\n")
             sys.stdout.flush()
             curves.append(curve(job, chosen, f"python -m workbench_studies.curves --seeds {seeds}"))

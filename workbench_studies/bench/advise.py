@@ -68,8 +68,8 @@ def setting(number: int) -> tuple[Job, Cluster]:
 def chosen(choices: Sequence[Choice], number: int) -> list[Choice]:
     """Return the first combinations and some drawn from the rest."""
     first, drawn = (2, 1) if tiny() else (FIRST, DRAWN)
-    rest = list(choices[first:])
-    return [*choices[:first], *random.Random(number).sample(rest, min(drawn, len(rest)))]
+    others = list(choices[first:])
+    return [*choices[:first], *random.Random(number).sample(others, min(drawn, len(others)))]
 
 
 Points = list[dict[str, Any]]

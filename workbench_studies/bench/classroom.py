@@ -66,21 +66,21 @@ def together(students: int, folder: Path) -> list[Report]:
         for student, report in enumerate(reports):
             _, *words = shlex.split(as_command(replace(job, seed=student), load_cluster("laptop")))
             words += ["--report", str(report), "--workdir", str(folder / f"student{student}")]
-            said = stack.enter_context((folder / f"{student}.txt").open("w+", encoding="utf-8"))
+            log_file = stack.enter_context((folder / f"{student}.txt").open("w+", encoding="utf-8"))
             run = subprocess.Popen(
                 [sys.executable, "-m", "workbench", *words],
                 env=child_environment(),
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=log_file,
             )
             stack.callback(run.wait)
             stack.callback(run.terminate)  # nothing is left if one of them fails
-            runs.append((run, said))
-        for run, said in runs:
+            runs.append((run, log_file))
+        for run, log_file in runs:
             if run.wait(MOST_S):
-                said.seek(0)
+                log_file.seek(0)
                 request = f"Runs of students on this computer were asked for, {students} at the same time."
-                raise RuntimeSetupError(request, said.read().strip()[-1000:], "Ask for fewer with --only.")
+                raise RuntimeSetupError(request, log_file.read().strip()[-1000:], "Ask for fewer with --only.")
     return [Report.read(report) for report in reports]
 
 

@@ -55,19 +55,19 @@ SOAKS = ("recovery", "serving", "serve")
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help=f"Which: {', '.join(BENCHES)}, or all.")] = "all",
+    name: Annotated[str, typer.Argument(help=f"{', '.join(BENCHES)}, or all.")] = "all",
     only: Annotated[
         str,
         typer.Option(
-            help="A part, by words such as minilm,500. "
-            + " ".join(f"Of {chosen}: {words}." for chosen, words in CHOOSING.items())
+            help="Run only the parts with these words, such as minilm,500. "
+            + " ".join(f"For {chosen}: {words}." for chosen, words in CHOOSING.items())
         ),
     ] = "",
     soak: Annotated[
         int,
         typer.Option(
-            help="Of recovery: instead, so many short runs with random faults.  Of serving: so many requests.  Of "
-            "serve: so many texts, a third at each rate of faults.",
+            help="Test with random faults instead.  For recovery: this many short runs.  For serving: this many "
+            "requests.  For serve: this many texts, a third at each rate of faults.",
             min=0,
             max=10_000_000,
         ),
@@ -75,7 +75,7 @@ def bench(
     minutes: Annotated[
         float,
         typer.Option(
-            help="For advise: start nothing new after so many minutes; the same command continues later.", min=0
+            help="For advise: start nothing new after this many minutes. The same command continues later.", min=0
         ),
     ] = 0,
     as_json: Json = False,

@@ -59,7 +59,8 @@ MBIT_PER_S: dict[Network, tuple[int, ...]] = {
     "wifi": (200,),
     "unequal": (200, 100, 50),
 }
-"""Of the devices' links, in turn; on Wi-Fi half of it remains between two equal stations, for all that send at once."""
+"""Rates of the devices' links, in turn.  On Wi-Fi two equal stations get half of it, which all that send at once share.
+"""
 DIRECT_MBIT_PER_S = 150
 """Between the last two of four or more unequal stations, which talk past the access point."""
 LONG: tuple[Network, ...] = ("slow", "unequal")
@@ -69,9 +70,9 @@ CROSSING = Spec((4, 32, 128))
 """The value that crosses a boundary: 64 KB, 1.05 ms on the switch, 5.2 ms on Wi-Fi while nobody else sends.
 Between stations of 200 and 50 Mbit/s it takes 13.1 ms."""
 GRADIENT, LARGE_GRADIENT = Spec((25_000,)), Spec((250_000,))
-"""What is summed over all devices: 100 KB, and on slow wires 1 MB."""
+"""The gradients that are summed over all devices: 100 KB, and on slow wires 1 MB."""
 LATENCIES_MS = (1, 5)
-"""Of a path, for the programs whose time is mostly latency; all others have the latency of the cluster 'laptop'."""
+"""Latencies of a path in the programs that wait mostly for latency; all others have that of the cluster 'laptop'."""
 SMALL = Spec((4, 128))
 """The value that crosses a boundary in those programs: 2 KB, 0.03 ms on the link."""
 SMALL_GEMM_S = 1e-3
@@ -89,7 +90,7 @@ SECONDS = {
     "MLPB": 9e-3,
     "ATTNB": 8e-3,
 }
-SENT = frozenset({"act", "grad", "side", "sgrad", "tile"})
+SENT_VALUES = frozenset({"act", "grad", "side", "sgrad", "tile"})
 ROUNDS = 15
 LAYERS = 4
 STEPS = 4
@@ -117,7 +118,7 @@ def costs_on(
 
     crossing: the value that crosses a boundary.  gradient: what all-reduces sum.
     """
-    nbytes = dict.fromkeys(SENT, crossing) | {"gsum": gradient}
+    nbytes = dict.fromkeys(SENT_VALUES, crossing) | {"gsum": gradient}
     return TableCosts(seconds_by_kind=seconds, bytes_by_name=nbytes, cluster=cluster, message_s=MESSAGE_S)
 
 
@@ -221,13 +222,13 @@ def measure(
     return points, [result["own_s"] for result in results]
 
 
-def run_rank(context: RankContext, given: tuple[Callable[[], dict[str, Case]], int, bool]) -> Figures:
+def run_rank(context: RankContext, payload: tuple[Callable[[], dict[str, Case]], int, bool]) -> Figures:
     """Run every program in turn; return by name this rank's (begin, end, late, paced) seconds of each round, and the
     overhead.
 
     given: what makes the programs, the number of rounds, and whether one more comes before them (see measure).
     """
-    make_cases, num_rounds, warm = given
+    make_cases, num_rounds, warm = payload
     rounds: dict[str, list[tuple[float, float, float, float]]] = {}
     with group(context, 30.0) as process_group:
         chosen = make_cases()
@@ -314,9 +315,9 @@ def cluster_of(size: int, network: Network, latency_ms: float | None = None) -> 
     laptop, rates = load_cluster("laptop"), MBIT_PER_S[network]
     devices = []
     for rank in range(size):
-        known = laptop.devices[rank % laptop.world_size]
-        link = replace(known.link, bytes_per_s=MEGABIT_BYTES * rates[rank % len(rates)])
-        devices.append(replace(known, name=f"device-{rank}", link=link))
+        device = laptop.devices[rank % laptop.world_size]
+        link = replace(device.link, bytes_per_s=MEGABIT_BYTES * rates[rank % len(rates)])
+        devices.append(replace(device, name=f"device-{rank}", link=link))
     pairs = {}
     if network == "unequal" and size >= 4:
         direct = Link(bytes_per_s=MEGABIT_BYTES * DIRECT_MBIT_PER_S, latency_s=devices[-1].link.latency_s)

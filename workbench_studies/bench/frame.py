@@ -68,12 +68,12 @@ def line_of(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items() if not isinstance(value, dict | list | tuple))
 
 
-def require_words(only: Iterable[str], known: Sequence[str]) -> None:
+def require_words(only: Iterable[str], words: Sequence[str]) -> None:
     """Raise ConfigError for a word that chooses no part of a benchmark."""
     for word in only:
-        if word not in known:
+        if word not in words:
             request = f"Only '{word}' of the benchmark was asked for."
-            raise ConfigError(request, f"There are {', '.join(known)}.", did_you_mean(word, known))
+            raise ConfigError(request, f"There are {', '.join(words)}.", did_you_mean(word, words))
 
 
 def jobs_of(name: str) -> dict[str, Job]:

@@ -167,11 +167,11 @@ def planning_point(progress: Progress) -> Figures:
     """Return the planner's seconds by Eq. 9 for each model with 48 layers, on Env. B's devices twice, and its gain over
     Algorithm 1.
     """
-    known = load_cluster("galaxy-env-b").devices
+    catalogue_devices = load_cluster("galaxy-env-b").devices
     devices = [
         replace(device, name=f"{device.name}-{copy}", memory_bytes=MEMORY_TIMES * device.memory_bytes)
         for copy in range(COPIES)
-        for device in known
+        for device in catalogue_devices
     ]
     cluster = Cluster(name="Env. B twice", devices=tuple(devices))
     points: Figures = {}

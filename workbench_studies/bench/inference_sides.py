@@ -184,10 +184,10 @@ def _compute(session: InferenceSession, holding: Holding, request: Request) -> t
         contents |= {value: request.ids for value in full.inputs[rank]}
         run = shard.begin(request.length)
         session.executor.idle()
-        done = session.executor.run(
+        outcome = session.executor.run(
             replace(program, schedule=schedule), InferenceHandlers(shard, layout, run).table(), contents
         )
-    return tuple(done.spans)
+    return tuple(outcome.spans)
 
 
 def _communicate(session: InferenceSession, holding: Holding, request: Request) -> tuple[Span, ...]:
@@ -203,10 +203,10 @@ def _communicate(session: InferenceSession, holding: Holding, request: Request) 
     }
     factor, session.pacer.factor = session.pacer.factor, 0.0
     try:
-        done = session.executor.run(program, handlers, dict.fromkeys(schedule.inputs[rank], request.ids))
+        outcome = session.executor.run(program, handlers, dict.fromkeys(schedule.inputs[rank], request.ids))
     finally:
         session.pacer.factor = factor
-    return tuple(done.spans)
+    return tuple(outcome.spans)
 
 
 def _busy(spans: tuple[Span, ...]) -> dict[int, float]:
@@ -274,8 +274,9 @@ def overlap_point(
     """For attention and feed-forward blocks of scheme 1, return the seconds overlapped and of each side alone, and the
     ratio of a layer.
 
-    A block lasts from the end of the last connection of the block before it, on any device, to the end of its own.  The
-    first layer is left out, because its tiles come from the embedding.  Computation alone is the busiest device's.
+    A block begins when the last connection of the previous block has ended on all devices, and ends when its last
+    connection has.  The first layer is left out, because its tiles come from the embedding.  Computation alone is the
+    busiest device's.
     dilation: the seconds are divided by it.
     The ratio compares both blocks together with the longer side of each.  A block's first tiles start before the last
     tiles of the block before it have ended, so a block that seems shorter makes the other seem longer.

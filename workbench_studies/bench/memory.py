@@ -156,12 +156,12 @@ def scheduled_step(model: TechniqueStage, optimizer: FlatAdamW, batch: Batch, ac
             layout=layout,
             shared=(),
         ).table()
-        left, values = Counter(uses), dict[Value, Any].fromkeys(schedule.inputs[0])
+        num_uses, values = Counter(uses), dict[Value, Any].fromkeys(schedule.inputs[0])
         for op in schedule.ops[0]:
             written = handlers[op.kind](op, tuple(values[value] for value in op.reads))
             for value in op.reads:
-                left[value] -= 1
-                if not left[value]:
+                num_uses[value] -= 1
+                if not num_uses[value]:
                     del values[value]
             values.update(zip(op.writes, written, strict=True))
             del written

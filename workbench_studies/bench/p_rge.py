@@ -194,8 +194,8 @@ def bench(
     """Return step times of each side and their ratios, with the spread over the rounds, and peak memory of child
     processes.
 
-    only: sections to measure: steps, copies (all of B kept, or made layer by layer), full (MeZO over all parameters),
-    quantized, memory; none is all.
+    only: sections to measure: steps, copies (all copies of B stored, or made layer by layer), full (MeZO over all
+    parameters), quantized, memory; none is all.
     grid: (q, E) pairs.  Every row of a batch has `length` tokens.
     Raises ConfigError for an unknown section.
     """
@@ -312,5 +312,5 @@ def _point(
     """Return a point: medians, and the ratio round by round, of the baseline's seconds and those of P-RGE."""
     slow, fast = seconds
     sides = {"against": AGAINST[section], "against_ms": 1e3 * median(slow), "prge_ms": 1e3 * median(fast)}
-    used = {"weights": weights, "execution": execution}
-    return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast), **used}
+    settings = {"weights": weights, "execution": execution}
+    return {"section": section, "q": queries, "E": batch, **sides, **ratios(slow, fast), **settings}

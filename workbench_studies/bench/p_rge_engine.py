@@ -69,12 +69,12 @@ def _point(point: Point, folder: Path, progress: Progress) -> Figures:
     trainer, eager = EngineTrainer(path, threads=THREADS), Eager(causal, config)
     engine_s, eager_s, deviations = [], [], []
     for step in range(steps):
-        given = _batch(rows, batch, step)
+        batch_of_step = _batch(rows, batch, step)
         begin = time.perf_counter()
-        engine_step = trainer.step(given, LEARNING_RATE)
+        engine_step = trainer.step(batch_of_step, LEARNING_RATE)
         between = time.perf_counter()
         assert engine_step.log is not None
-        losses = eager.step(given, engine_step.log.seeds)
+        losses = eager.step(batch_of_step, engine_step.log.seeds)
         engine_s.append(between - begin)
         eager_s.append(time.perf_counter() - between)
         deviations.append(float(np.max(np.abs(losses.numpy() / np.array(engine_step.losses) - 1))))

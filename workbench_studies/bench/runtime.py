@@ -77,8 +77,8 @@ def our_step(session: RankSession[PacPlusRankJob], compute: StageCompute, optimi
     def step() -> float:
         share = share_of(session.rank, rank_job.plan, planned, rank_job.split)
         handlers = PacPlusHandlers(compute=compute, optimizer=optimizer, epoch=0, layers=layers, **share)
-        done = session.run(programs.hybrid(planned.shape), handlers.table())
-        return float(sum(content for value, content in done.outputs.items() if value.name == "loss"))
+        outcome = session.run(programs.hybrid(planned.shape), handlers.table())
+        return float(sum(content for value, content in outcome.outputs.items() if value.name == "loss"))
 
     return step
 

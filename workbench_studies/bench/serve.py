@@ -26,7 +26,7 @@ NUM_TEXTS = 600
 RATES = (0, 200, 50)
 """A device is killed within every n-th text, unless one is away; 0: none is."""
 CLIENTS = 24
-"""More than are written together: some wait."""
+"""Number of clients: more than texts are written at a time, so some wait."""
 SAMPLES = 50
 """Readings of this process's memory."""
 LENGTHS, NEW_TOKENS = (4, 70), (3, 24)
@@ -34,7 +34,7 @@ KINDS = 8
 """Different texts, which are written in turn: one process's are computed once."""
 
 
-class Asked(NamedTuple):
+class TextRequest(NamedTuple):
     """A text to write, and what one process writes."""
 
     ids: list[int]
@@ -48,7 +48,7 @@ def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
 
     Raises AssertionError for a text that is lost, comes twice or differs from one process's.
     """
-    requests, texts = list(_asked()), soak or NUM_TEXTS
+    requests, texts = list(_text_requests()), soak or NUM_TEXTS
     ends = [texts * number // len(RATES) for number in range(len(RATES) + 1)]
     with text_service(MODEL, soak_cluster(), "auto", ends=[], say=progress, system="galaxy") as service:
         points = [
@@ -58,20 +58,22 @@ def bench(progress: Progress = print, *, soak: int = 0) -> Figures:
     return {"label": "emulated", "model": MODEL, "rates of faults": points}
 
 
-def _asked() -> Iterator[Asked]:
+def _text_requests() -> Iterator[TextRequest]:
     local, draws = load_text_model(MODEL), random.Random(0)
     for number in range(KINDS):
         ids = [draws.randrange(5, 500) for _ in range(draws.randint(*LENGTHS))]
         num_tokens = draws.randint(*NEW_TOKENS)
         sampling = Sampling(temperature=float(number % 2), top_p=0.9, seed=number)
-        yield Asked(ids, num_tokens, sampling, list(local.writer.write(ids, num_tokens, sampling)))
+        yield TextRequest(ids, num_tokens, sampling, list(local.writer.write(ids, num_tokens, sampling)))
 
 
 class _Load:
     """Clients who each ask for a text, and for the next one when they have it.  every: see RATES."""
 
-    def __init__(self, service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> None:
-        self._service, self._asked, self._count, self._every = service, requests, count, every
+    def __init__(
+        self, service: TextService, requests: list[TextRequest], count: int, every: int, progress: Progress
+    ) -> None:
+        self._service, self._requests, self._count, self._every = service, requests, count, every
         self._progress, self._draws, self._lock = progress, random.Random(every), Lock()
         self._next = 0
         self.seconds, self.first_s, self.memory = list[float](), list[float](), list[int]()
@@ -85,7 +87,7 @@ class _Load:
 
     def _ask(self) -> None:
         while (number := self._take()) < self._count:
-            text, since_s, written = self._asked[number % len(self._asked)], time.monotonic(), list[int]()
+            text, since_s, written = self._requests[number % len(self._requests)], time.monotonic(), list[int]()
             first_s, killed = 0.0, -1
             for token in self._service.writer.write(text.ids, text.num_tokens, text.sampling):
                 first_s = first_s or time.monotonic() - since_s
@@ -126,13 +128,13 @@ class _Load:
             return killed
 
 
-def _point(service: TextService, requests: list[Asked], count: int, every: int, progress: Progress) -> Figures:
+def _point(service: TextService, requests: list[TextRequest], count: int, every: int, progress: Progress) -> Figures:
     policy, load = service.policy, _Load(service, requests, count, every, progress)
-    done, again, begin_s = policy.step, policy.num_again, time.monotonic()
+    first_step, again, begin_s = policy.step, policy.num_again, time.monotonic()
     load.run()
     took_s = time.monotonic() - begin_s
-    if policy.step - done != count:
-        raise AssertionError(f"{policy.step - done} texts were written, {count} were asked for")
+    if policy.step - first_step != count:
+        raise AssertionError(f"{policy.step - first_step} texts were written, {count} were asked for")
     fifth = max(1, len(load.memory) // 5)
     return {
         "killed_in_every": every,

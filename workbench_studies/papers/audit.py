@@ -26,7 +26,7 @@ from workbench_studies.papers.result import Progress, paper_values, shipped_resu
 
 EVIDENCE = Path(__file__).parents[2] / "docs/evidence"
 WORD = r"\{[^}]*\}"
-"""Of a claim's text: what the code fills in."""
+"""A part of a claim's text that the code fills in."""
 NOT_FITTED = ("predicted", "computed", "measured")
 COLUMNS = ("paper", "item", "cell", "paper's", "ours", "unit", "deviation", "how", "note")
 HEAD = """# Replication audit
@@ -58,7 +58,7 @@ def page(results: dict[str, list[tuple[Item, Result | None]]], errata: str) -> s
         rows = re.findall(rf"^\| {re.escape(title_of(paper))} \| (.*?) \| (.*) \|$", errata, re.MULTILINE)
         if rows:
             parts.append("Where the paper contradicts itself or leaves something open ([errata](errata.md)):\n")
-            parts.append("".join(f"- {where}: {what}\n" for where, what in rows))
+            parts.append("".join(f"- {where}: {text}\n" for where, text in rows))
         parts.append("Where ours differs from the paper: [differences](differences.md).\n")
         parts += [_section(item, result) for item, result in outcomes]
         if absent := absent_of(paper):
@@ -91,15 +91,15 @@ def table(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
 def _cells(item: Item, result: Result | None) -> list[Comparison]:
     """Return an item's cells, and the printed values of its table that it compares with nothing."""
     compared = list(result.comparisons) if result is not None else []
-    known = Counter(number_text(cell.paper) for cell in compared)
+    counts = Counter(number_text(cell.paper) for cell in compared)
     try:
         values = paper_values(item.paper, item.name)
     except MissingDataError:  # a picture without printed numbers
         values = ()
     open_ones = []
     for value in values:  # an item may join labels, so a printed number counts, too
-        if known[number_text(value.value)]:
-            known[number_text(value.value)] -= 1
+        if counts[number_text(value.value)]:
+            counts[number_text(value.value)] -= 1
         else:
             open_ones.append(item.cell(tuple(value.labels.values()), value.value, None, value.unit))
     return compared + open_ones

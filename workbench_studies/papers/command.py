@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def write(
-    done: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto"
+    results: Sequence[tuple[Item, Result]], folder: Path, *, title: str, png: Literal["auto"] | bool = "auto"
 ) -> list[Path]:
     """Write results and figures under `folder`; return the files, the index first.
 
@@ -45,7 +45,7 @@ def write(
     make_folder(folder)
     written: list[Path] = []
     sections, figures = [], []
-    for item, result in done:
+    for item, result in results:
         drawn = item.draw(result)
         path = folder / f"{item.name}.json"
         write_json(path, result)
@@ -55,7 +55,7 @@ def write(
         sections.append(_section(result, drawn))
     pictures, why_none = write_pngs(figures, folder, png)
     index = folder / INDEX
-    links = _joined(Markup("<li><a href='#{}'>{}</a></li>").format(result.item, result.title) for _, result in done)
+    links = _joined(Markup("<li><a href='#{}'>{}</a></li>").format(result.item, result.title) for _, result in results)
     contents = Markup("<nav aria-label='Contents'><ul>{}</ul></nav>").format(links)
     note = Markup("<p>{}</p>").format(why_none) if why_none else ""
     write_text(index, page(title, _joined([note, contents, *sections])))
@@ -152,17 +152,17 @@ QUICK_DRAWS = 2
 def reproduce(
     paper: Annotated[
         str | None,
-        typer.Argument(help=f"Which: {', '.join(PAPERS)}; or {COMPARE}, all together. Without: a list of all."),
+        typer.Argument(help=f"{', '.join(PAPERS)}, or {COMPARE} for all together. Without a name: a list."),
     ] = None,
     items: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[TABLE|FIGURE]...",
-            help="'table5', 'Table V', 'fig13', 'Fig. 13'; without any, all that are simulated or computed.",
+            help="Such as table5, 'Table V', fig13 or 'Fig. 13'. Without a name: all that are simulated or computed.",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Those too that execute and take long.")] = False,
-    names: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also run those that execute and take long.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for JSON and figures (default: figures/reproduce/PAPER).")
     ] = None,
@@ -174,27 +174,27 @@ def reproduce(
     kept: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where trainings and solved clusters are kept and found again.", show_default="the cache"
+            help="Folder in which results of trainings and of solvers are stored for reuse.", show_default="the cache"
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, for those that execute.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Number of seeds, for those that execute.")] = 3,
     draws: Annotated[
-        int, typer.Option(min=1, max=MOST_DRAWS, help="How many random clusters, for those that draw them.")
+        int, typer.Option(min=1, max=MOST_DRAWS, help="Number of random clusters, for those that use them.")
     ] = DRAWS,
     limit_s: Annotated[
-        float, typer.Option("--limit", min=0.1, max=3600, help="A solver's seconds for each, for those that have one.")
+        float, typer.Option("--limit", min=0.1, max=3600, help="Seconds for the solver, for those that have one.")
     ] = LIMIT_S,
-    quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Execute with a tiny model, as a test.")] = False,
     as_json: Json = False,
 ) -> None:
     """Reproduce a paper's tables and figures: its numbers, ours, the deviation and why."""
     if paper is None:
         of_all = {each: items_of(each) for each in (*PAPERS, COMPARE)}
         if as_json:
-            print_json({each: _listed(known) for each, known in of_all.items()})
+            print_json({each: _listed(paper_items) for each, paper_items in of_all.items()})
             return
-        for each, known in of_all.items():
-            _show_list(each, known)
+        for each, paper_items in of_all.items():
+            _show_list(each, paper_items)
         print_text("Next        workbench reproduce PAPER (all that is simulated or computed), or PAPER and a name")
         return
     items_of_paper = items_of(paper)
@@ -235,13 +235,13 @@ def reproduce(
         limit_s=limit_s,
         progress=say,
     )
-    done: list[tuple[Item, Result]] = []
+    results: list[tuple[Item, Result]] = []
     failed: list[tuple[Item, WorkbenchError]] = []
     for item in {item.name: item for item in chosen}.values():
         say(f"{item.name}: {item.title} ({item.source})")
         try:
             result = item.run(settings)
-            done.append(
+            results.append(
                 (
                     item,
                     replace(result, environment=_environment(settings))
@@ -255,15 +255,15 @@ def reproduce(
             failed.append((item, error))  # the others are still worth having
         else:
             if not as_json:
-                show(done[-1][1])
+                show(results[-1][1])
     files = write(
-        done,
+        results,
         folder,
         title="All methods together" if paper == COMPARE else f"{title_of(paper)}: the paper's numbers and ours",
         png=png if png == "auto" else png == "yes",
     )
     if as_json:
-        print_json({item.name: _as_json(result) for item, result in done})
+        print_json({item.name: _as_json(result) for item, result in results})
     else:
         print_text(f"{len(files)} files; open {files[0]}")
     for item, reason in failed:
@@ -308,16 +308,16 @@ def _show_table(table: Table) -> None:
     print_table(table.title, table.columns, ([number_text(cell) for cell in row] for row in table.rows))
 
 
-def _show_list(paper: str, known: tuple[Item, ...]) -> None:
+def _show_list(paper: str, paper_items: tuple[Item, ...]) -> None:
     print_table(
         f"What can be reproduced of {'all methods together' if paper == COMPARE else title_of(paper)} ({paper})",
         ("name", "what", "how"),
-        ((item.name, item.title, item.how) for item in known),
+        ((item.name, item.title, item.how) for item in paper_items),
     )
 
 
-def _listed(known: tuple[Item, ...]) -> dict[str, dict[str, object]]:
-    return {item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in known}
+def _listed(paper_items: tuple[Item, ...]) -> dict[str, dict[str, object]]:
+    return {item.name: {"title": item.title, "source": item.source, "trains": item.trains} for item in paper_items}
 
 
 def _as_json(result: Result) -> dict[str, object]:

@@ -35,8 +35,8 @@ from workbench_studies.papers.result import (
 if TYPE_CHECKING:  # plotly is slow to import, and a list of items does not need it
     from workbench.plots.export import Captioned
 
-# To add a paper: add a package of its name here, with functions named like its items, and items.toml and the values
-# beside them.
+# To add a paper: add a package with its name here.  It has functions named like its items, items.toml and the paper's
+# values.
 PAPERS = ("pac_plus", "galaxy_plus", "p_rge", "ringada", "confidant")
 COMPARE = "compare"
 """All methods next to each other: a folder like a paper's, without a paper's values."""
@@ -203,33 +203,38 @@ class Item:
         words: for the texts.
         """
 
-        def said(text: str) -> str:
+        def formatted(text: str) -> str:
             return text.format(**self.words, **words)
 
         def table(name: str, rows: Rows) -> Table:
             text = SENSITIVITY if name == "sensitivity" else self.tables[name]
             more = self.scores if name == "sensitivity" else (columns or {}).get(name, ())
-            titles = tuple(map(said, (*text.columns, *more)))
-            return Table(title=said(text.title), columns=titles, rows=tuple(map(tuple, rows)), note=said(text.note))
+            titles = tuple(map(formatted, (*text.columns, *more)))
+            return Table(
+                title=formatted(text.title),
+                columns=titles,
+                rows=tuple(map(tuple, rows)),
+                note=formatted(text.note),
+            )
 
         return Result(
             item=self.name,
-            title=said(self.heading),
+            title=formatted(self.heading),
             paper_section=self.section,
             source=self.source,
             label_columns=self.label_columns,
             comparisons=tuple(comparisons),
             tables=tuple(table(name, rows) for name, rows in (tables or {}).items()),
             checks=(*(self.check(name, true, **words) for name, true in (holds or {}).items()), *checks),
-            findings=tuple(map(said, self.findings.values()) if findings is None else findings),
-            explanation=tuple(map(said, self.explanation)),
+            findings=tuple(map(formatted, self.findings.values()) if findings is None else findings),
+            explanation=tuple(map(formatted, self.explanation)),
             series=series or {},
         )
 
 
-def _called(function: Callable[..., Any], **given: Any) -> Any:
+def _called(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function with the values that it takes, by their names."""
-    return function(**{name: given[name] for name in signature(function).parameters})
+    return function(**{name: arguments[name] for name in signature(function).parameters})
 
 
 def each_cell(ours: Callable[..., Number]) -> Callable[[Item], Result]:
@@ -296,8 +301,8 @@ def columns_in_order(
 
 def items_of(paper: str) -> tuple[Item, ...]:
     """Return a paper's items.  Raises ConfigError for an unknown paper."""
-    known = (*PAPERS, COMPARE)
-    check_choice("paper", paper, known)
+    names = (*PAPERS, COMPARE)
+    check_choice("paper", paper, names)
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
     shared = {"paper": paper} | written.pop("paper")

@@ -18,7 +18,7 @@ Source = Literal["simulated", "executed", "computed"]
 Kind = Literal["fitted", "upper bound", "lower bound", "predicted", "computed", "measured", "quick trial"]
 OOM = "OOM"
 DRAWS, LIMIT_S = 100, 6.0
-"""Random clusters, and a solver's seconds for each, if no others are asked for."""
+"""Defaults: the number of random clusters, and a solver's seconds for each."""
 Number = float | str | None  # a number, a word such as OOM or [2-1-1], or nothing
 Row = tuple[Number, ...]
 Cells = dict[tuple[str, ...], Any]
@@ -28,7 +28,7 @@ Record = dict[str, Any]
 Series = dict[str, tuple[tuple[float, float], ...]]
 """Lines: their points by name."""
 Progress = Callable[[str], None]
-"""What a line about the progress is given to."""
+"""Called with each line about the progress."""
 T = TypeVar("T")
 FIXED = ("value", "unit", "source")
 """The last columns of a table's file."""
@@ -40,10 +40,10 @@ class Comparison:
 
     labels: identify the value, under Result.label_columns.  paper: None if the paper gives none.  ours: None if we have
     none.
-    kind: 'fitted' if our constants were fitted to this value, 'predicted' if constants fitted elsewhere give it,
-    'upper bound' or 'lower bound' if ours is one, which the note names, 'computed' from sizes alone, 'measured' by an
-    executed run; 'quick trial' if a tiny model ran in place of the paper's, only to see that the code works: such a
-    value is compared with nothing.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) for a
+    kind: 'fitted': our constants were fitted to this value.  'predicted': constants fitted elsewhere give it.  'upper
+    bound', 'lower bound': ours is a bound, which the note names.  'computed': from sizes only.  'measured': by an
+    executed run.  'quick trial': a tiny model ran in place of the paper's, only to test the code; such a value is not
+    compared.  deviation_in: 'percent' of the paper's value, or 'points' (ours - paper) for a
     value that is a percentage itself.
     """
 
@@ -193,7 +193,7 @@ class Settings:
     progress: Progress = lambda line: None
 
     def remember(self, name: str, kind: type[T], make: Callable[[], T]) -> T:
-        """Return what an earlier call has kept in a file of the work folder, or make it and keep it there."""
+        """Return the result that an earlier call stored in a file of the work folder, or compute and store it."""
         return load_or_compute(None if self.workdir is None else self.workdir / name, kind, make)
 
 

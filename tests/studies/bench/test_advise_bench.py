@@ -37,10 +37,10 @@ def point(number: int, predicted_s: float, measured_s: float | None, is_first: b
 
 def test_what_did_not_run_is_no_part_of_the_figures() -> None:
     points = [point(0, 1.0, 1.1, True), point(0, 2.0, 1.8), point(0, 3.0, None)]
-    found = bench.summed_up([*points, point(1, 1.0, 1.2, True), point(1, 1.1, 1.0), point(2, 1.0, 1.0)])
-    assert [setting["first_over_best"] for setting in found["settings"]] == [1.0, 1.2]
-    assert found["first_within_5_percent"] == 1 and found["worst_first_over_best"] == 1.2
-    assert found["median_deviation"] == pytest.approx(0.1) and found["settings"][0]["executed"] == 2
+    result = bench.summed_up([*points, point(1, 1.0, 1.2, True), point(1, 1.1, 1.0), point(2, 1.0, 1.0)])
+    assert [setting["first_over_best"] for setting in result["settings"]] == [1.0, 1.2]
+    assert result["first_within_5_percent"] == 1 and result["worst_first_over_best"] == 1.2
+    assert result["median_deviation"] == pytest.approx(0.1) and result["settings"][0]["executed"] == 2
     assert bench.summed_up([])["median_deviation"] is None
 
 
@@ -63,10 +63,10 @@ def test_an_interrupted_bench_goes_on_and_repeats_what_a_busy_host_spoilt(
     with pytest.raises(KeyboardInterrupt):
         bench.bench(str, path=path)
     assert [combination["what"] for combination in json.loads(path.read_text())["combinations"]] == ["a", "b"]
-    whole = bench.bench(str, path=path)
-    assert ran == ["a", "b", "b", "c"] and all(combination["valid"] for combination in whole["combinations"])
-    assert json.loads(path.read_text()) == json.loads(json.dumps(whole))
-    assert bench.bench(str, path=path)["combinations"] == whole["combinations"] and len(ran) == 4
-    told: list[str] = []
-    assert bench.bench(told.append, minutes=1e-9, path=tmp_path / "other.json")["combinations"] == []
-    assert "goes on" in told[0]
+    reference = bench.bench(str, path=path)
+    assert ran == ["a", "b", "b", "c"] and all(combination["valid"] for combination in reference["combinations"])
+    assert json.loads(path.read_text()) == json.loads(json.dumps(reference))
+    assert bench.bench(str, path=path)["combinations"] == reference["combinations"] and len(ran) == 4
+    messages: list[str] = []
+    assert bench.bench(messages.append, minutes=1e-9, path=tmp_path / "other.json")["combinations"] == []
+    assert "goes on" in messages[0]

@@ -43,11 +43,11 @@ def can_run(found: dict[str, Case], count: int) -> None:
 
 def test_on_shared_air_all_wait_for_all() -> None:
     """An incast of 8 messages from each of 5 devices takes the air of 40; every device's part of a ring, too."""
-    found = cases(6, "wifi")
+    result = cases(6, "wifi")
     message_s = CROSSING.nbytes / 12.5e6
-    incast_s = simulate(found["incast"].program, memory=False).makespan_s
+    incast_s = simulate(result["incast"].program, memory=False).makespan_s
     assert incast_s == pytest.approx(2 * SECONDS["F"] + 40 * message_s, rel=0.01)
-    assert cases(2)["1F1B"].program.air is None and found["incast"].program.air is not None
+    assert cases(2)["1F1B"].program.air is None and result["incast"].program.air is not None
 
 
 def test_unequal_stations_take_longer_and_some_of_them_talk_directly() -> None:
@@ -73,8 +73,8 @@ def test_on_slow_wires_bytes_decide() -> None:
 
 @pytest.mark.parametrize("latency_ms", LATENCIES_MS)
 def test_programs_of_small_messages_mostly_wait_for_latency(latency_ms: int) -> None:
-    found = cases(2)
-    ring, chain = (found[f"{name}, {latency_ms} ms"] for name in ("ring of many tiles", "forward-only chain"))
+    result = cases(2)
+    ring, chain = (result[f"{name}, {latency_ms} ms"] for name in ("ring of many tiles", "forward-only chain"))
     seconds = [max(span.end_s for span in simulate(case.program).spans) for case in (ring, chain)]
     assert seconds[0] >= TILES * latency_ms / 1e3, "each device passes its tiles on one after the other"
     assert seconds[1] == pytest.approx((MICRO_BATCHES + 1) * SECONDS["F"] + latency_ms / 1e3, abs=2e-4)

@@ -34,11 +34,11 @@ def prices() -> SequencePrice:
 def test_words_restrict_the_points() -> None:
     """Words of one kind are alternatives; a kind of which none is named has all; an unknown word is answered with those
     that there are."""
-    whole = Selection.of(())
+    reference = Selection.of(())
     chosen = Selection.of(("minilm", "125", "1000", "latency"))
     assert (chosen.models, chosen.mbit_per_s, chosen.parts) == (("MiniLM",), (125, 1000), ("latency",))
     assert chosen.clusters == ("homogeneous", "heterogeneous")
-    assert (whole.models, whole.mbit_per_s) == (MODELS, MBIT_PER_S)
+    assert (reference.models, reference.mbit_per_s) == (MODELS, MBIT_PER_S)
     with pytest.raises(ConfigError, match="bert-base, homogeneous"):
         Selection.of(("roberta",))
 

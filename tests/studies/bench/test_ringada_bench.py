@@ -63,12 +63,14 @@ def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
         )
 
     sides = {"RingAda": side(2.0, 0), "PipeAdapter": side(3.0), "PipeAdapter stashing": side(1.0), "Single": side(6.0)}
-    found = {row["side"]: row for row in side_table("equal,125", sides)}
-    assert found["Single"]["over_RingAda"] == 3.0 and found["PipeAdapter"]["over_RingAda"] == 1.5
-    assert found["RingAda"]["over_simulated"] == 1.5 and found["RingAda"]["over_bound"] == 2.0
-    assert found["RingAda"]["step_off"] == 0.5 and found["RingAda"]["step_off_p95"] == 1.0
+    results = {row["side"]: row for row in side_table("equal,125", sides)}
+    assert results["Single"]["over_RingAda"] == 3.0 and results["PipeAdapter"]["over_RingAda"] == 1.5
+    assert results["RingAda"]["over_simulated"] == 1.5 and results["RingAda"]["over_bound"] == 2.0
+    assert results["RingAda"]["step_off"] == 0.5 and results["RingAda"]["step_off_p95"] == 1.0
     assert (
-        found["Single"]["spread"] == "3.00-3.00" and found["Single"]["MB_measured"] == 7.0 and found["Single"]["valid"]
+        results["Single"]["spread"] == "3.00-3.00"
+        and results["Single"]["MB_measured"] == 7.0
+        and results["Single"]["valid"]
     )
     [row] = depth_table("equal,125", sides)
     assert (
@@ -83,18 +85,18 @@ def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
 
 
 def test_a_scheme_that_trains_all_layers_pays_for_them_and_reaches_the_loss_sooner() -> None:
-    made, size = made_up_report.report(), 800
-    layers = made.plan.num_layers
+    result, size = made_up_report.report(), 800
+    layers = result.plan.num_layers
 
     def side(seconds: list[float]) -> Side:
         """Take these seconds for a mini-batch, by trained layers."""
-        step = replace(made.steps[0], samples=made.job.batch_size, predicted_s=1.0)
+        step = replace(result.steps[0], samples=result.job.batch_size, predicted_s=1.0)
         steps = [replace(step, measured_s=one, lowest_trained=layers - depth - 1) for depth, one in enumerate(seconds)]
-        return Side(reports=[replace(made, steps=tuple(steps))], watched=[[]], busiest_s=1.0, peaks={})
+        return Side(reports=[replace(result, steps=tuple(steps))], watched=[[]], busiest_s=1.0, peaks={})
 
     single = replace(side([3.0]).reports[0].steps[0], lowest_trained=None)
     sides = {"RingAda": side([1.0] * layers), "Single": side([3.0])}
-    sides["Single"] = replace(sides["Single"], reports=[replace(made, steps=(single,))])
+    sides["Single"] = replace(sides["Single"], reports=[replace(result, steps=(single,))])
     own = [Curve(losses=(0.5, 0.3), scores=(60.0, 70.0 + seed), test={}) for seed in (0, 1, 2)]
     other = [Curve(losses=(0.3, 0.1), scores=(65.0, 90.0), test={}) for _ in (0, 1, 2)]
     ring, all_at_once = loss_table("equal,1000", sides, {"RingAda": own, "Single": other})

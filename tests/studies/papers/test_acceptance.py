@@ -24,6 +24,6 @@ def test_a_trial_counts_guesses_and_a_share_is_that_of_the_right_ones() -> None:
     trial = item.run(Settings(quick=True, seeds=(0,)))
     assert [row[0] for row in trial.tables[0].rows] == [draft for draft in QUICK_DRAFTS for _ in range(2)]
     one = {"count": 10.0, "tokens": 25.0, "right": 15.0, "wrong": 5.0}
-    made = compared(item, {"int4": {"greedy": one}}, model="m", tokens=4)
-    assert made.tables[0].rows == (("int4", "greedy", 15.0, 20.0, 0.75, 2.5),)
-    assert "int4 75%" in made.findings[0]
+    result = compared(item, {"int4": {"greedy": one}}, model="m", tokens=4)
+    assert result.tables[0].rows == (("int4", "greedy", 15.0, 20.0, 0.75, 2.5),)
+    assert "int4 75%" in result.findings[0]

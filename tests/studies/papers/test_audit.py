@@ -24,8 +24,8 @@ def values_of(paper: str, item: str) -> tuple[PaperValue, ...]:
 
 def test_every_claim_of_every_item_is_in_the_audit():
     items = [item for paper in PAPERS for item in items_of(paper)]
-    found = re.findall(r"`workbench reproduce (\w+ [\w-]+)`(.*?)(?=^##|\Z)", AUDIT, re.MULTILINE | re.DOTALL)
-    sections = dict(found)
+    results = re.findall(r"`workbench reproduce (\w+ [\w-]+)`(.*?)(?=^##|\Z)", AUDIT, re.MULTILINE | re.DOTALL)
+    sections = dict(results)
     assert set(sections) == {f"{item.paper} {item.name}" for item in items}
     missing = []
     for item in items:
@@ -41,13 +41,13 @@ def test_every_claim_of_every_item_is_in_the_audit():
 def test_every_printed_value_is_in_the_table():
     with (EVIDENCE / "audit.csv").open(encoding="utf-8", newline="") as file:
         printed = Counter((row["paper"], row["item"], row["paper's"]) for row in csv.DictReader(file))
-    wanted = Counter(
+    expected = Counter(
         (item.paper, item.name, number_text(value.value))
         for paper in PAPERS
         for item in items_of(paper)
         for value in values_of(paper, item.name)
     )
-    assert wanted - printed == Counter() and wanted.total() > 1000
+    assert expected - printed == Counter() and expected.total() > 1000
 
 
 def test_an_item_without_a_result_lists_its_claims_and_values_as_open():

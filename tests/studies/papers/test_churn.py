@@ -12,19 +12,19 @@ import pytest
 from workbench.core.device_faults import Fault
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.churn import (
-    AWAY,
     BOARD,
     CLASSROOM,
     COUNT,
     NEVER,
+    SHARE_AWAY,
     START_S,
     STAYS_S,
     WAYS,
     Draw,
     exponential,
     length_s,
+    present_s,
     run,
-    there,
     undisturbed,
 )
 from workbench_studies.papers.compare.churn_executed import EXECUTED_STAYS_S, EXECUTED_WAYS, Point, Run, compared
@@ -35,10 +35,10 @@ from workbench_studies.papers.result import shipped_result
 
 @pytest.mark.parametrize("way", ["P-RGE", "LoRA, pipeline", "Confidant"])
 def test_without_churn_the_coordinator_does_what_the_plain_prediction_says(way: str) -> None:
-    made, plain = run(way, 2, BOARD, NEVER, 100.0), undisturbed(way, 2, BOARD, 100.0)
-    assert made.changes == 0 and made.present == 1
-    assert made.rate == pytest.approx(plain, rel=0.02 if way != "Confidant" else 0.2)  # whole windows of mini-batches
-    assert made.lost_s < 1 or way == "Confidant"
+    result, plain = run(way, 2, BOARD, NEVER, 100.0), undisturbed(way, 2, BOARD, 100.0)
+    assert result.changes == 0 and result.present == 1
+    assert result.rate == pytest.approx(plain, rel=0.02 if way != "Confidant" else 0.2)  # whole windows of mini-batches
+    assert result.lost_s < 1 or way == "Confidant"
 
 
 @pytest.mark.parametrize("way", ["P-RGE", "LoRA, data parallel"])
@@ -58,16 +58,20 @@ def test_devices_are_there_as_long_as_the_distributions_say() -> None:
     """Short stays are merged into absences, because a device that starts computes nothing."""
     end_s = 400_000.0
     for stay_s in (30.0, 300.0):
-        shares = there(exponential(stay_s).faults(COUNT, end_s, 0), COUNT, end_s)
+        shares = present_s(exponential(stay_s).faults(COUNT, end_s, 0), COUNT, end_s)
         assert sum(shares.values()) == pytest.approx(1) and set(shares) == set(range(COUNT + 1))
-        assert sum(count * share for count, share in shares.items()) / COUNT == pytest.approx(1 / (1 + AWAY), abs=0.01)
-        assert shares[COUNT] == pytest.approx((1 / (1 + AWAY)) ** COUNT, abs=0.01)  # they come and go independently
+        assert sum(count * share for count, share in shares.items()) / COUNT == pytest.approx(
+            1 / (1 + SHARE_AWAY), abs=0.01
+        )
+        assert shares[COUNT] == pytest.approx(
+            (1 / (1 + SHARE_AWAY)) ** COUNT, abs=0.01
+        )  # they come and go independently
     away = exponential(10.0).absences(Random(1), end_s)
     assert all(begin_s - back_s >= START_S for (_, back_s), (begin_s, _) in pairwise(away))
-    assert fmean(back_s - begin_s for begin_s, back_s in away) > AWAY * 10.0
+    assert fmean(back_s - begin_s for begin_s, back_s in away) > SHARE_AWAY * 10.0
     called = [CLASSROOM.absences(Random(seed), 300.0) for seed in range(300)]
     assert 0.5 < fmean(any(begin < 170 < back for begin, back in one) for one in called) < 0.75  # the teacher's call
-    assert there((Fault(kind="kill", rank=0, start=1.0, end=3.0),), 2, 4.0) == {2: 0.5, 1: 0.5}
+    assert present_s((Fault(kind="kill", rank=0, start=1.0, end=3.0),), 2, 4.0) == {2: 0.5, 1: 0.5}
 
 
 def test_what_ships_is_simulated_again_and_drawn() -> None:

@@ -39,9 +39,9 @@ def test_the_shipped_points_are_those_of_the_code(labels):
         row for row in result.tables[0].records if (row["task"], row["model"], row["boards"], row["Mbit/s"]) == labels
     ]
     task, model, count, rate = labels
-    made = point(task, model, count, rate)
-    assert (row["best way"], row["decides"]) == (made.way, made.term)
-    assert row["speedup"] == pytest.approx(made.speedup)
+    outcome = point(task, model, count, rate)
+    assert (row["best way"], row["decides"]) == (outcome.way, outcome.term)
+    assert row["speedup"] == pytest.approx(outcome.speedup)
 
 
 def test_the_picture_has_a_panel_for_each_task_and_number_of_boards():

@@ -98,13 +98,13 @@ def test_goodput_by_hand_and_its_findings() -> None:
     assert len(result.comparisons) == 56 and all(
         0 <= float(comparison.ours or 0) <= 100 for comparison in result.comparisons
     )
-    found = {comparison.labels: float(comparison.ours or 0) for comparison in result.comparisons}
-    assert found["passive", "constant", "600"] < found["none", "constant", "600"]  # backups cost more than losses
+    results = {comparison.labels: float(comparison.ours or 0) for comparison in result.comparisons}
+    assert results["passive", "constant", "600"] < results["none", "constant", "600"]  # backups cost more than losses
     for way in (
         "proactive: all on notice",
         "passive",
     ):  # runs begin in the morning, when devices leave more often than in the mean
-        assert found[way, "diurnal", "2"] < found[way, "constant", "2"]
+        assert results[way, "diurnal", "2"] < results[way, "constant", "2"]
     [drawn] = find_item("confidant", result.item).draw(result)
     assert len(drawn.figure.data) == 8 and sum(line.line.dash == "dash" for line in drawn.figure.data) == 4
 

@@ -132,10 +132,10 @@ def test_placements_are_all_cuts_and_orders():
     sizes = dict.fromkeys(("frozen_bytes", "trainable_bytes"), 0)
     layer = LayerProfile(name="layer", times=dict.fromkeys("FB", grid(1.0, 2.0)), output_bytes=Bytes(5), **sizes)
     profile = Profile(model="four", method="full", source="analytic", layers=((layer,) * 4,) * 3)
-    found = list(placements(profile, cluster_of(3, memory_bytes=1, bytes_per_s=10.0), samples=2, tokens=1))
+    results = list(placements(profile, cluster_of(3, memory_bytes=1, bytes_per_s=10.0), samples=2, tokens=1))
     # One device: 3.  Two: 6 orders and 3 cuts.  Three: 6 orders and 3 cuts.
-    assert len(found) == len({(one.ranks, one.cuts) for one in found}) == 3 + 18 + 18
-    [one] = [one for one in found if (one.ranks, one.cuts) == ((2, 0), (0, 1, 4))]
+    assert len(results) == len({(one.ranks, one.cuts) for one in results}) == 3 + 18 + 18
+    [one] = [one for one in results if (one.ranks, one.cuts) == ((2, 0), (0, 1, 4))]
     assert (one.f, one.i, one.w, one.up, one.down) == ((2.0, 6.0), (1.0, 3.0), (1.0, 3.0), (1.0,), (0.0,))
     assert one.pace(10) == 120.0
 
@@ -178,5 +178,5 @@ def test_the_shipped_clusters_are_those_of_the_code_and_the_picture_has_a_box_fo
 
 def _seconds_of(seed: int) -> dict[str, float]:
     problem = random_problem(seed)
-    found = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
-    return method_seconds(problem, found)
+    results = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
+    return method_seconds(problem, results)

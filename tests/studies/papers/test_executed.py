@@ -152,8 +152,8 @@ def test_scores_and_paired_tests():
     )
 
     def guess(share):
-        wanted = (label if draw.random() < share else 1 - label for label in labels)
-        return tuple((1.0, 0.0) if answer == 0 else (0.0, 1.0) for answer in wanted)
+        expected = (label if draw.random() < share else 1 - label for label in labels)
+        return tuple((1.0, 0.0) if answer == 0 else (0.0, 1.0) for answer in expected)
 
     perfect = guess(1.0)
     assert score(task, perfect, labels) == 100.0 and answers(task, perfect) == list(labels)
@@ -207,9 +207,9 @@ def test_frozen_pairs_are_scored_with_nothing_trained_and_with_heads(data):
     item = find_item("pac_plus", "pairs")
     result = item.run(Settings(quick=True, seeds=(0,), data=data))
     assert len(result.comparisons) == 7 and all(figure.figure.data for figure in item.draw(result))
-    told = {(row[0], row[1]) for row in result.tables[0].rows}
+    messages = {(row[0], row[1]) for row in result.tables[0].rows}
     ways = {(title, way) for title in ("STS-B", "MRPC") for way in pairs.WORDS.values()}
-    assert told == ways - {("STS-B", pairs.FREQUENT)}
+    assert messages == ways - {("STS-B", pairs.FREQUENT)}
 
 
 @pytest.mark.parametrize("name", pairs.PAIRS)

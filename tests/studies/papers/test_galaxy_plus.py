@@ -51,10 +51,10 @@ def test_table_v_was_read_whole():
 
 
 def test_table_i_is_bound_by_memory_and_gb_are_2_30_bytes():
-    made = {comparison.labels: comparison for comparison in computed("galaxy_plus", "table1").comparisons}
-    assert made["Bert-L", counted.PI].kind == "predicted"
-    assert abs(made["Bert-L", counted.PI].deviation) < 15
-    assert made["GPT2-L", counted.MEMORY].ours == pytest.approx(2.89, abs=0.02)
+    results = {comparison.labels: comparison for comparison in computed("galaxy_plus", "table1").comparisons}
+    assert results["Bert-L", counted.PI].kind == "predicted"
+    assert abs(results["Bert-L", counted.PI].deviation) < 15
+    assert results["GPT2-L", counted.MEMORY].ours == pytest.approx(2.89, abs=0.02)
     [table] = [table for table in computed("galaxy_plus", "table1").tables if "every token" in table.title]
     assert all(row[3] < 1 and row[5] < 1.05 for row in table.rows), (
         "Table I's latency per token would leave nothing to gain"
@@ -81,9 +81,9 @@ def test_table_v_floors():
 
 def test_constants_were_fitted_on_env_a_where_they_are_best():
     def error(**changes: float) -> float:
-        made = speedups.cells(replace(CONSTANTS, **changes))
+        result = speedups.cells(replace(CONSTANTS, **changes))
         cells = [
-            (made[labels], value)
+            (result[labels], value)
             for labels, value in PAPER.items()
             if labels[1] == "Env. A" and isinstance(value, float)
         ]
@@ -124,8 +124,8 @@ def test_a_sequence_by_extrapolation_takes_as_long_as_all_its_layers():
         mixed = replace(plan, schemes=(2, 2, *(1,) * (costs.num_layers - 2)))
         pipeline = run_system(CONSTANTS, model, environment, EDGESHARD).plan
         for each in (plan, mixed, pipeline, run_system(CONSTANTS, model, environment, MEGATRON).plan):
-            whole = priced.timeline(each).makespan_s
-            assert priced(each) == pytest.approx(whole, rel=1e-5), (model, each.paradigm, each.schemes)
+            reference = priced.timeline(each).makespan_s
+            assert priced(each) == pytest.approx(reference, rel=1e-5), (model, each.paradigm, each.schemes)
 
 
 def test_printed_overlap_lies_between_its_parts_and_nothing_overlapped():
@@ -167,9 +167,11 @@ def test_fig_13_opt_xl_fits_on_the_cards_only():
 
 def test_scaling_is_predicted_within_a_fifth():
     for name in ("fig14", "fig15"):
-        told = [comparison for comparison in computed("galaxy_plus", name).comparisons if comparison.paper is not None]
-        assert len(told) == 2
-        for one in told:
+        messages = [
+            comparison for comparison in computed("galaxy_plus", name).comparisons if comparison.paper is not None
+        ]
+        assert len(messages) == 2
+        for one in messages:
             assert one.kind == "predicted"
             assert one.ours == pytest.approx(one.paper, rel=0.2)
 
@@ -185,31 +187,31 @@ def test_fig_16_executed_is_told_from_its_reports():
     assert [device.name for device in on.devices] == ["rpi-l-0", "rpi-l-1", "rpi-m"]
     fast = with_devices(on, flops_per_s=lambda one: 2e10 * one.host_share)
     spike = Fault(kind="slow", rank=1, start=5.0, factor=4.0)
-    found = load_spike_simulated(
+    result = load_spike_simulated(
         analytic_inference("all-MiniLM-L6-v2", fast), fast, spike, until_s=16.0, length=128, noise=0.0
     )
-    made = straggler.result_of(item, found, "all-MiniLM-L6-v2", 128)
-    assert failing(made) == [] and "0 differ from the local model's" in made.findings[1]
-    assert (found.restored_s("exclude") or 100.0) <= 5 and made.findings[0].endswith("s after the load.")
-    assert made.findings[2].startswith("The host kept")
-    assert all(comparison.kind == "measured" for comparison in made.comparisons)
-    lost = replace(found.reports["exclude"], valid=False, overrun_share=0.3)
+    outcome = straggler.result_of(item, result, "all-MiniLM-L6-v2", 128)
+    assert failing(outcome) == [] and "0 differ from the local model's" in outcome.findings[1]
+    assert (result.restored_s("exclude") or 100.0) <= 5 and outcome.findings[0].endswith("s after the load.")
+    assert outcome.findings[2].startswith("The host kept")
+    assert all(comparison.kind == "measured" for comparison in outcome.comparisons)
+    lost = replace(result.reports["exclude"], valid=False, overrun_share=0.3)
     again = straggler.result_of(
-        item, replace(found, reports=found.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128
+        item, replace(result, reports=result.reports | {"exclude": lost}), "all-MiniLM-L6-v2", 128
     )
     assert again.findings[2] == "The host did not keep the emulated devices' times: 30.0% late.", "a busy host is told"
-    assert [captioned.name for captioned in item.draw(made)] == ["fig16-executed", "fig16-executed-utilisation"]
+    assert [captioned.name for captioned in item.draw(outcome)] == ["fig16-executed", "fig16-executed-utilisation"]
 
 
 @pytest.mark.slow
 def test_fig_16_executed_runs_quickly_to_its_end():
     item = find_item("galaxy_plus", "fig16-executed")
-    made = straggler.fig16_executed(item, Settings(quick=True))
-    assert [comparison.kind for comparison in made.comparisons] == ["measured"] * 4 and all(
-        comparison.ours > 0 for comparison in made.comparisons
+    result = straggler.fig16_executed(item, Settings(quick=True))
+    assert [comparison.kind for comparison in result.comparisons] == ["measured"] * 4 and all(
+        comparison.ours > 0 for comparison in result.comparisons
     )
-    assert " answers 0 differ " in made.findings[1]
-    assert item.draw(from_json(to_json(made), Result))
+    assert " answers 0 differ " in result.findings[1]
+    assert item.draw(from_json(to_json(result), Result))
 
 
 def test_constants_say_which_cells_they_were_fitted_on():
@@ -240,11 +242,11 @@ def test_environments_are_the_catalogues():
             assert (device.memory_bytes, device.flops_per_s) == (known.memory_bytes, known.flops_per_s)
             assert device.link.bytes_per_s <= known.link.bytes_per_s
     memory = {device.name: device.memory_bytes / GB for device in cluster(CONSTANTS, "Env. B").devices}
-    told = {
+    messages = {
         labels[0]: value for labels, value in printed("galaxy_plus", "table4").items() if labels[1] == "memory budget"
     }
     assert (memory["rpi-l-0"], memory["rpi-m"], memory["rpi-s"]) == tuple(
-        told[name] for name in ("RPi-L", "RPi-M", "RPi-S")
+        messages[name] for name in ("RPi-L", "RPi-M", "RPi-S")
     )
 
 

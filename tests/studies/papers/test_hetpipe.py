@@ -64,23 +64,23 @@ def wave_s(profile, cluster, workers):
 
 def test_allocations_are_those_of_the_paper():
     profile, cluster = two_makes()
-    found = allocations(profile, cluster, SEQUENCE_LENGTH)
-    assert {((0, 1), (2, 3)), ((0, 2), (1, 3))} <= set(found)  # of one make, and of every make
-    assert {len(one) for one in found} == {1, 2, 3, 4}
+    result = allocations(profile, cluster, SEQUENCE_LENGTH)
+    assert {((0, 1), (2, 3)), ((0, 2), (1, 3))} <= set(result)  # of one make, and of every make
+    assert {len(one) for one in result} == {1, 2, 3, 4}
     best = hetpipe(Problem(profile, cluster, **JOB))
-    assert tuple(sorted(map(tuple, map(sorted, groups(best))))) in found
+    assert tuple(sorted(map(tuple, map(sorted, groups(best))))) in result
     assert max(map(len, groups(best))) < 4  # more than one virtual worker, where they fit
 
 
 def test_every_pipeline_is_balanced_and_uses_its_devices():
     profile, cluster = two_makes(8)
-    made = hetpipe(Problem(profile, cluster, **JOB))
-    assert made.in_flight in (1, 2)
-    assert groups(made) == {frozenset({0, 2}), frozenset({1, 3})}
-    for plan in made.pipelines:
+    result = hetpipe(Problem(profile, cluster, **JOB))
+    assert result.in_flight in (1, 2)
+    assert groups(result) == {frozenset({0, 2}), frozenset({1, 3})}
+    for plan in result.pipelines:
         assert sorted(plan.partition()) == sorted("[2, 6]")
         assert {stage.num_layers: stage.ranks[0] >= 2 for stage in plan.stages} == {2: False, 6: True}
-        assert (plan.micro_batch_size, plan.num_micro_batches) == (2, made.in_flight)
+        assert (plan.micro_batch_size, plan.num_micro_batches) == (2, result.in_flight)
 
 
 def test_a_predicted_wave_is_near_the_simulated_one():

@@ -149,7 +149,7 @@ def test_a_quick_trial_is_marked_and_judges_nothing():
     computed = Comparison(labels=("time",), paper=10.0, ours=11.0)
     check = Check(claim="it is lower", holds=True, found="1.6 and 2.0")
     table = Table(title="Scores", columns=("F1",), rows=((2.0,),))
-    made = Result(
+    result = Result(
         item="table1",
         title="Table I",
         paper_section="IV",
@@ -158,7 +158,7 @@ def test_a_quick_trial_is_marked_and_judges_nothing():
         checks=(check,),
         tables=(table,),
     )
-    quick = as_quick_trial(made)
+    quick = as_quick_trial(result)
     assert quick.quick and quick.title == "Quick trial: Table I" and not quick.checks
     assert [(comparison.kind, comparison.deviation, comparison.agrees) for comparison in quick.comparisons] == [
         ("quick trial", None, None),
@@ -177,7 +177,7 @@ def test_words_are_drawn_as_fields_that_agree_or_differ():
         Comparison(labels=(model, count), paper="[2]", ours=ours)
         for model, count, ours in (("A", "2", "[2]"), ("A", "4", "[1-1]"))
     ]
-    made = Result(
+    result = Result(
         item="fig17",
         title="T",
         paper_section="V",
@@ -185,7 +185,7 @@ def test_words_are_drawn_as_fields_that_agree_or_differ():
         label_columns=("model", "boards"),
         comparisons=tuple(cells),
     )
-    [drawn] = draw([chart], made)
+    [drawn] = draw([chart], result)
     same, different = drawn.figure.data
     assert (same.name, list(same.text)) == ("the same", ["paper [2]<br>ours [2]"])
     assert (different.name, list(different.text)) == ("different", ["<b>paper [2]<br>ours [1-1]</b>"])

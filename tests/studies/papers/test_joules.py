@@ -19,18 +19,18 @@ def test_the_front_leaves_out_what_another_reaches_with_fewer_joules():
 
 
 def test_every_curve_has_joules_and_ships_as_it_is_modelled():
-    found = list(reached())
-    assert {*NAMES, AGAIN, *FORWARD_ONLY} <= {one.way for one in found}
-    ends = {one.way: one for one in found}
+    results = list(reached())
+    assert {*NAMES, AGAIN, *FORWARD_ONLY} <= {one.way for one in results}
+    ends = {one.way: one for one in results}
     # A backbone of F and B becomes F, F and B: at most half as many joules again, whatever else is in a step.
     assert 1.3 < ends[AGAIN].joules / ends["LoRA"].joules < 1.5
     assert ends[AGAIN].accuracy == ends["LoRA"].accuracy
-    cached = [one.joules for one in found if one.way == "Parallel Adapters, cached"]
+    cached = [one.joules for one in results if one.way == "Parallel Adapters, cached"]
     assert cached[2] - cached[1] < cached[0] / 4  # later epochs read the cache, which the first one of several fills
     assert cached[1] - cached[0] > cached[2] - cached[1]
     shipped = shipped_result(COMPARE, "joules").tables[0].records
-    assert [row["J"] for row in shipped] == pytest.approx([one.joules for one in found])
-    assert [row["accuracy, %"] for row in shipped] == [one.accuracy for one in found]
+    assert [row["J"] for row in shipped] == pytest.approx([one.joules for one in results])
+    assert [row["accuracy, %"] for row in shipped] == [one.accuracy for one in results]
 
 
 def test_the_picture_has_the_front_and_a_line_for_each_executed_curve():

@@ -44,8 +44,8 @@ def test_planner_plans_for_those_that_are_left() -> None:
     cluster = load_cluster("galaxy-env-b")
     profile = analytic_inference("DistilBERT", cluster)
     planner, times = planner_of(profile, cluster, (128,), is_priced=False), simulated_times(profile, cluster, (128,))
-    whole = planner((0, 1, 2, 3))
+    reference = planner((0, 1, 2, 3))
     assert set(planner((0, 2, 3)).ranks) <= {0, 2, 3}
     # Three times slower, a device computes three times as long, block by block.
-    own, slow = times(whole, {}).blocks[0], times(whole, {0: 3.0}).blocks[0]
+    own, slow = times(reference, {}).blocks[0], times(reference, {0: 3.0}).blocks[0]
     assert own.keys() == slow.keys() and all(slow[block] == pytest.approx(3 * own[block]) for block in own)

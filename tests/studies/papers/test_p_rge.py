@@ -86,9 +86,9 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
     ]
     # The largest output is the logits: without them the rows would not rise by more than a layer's scratch.
     gathered = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256, targets=1)
-    whole = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256)
-    assert whole["largest output"] == 8 * 32000 * 32 * 256 > 2 * gathered["largest output"]
-    assert sum(whole.values()) / GIB == pytest.approx(14.53, abs=0.05)
+    reference = forward_memory(describe(LLAMA), memory_rule(CONSTANTS), rows=32, sequence_length=256)
+    assert reference["largest output"] == 8 * 32000 * 32 * 256 > 2 * gathered["largest output"]
+    assert sum(reference.values()) / GIB == pytest.approx(14.53, abs=0.05)
 
 
 @pytest.mark.parametrize("table", ["table17", "table18"])
@@ -118,8 +118,8 @@ def test_padding_is_counted_for_what_a_folder_holds(tmp_path):
     rows = "".join(f"{'very ' * (index % 7)}good film {index}\t{index % 2}\n" for index in range(60))
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{rows}", encoding="utf-8")
-    found = tasks.statistics(Settings(data=tmp_path))
-    assert set(found) == {"sentiment", "sst2"}
-    assert [row.batch_size for row in found["sst2"]] == list(tasks.BATCHES)
-    assert found["sst2"][0].share == pytest.approx(0.0, abs=1e-9)
-    assert found["sst2"][-1].share > 0.2
+    result = tasks.statistics(Settings(data=tmp_path))
+    assert set(result) == {"sentiment", "sst2"}
+    assert [row.batch_size for row in result["sst2"]] == list(tasks.BATCHES)
+    assert result["sst2"][0].share == pytest.approx(0.0, abs=1e-9)
+    assert result["sst2"][-1].share > 0.2

@@ -41,14 +41,14 @@ class Killed(BaseException):
 @pytest.mark.parametrize("method", ["P-RGE", "MeZO"])
 def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(method, tmp_path, monkeypatch):
     trial = replace(SMALL, method=method)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    expected = Runner(whole, silent).outcome(trial)
-    made = executed_training.training_batch
+    reference, cut = tmp_path / "whole", tmp_path / "cut"
+    expected = Runner(reference, silent).outcome(trial)
+    result = executed_training.training_batch
 
     def dies_at_4(encoded, batch_size, seed, step):
         if step == 4:
             raise Killed
-        return made(encoded, batch_size, seed, step)
+        return result(encoded, batch_size, seed, step)
 
     with monkeypatch.context() as patch:
         patch.setattr(executed_training, "training_batch", dies_at_4)
@@ -60,22 +60,24 @@ def test_a_training_that_is_killed_goes_on_from_its_steps_and_ends_the_same(meth
     with path.open("a", encoding="utf-8") as file:
         file.write("[4,0.01,[12")  # torn by the crash
     steps = []
-    monkeypatch.setattr(executed_training, "training_batch", lambda *given: (steps.append(given[-1]), made(*given))[1])
-    found = Runner(cut, silent).outcome(trial)
+    monkeypatch.setattr(
+        executed_training, "training_batch", lambda *given: (steps.append(given[-1]), result(*given))[1]
+    )
+    actual = Runner(cut, silent).outcome(trial)
     assert steps == [4, 5]
-    assert (found.curve, found.test_score) == (expected.curve, expected.test_score)
-    assert path.read_bytes() == trial.steps_path(whole).read_bytes()
+    assert (actual.curve, actual.test_score) == (expected.curve, expected.test_score)
+    assert path.read_bytes() == trial.steps_path(reference).read_bytes()
     # A longer training goes on from a shorter one's steps; an outcome that is there is not run again.
     steps.clear()
     runner = Runner(cut, silent)
-    assert runner.outcome(trial) == found
+    assert runner.outcome(trial) == actual
     longer = runner.outcome(replace(trial, steps=7))
     assert steps == [6]
-    assert longer.curve[:-1] == found.curve
+    assert longer.curve[:-1] == actual.curve
     # A search finds a score that is on a longer training's way, and trains only as far as it has to; nothing of it is
     # tested.
     monkeypatch.setattr(Runner, "_run", lambda *given: pytest.fail("tested"))
-    assert runner.validation_score(replace(trial, steps=4)) == dict(found.curve)[4]
+    assert runner.validation_score(replace(trial, steps=4)) == dict(actual.curve)[4]
     assert steps == [6]
     other = replace(trial, seed=1, steps=2)
     assert runner.validation_score(other) == runner.validation_score(other)
@@ -138,8 +140,8 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     result = two.run(settings)
     assert set(result.series) == {name for name, one in full.items() if one.steps}
     by_name = {comparison.labels[0]: comparison for comparison in result.comparisons}
-    told = printed("p_rge", "table2")
-    assert by_name[q4].paper == told[TINY, q4, "SST-2"]
+    text = printed("p_rge", "table2")
+    assert by_name[q4].paper == text[TINY, q4, "SST-2"]
     rates = {row[0]: row[4] for row in result.tables[0].rows if row[3]}
     assert set(rates.values()) <= set(executed.trials()["rates"]["P-RGE, lora_fa"])
     assert two.draw(from_json(to_json(result), Result))
@@ -154,7 +156,7 @@ def test_tables_2_and_7_run_quickly_and_search_their_rates_on_validation(tmp_pat
     monkeypatch.setattr(executed, "rows_of", lambda table, settings: {name: rows[name] for name in kept})
     references = beside_it.run(settings)
     by_name = {comparison.labels[0]: comparison for comparison in references.comparisons}
-    assert by_name[vocabulary].paper == told[TINY, q4, "SST-2"]
+    assert by_name[vocabulary].paper == text[TINY, q4, "SST-2"]
     assert by_name[fewer].paper is None
     assert by_name["FO-Adam (LoRA-FA)"].paper == 94.2
     seeds = {row[0]: len(str(row[-1]).split(", ")) for row in references.tables[0].rows}

@@ -29,18 +29,18 @@ def trials(result: Result) -> list[Trial]:
     """Return what a table's rows trained: the rates that were compared with the first seed, and the chosen one with all
     seeds."""
     rates = {row[0]: row[4] for row in result.tables[0].rows}
-    wanted = executed.rows_of("table2" if result is TABLE else "table2-long", Settings())
-    found = []
-    for name, one in wanted.items():
+    expected = executed.rows_of("table2" if result is TABLE else "table2-long", Settings())
+    results = []
+    for name, one in expected.items():
         if one.steps:
             tried = (
                 executed.trials()["rates"][f"{one.method}, {one.technique}"] if result is TABLE else executed.LONG_RATES
             )
             assert rates[name] in tried
             short = min(one.steps, executed.SEARCH_STEPS)
-            found += [replace(one, learning_rate=rate, steps=short) for rate in tried]
-            found += [replace(one, learning_rate=rates[name], seed=seed) for seed in (0, 1, 2)]
-    return found
+            results += [replace(one, learning_rate=rate, steps=short) for rate in tried]
+            results += [replace(one, learning_rate=rates[name], seed=seed) for seed in (0, 1, 2)]
+    return results
 
 
 def test_every_training_of_the_tables_is_there_whole_and_nothing_else():

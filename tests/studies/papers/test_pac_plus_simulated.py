@@ -57,9 +57,9 @@ def test_the_order_of_methods_is_judged():
 
 
 def test_an_out_of_memory_verdict_names_device_and_bytes():
-    made = step(CONSTANTS, "T5-Large", "full", "pipeline_parallel")
-    assert made.seconds_per_sample is None
-    assert "GB" in made.reason and "nano-h" in made.reason
+    result = step(CONSTANTS, "T5-Large", "full", "pipeline_parallel")
+    assert result.seconds_per_sample is None
+    assert "GB" in result.reason and "nano-h" in result.reason
 
 
 def test_the_contradictions_are_worked_out_from_the_papers_values():
@@ -72,9 +72,9 @@ def test_the_contradictions_are_worked_out_from_the_papers_values():
 
 
 def test_fig_17_floors():
-    found = grouping.groupings(CONSTANTS)
-    assert grouping.score(found, PAPER["fig17"]) >= 8
-    assert grouping.score(found, PAPER["fig17"], ("T5-Base", "BART-Large")) == 8
+    result = grouping.groupings(CONSTANTS)
+    assert grouping.score(result, PAPER["fig17"]) >= 8
+    assert grouping.score(result, PAPER["fig17"], ("T5-Base", "BART-Large")) == 8
 
 
 def test_fig_17_prints_sensitivity_and_the_trivial_rule():

@@ -86,10 +86,10 @@ def test_trainings_are_kept_and_found_in_a_folder(tmp_path):
         assert result.exit_code == 0, result.output
         return json.loads((tmp_path / out / "table2.json").read_text()), result.stderr
 
-    first, made = run("first")
+    first, outcome = run("first")
     kept = tmp_path / "kept" / "trials"
     logs = sorted((kept / "steps").glob("*.jsonl"))
-    assert len(logs) == 3 * 3 and "step 2, validation" in made
+    assert len(logs) == 3 * 3 and "step 2, validation" in outcome
     # Logs of seeds and scalars alone are enough: they are replayed, and scored again.
     for path in (*kept.glob("*.json"), *(kept / "steps").glob("*.curve.json")):
         path.unlink()

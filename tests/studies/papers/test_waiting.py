@@ -16,19 +16,19 @@ def test_half_the_efficiency_costs_the_power_of_an_idle_board_again():
 
 
 def test_simulated_ways_follow_the_closed_form_and_ship_as_they_are_simulated():
-    found = list(ways(lambda model: None, ("all-MiniLM-L6-v2",)))
-    assert {one.boards for one in found} == set(COUNTS) and any(one.way == NEVER_DRAINED for one in found)
-    for one in found:
+    results = list(ways(lambda model: None, ("all-MiniLM-L6-v2",)))
+    assert {one.boards for one in results} == set(COUNTS) and any(one.way == NEVER_DRAINED for one in results)
+    for one in results:
         assert one.times == pytest.approx(times_of(one.efficiency, idle_share()), rel=0.01), one
         assert 0 <= one.waited_j < one.joules and one.times > 1
     slow, fast = (
-        min((one for one in found if (one.boards, one.mbit_per_s) == (4, rate)), key=lambda one: one.seconds)
+        min((one for one in results if (one.boards, one.mbit_per_s) == (4, rate)), key=lambda one: one.seconds)
         for rate in (20, 1000)
     )
     assert slow.waited_j / slow.joules > 5 * fast.waited_j / fast.joules
     shipped = shipped_result(COMPARE, "waiting").tables[1].records
     own = [row for row in shipped if row["model"] == "all-MiniLM-L6-v2"]
-    assert [row["J"] for row in own] == pytest.approx([one.joules for one in found])
+    assert [row["J"] for row in own] == pytest.approx([one.joules for one in results])
 
 
 def test_the_picture_has_the_closed_form_and_two_traces_for_each_number_of_boards():

@@ -29,25 +29,25 @@ PROMPTS = (
 TEMPERATURE = 0.8
 
 
-Found = dict[str, dict[str, float]]
+Counts = dict[str, dict[str, float]]
 """By way of choosing tokens: a draft's passes (text_batch.Passes)."""
 
 
 def acceptance(item: Item, settings: Settings) -> Result:
-    """Write every text with every draft.  What is done is kept."""
+    """Write every text with every draft.  Finished texts are stored."""
     model, drafts, tokens = (QUICK_MODEL, QUICK_DRAFTS, QUICK_TOKENS) if settings.quick else (MODEL, DRAFTS, TOKENS)
-    seeds, shares = "-".join(map(str, settings.seeds)), dict[str, Found]()
+    seeds, shares = "-".join(map(str, settings.seeds)), dict[str, Counts]()
     for draft in drafts:
         name = f"acceptance/{model}-{tokens}-tokens-{draft}-seeds-{seeds}.json".replace(":", "-")
         settings.progress(f"{model}, draft {draft}")
-        shares[draft] = settings.remember(name, Found, partial(measured, model, draft, tokens, settings.seeds))
+        shares[draft] = settings.remember(name, Counts, partial(measured, model, draft, tokens, settings.seeds))
     return compared(item, shares, model=model, tokens=tokens)
 
 
-def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found:
+def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Counts:
     """Return the passes of the prompts' texts, greedy and sampled.  Without seeds nothing is sampled."""
     ways = {"greedy": [Sampling()], "sampled": [Sampling(temperature=TEMPERATURE, seed=seed) for seed in seeds]}
-    shares: Found = {}
+    shares: Counts = {}
     for name, samplings in ways.items():
         if not samplings:
             continue
@@ -58,10 +58,10 @@ def measured(model: str, draft: str, tokens: int, seeds: Sequence[int]) -> Found
     return shares
 
 
-def compared(item: Item, found: dict[str, Found], *, model: str, tokens: int) -> Result:
+def compared(item: Item, counts_by_draft: dict[str, Counts], *, model: str, tokens: int) -> Result:
     """Return the comparison.  found: by draft."""
     rows: list[tuple[Any, ...]] = []
-    for draft, ways in found.items():
+    for draft, ways in counts_by_draft.items():
         for way, counts in ways.items():
             guesses = counts["right"] + counts["wrong"]
             share, a_pass = counts["right"] / max(1, guesses), counts["tokens"] / max(1, counts["count"])

@@ -128,9 +128,9 @@ def _alone_s(task: Task, model: str) -> float | None:
 
 def _ways(task: Task, model: str, cluster: Cluster) -> Iterator[Way]:
     if task == "train":
-        yield from _used(trainings(model, cluster), cluster)
+        yield from _sensible_ways(trainings(model, cluster), cluster)
     elif task == "prefill" or describe(model).kind == "decoder":
-        yield from _used(_answers(model, cluster, is_token=task == "decode"), cluster)
+        yield from _sensible_ways(_answers(model, cluster, is_token=task == "decode"), cluster)
 
 
 @lru_cache
@@ -230,7 +230,7 @@ def _answer(profile: InferenceProfile, plan: InferencePlan, is_token: bool, clus
     return timeline.makespan_s, timeline
 
 
-def _used(ways: Iterator[Way], cluster: Cluster) -> Iterator[Way]:
+def _sensible_ways(ways: Iterator[Way], cluster: Cluster) -> Iterator[Way]:
     """Leave out ways that use one board where there are several."""
     for way in ways:
         seconds, timeline = way.replay(cluster)

@@ -34,13 +34,13 @@ STEPS, REQUESTS = 5, 6
 TEXTS = 256
 """In the file, of which a tenth is for validation."""
 PROMPT_TOKENS, NEW_TOKENS = 8, 16
-"""Of a request whose text is written; a token's seconds are those of the request by its new tokens."""
+"""Tokens of a request for a text; a token's seconds are those of the request divided by its new tokens."""
 PARADIGMS = (
     *(("hybrid", micro_batches) for micro_batches in (1, 4, 16)),
     ("data_parallel", 1),
     *(("pipeline_parallel", micro_batches) for micro_batches in (4, 16)),
 )
-"""Of Parallel Adapters, with numbers of micro-batches."""
+"""Paradigms of Parallel Adapters, with numbers of micro-batches."""
 SYSTEMS: dict[str, dict[str, Any]] = {
     "Galaxy+": {},
     "Algorithm 1": {"planner": "algorithm_1"},
@@ -70,9 +70,9 @@ QUICK = (Place("train", "tiny-bert", 2, 100),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run gives: seconds of a mini-batch, an answer or a token, and the same simulated from measured costs.
+    """Measured seconds of a mini-batch, an answer or a token, and the same simulated from measured costs.
 
-    in_pace: whether the host kept the emulated boards' times.
+    in_pace: whether the host kept pace with the emulated boards.
     """
 
     way: str
@@ -107,7 +107,7 @@ class Point:
 
 
 def emulated_boards(count: int, mbit_per_s: float) -> Cluster:
-    """Return the picture's boards, each on a whole core of the host in place of its own processor."""
+    """Return the picture's boards, each with a whole core of the host as its processor."""
     return boards(count, mbit_per_s).with_devices(host_share=1.0)
 
 
@@ -185,14 +185,14 @@ def boards_executed(item: Item, settings: Settings) -> Result:
     def run_of(place: Place) -> Run:
         name = re.sub("[^a-z0-9]+", "_", " ".join(map(str, place)).lower())
         file = f"boards-executed/{name}.json"
-        done = settings.remember(file, Run, partial(run, place))
-        if settings.workdir is not None and not done.in_pace:
+        run_here = settings.remember(file, Run, partial(run, place))
+        if settings.workdir is not None and not run_here.in_pace:
             (settings.workdir / file).unlink()
         settings.progress(
-            f"{place.task}, {place.model}, {place.num_boards} boards, {place.mbit_per_s} Mbit/s, {done.way}: "
-            f"{done.seconds * 1e3:.1f} ms, simulated {done.simulated_s * 1e3:.1f} ms"
+            f"{place.task}, {place.model}, {place.num_boards} boards, {place.mbit_per_s} Mbit/s, {run_here.way}: "
+            f"{run_here.seconds * 1e3:.1f} ms, simulated {run_here.simulated_s * 1e3:.1f} ms"
         )
-        return done
+        return run_here
 
     points = [
         Point(
@@ -222,14 +222,14 @@ def compared(item: Item, points: list[Point]) -> Result:
 
 
 def _row(point: Point) -> Row:
-    place, done, alone = point.place, point.run, point.alone
-    seconds = (done.seconds, done.simulated_s, alone.seconds, alone.simulated_s)
+    place, run_here, alone = point.place, point.run, point.alone
+    seconds = (run_here.seconds, run_here.simulated_s, alone.seconds, alone.simulated_s)
     return (
         place.task,
         place.model,
         float(place.num_boards),
         float(place.mbit_per_s),
-        done.way,
+        run_here.way,
         *(1e3 * each for each in seconds),
         point.speedup,
         point.simulated,

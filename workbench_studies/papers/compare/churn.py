@@ -1,4 +1,4 @@
-"""What is left of a training when devices come and go all the time?  Goodput over the mean stay, simulated.
+"""How well does a training progress if devices come and go all the time?  Goodput over the mean stay, simulated.
 
 Every run is a prediction with faults (methods.training.faults): the coordinator of executed runs, in virtual time, with
 its detection, new plans, moves of state and repeated steps.  Goodput is the samples of finished steps over the seconds
@@ -30,8 +30,8 @@ from workbench_studies.papers.result import Settings
 
 MODEL, BOARD, MBIT_PER_S, COUNT = "all-MiniLM-L6-v2", "rpi-5", 200, 4
 STAYS_S = (10, 30, 100, 300)
-AWAY = 0.25
-"""The mean absence over the mean stay: a device is there for 1 / (1 + AWAY) of the time."""
+SHARE_AWAY = 0.25
+"""The mean absence over the mean stay: a device is there for 1 / (1 + SHARE_AWAY) of the time."""
 MEAN_STAYS, LEAST_S, MOST_S = 6, 200.0, 900.0
 """A run lasts so many mean stays, between two limits in seconds."""
 START_S = 3.0
@@ -105,7 +105,8 @@ NEVER = Draw(stay=lambda draws: math.inf, away=lambda draws: 0.0)
 def exponential(stay_s: float) -> Draw:
     """Return devices that stay and are away for exponential times, independent of each other."""
     return Draw(
-        stay=lambda draws: draws.expovariate(1 / stay_s), away=lambda draws: draws.expovariate(1 / (AWAY * stay_s))
+        stay=lambda draws: draws.expovariate(1 / stay_s),
+        away=lambda draws: draws.expovariate(1 / (SHARE_AWAY * stay_s)),
     )
 
 
@@ -192,7 +193,7 @@ def _undisturbed(way: str, count: int, device: str, end_s: float) -> float:
     return sum(step.samples for step, done_s in zip(report.steps, ends_s, strict=True) if done_s <= end_s) / end_s
 
 
-def there(faults: Sequence[Fault], count: int, end_s: float) -> dict[int, float]:
+def present_s(faults: Sequence[Fault], count: int, end_s: float) -> dict[int, float]:
     """Return the share of the time for which so many of the devices are there, by the number."""
     moves = [(fault.start, -1) for fault in faults if fault.start < end_s]
     moves += [(fault.end, 1) for fault in faults if fault.end is not None]
@@ -209,7 +210,7 @@ def free(way: str, stay_s: float, seed: int, settings: Settings = NOTHING_KEPT) 
     are there, over the time.
     """
     end_s = length_s(stay_s)
-    shares = there(exponential(stay_s).faults(COUNT, end_s, seed), COUNT, end_s)
+    shares = present_s(exponential(stay_s).faults(COUNT, end_s, seed), COUNT, end_s)
     rates = sum(share * undisturbed(way, count, BOARD, end_s, settings) for count, share in shares.items() if count)
     return rates / undisturbed(way, COUNT, BOARD, end_s, settings)
 
@@ -242,12 +243,14 @@ def points(settings: Settings, seeds: Sequence[int]) -> Iterator[Point]:
     for way in WAYS:
         with shared_results(), paused_collector():
             for stay_s in STAYS_S:
-                end_s, given = length_s(stay_s), (way, COUNT, BOARD)
+                end_s, arguments = length_s(stay_s), (way, COUNT, BOARD)
                 runs = [
-                    _remember(settings, f"{way}-{stay_s}-{seed}", Run, run, *given, exponential(stay_s), end_s, seed)
+                    _remember(
+                        settings, f"{way}-{stay_s}-{seed}", Run, run, *arguments, exponential(stay_s), end_s, seed
+                    )
                     for seed in seeds
                 ]
-                alone = undisturbed(*given, end_s, settings)
+                alone = undisturbed(*arguments, end_s, settings)
                 point = Point(
                     way=way,
                     stay_s=stay_s,
@@ -255,8 +258,8 @@ def points(settings: Settings, seeds: Sequence[int]) -> Iterator[Point]:
                     free=tuple(free(way, stay_s, seed, settings) for seed in seeds),
                     lost=sum(run.lost_s for run in runs) / (len(runs) * end_s),
                 )
-                said = f"{point.goodput:.2f}, {point.of_free:.2f} of free changes"
-                settings.progress(f"{way}, mean stay {stay_s} s: {said}")
+                words = f"{point.goodput:.2f}, {point.of_free:.2f} of free changes"
+                settings.progress(f"{way}, mean stay {stay_s} s: {words}")
                 yield point
 
 
@@ -270,5 +273,5 @@ def lessons(settings: Settings, seed: int) -> Iterator[tuple[str, Run, float]]:
             yield way, lesson, goodput
 
 
-def _remember(settings: Settings, name: str, kind: type[T], make: Callable[..., T], *given: Any) -> T:
-    return settings.remember(f"churn/{re.sub('[^a-z0-9-]+', '_', name.lower())}.json", kind, partial(make, *given))
+def _remember(settings: Settings, name: str, kind: type[T], make: Callable[..., T], *arguments: Any) -> T:
+    return settings.remember(f"churn/{re.sub('[^a-z0-9-]+', '_', name.lower())}.json", kind, partial(make, *arguments))

@@ -29,13 +29,13 @@ EXECUTED_WAYS, EXECUTED_STAYS_S = ("P-RGE", "LoRA, data parallel", "LoRA, pipeli
 SAMPLES, UNDISTURBED_S = 256, 24.0
 """Samples of an epoch; seconds of a run in which no board goes, to a whole epoch."""
 HORIZON_S = 20 * UNDISTURBED_S
-"""Until then boards come and go; no run lasts so long."""
+"""Boards come and go until this time; no run takes so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run gives.  seconds: on the emulated boards' clock, or simulated.  returns_s: after how many seconds each
-    board that came back was noticed.  in_pace: whether the host kept the emulated boards' times.
+    """Measurements of a run.  seconds: on the emulated boards' clock, or simulated.  returns_s: seconds until the
+    return of each board was noticed.  in_pace: whether the host kept pace with the emulated boards.
     """
 
     samples: int
@@ -135,11 +135,11 @@ def churn_executed(item: Item, settings: Settings) -> Result:
     def run_of(way: str, stay_s: int | None, mode: Mode) -> Run:
         name = re.sub("[^a-z0-9]+", "_", f"{way} {stay_s} {seed} {mode}".lower())
         make = partial(run, way, stay_s, mode, seed, undisturbed_s)
-        done = settings.remember(f"churn-executed/{name}.json", Run, make)
+        outcome = settings.remember(f"churn-executed/{name}.json", Run, make)
         settings.progress(
-            f"{way}, mean stay {stay_s} s, {mode}: {done.rate:.2f} samples a second, {done.seconds:.0f} s"
+            f"{way}, mean stay {stay_s} s, {mode}: {outcome.rate:.2f} samples a second, {outcome.seconds:.0f} s"
         )
-        return done
+        return outcome
 
     points = [
         Point(

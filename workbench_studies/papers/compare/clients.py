@@ -1,7 +1,8 @@
-"""What a client of federated averaging trains, in any framework: a RingAda job's mini-batches of one device (McMahan et
-al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, Algorithm 1).
+"""The local training of a client of federated averaging, in any framework: the mini-batches of one device of a RingAda
+job (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+Algorithm 1).
 
-A writing of its own, with torch's AdamW over a whole model: the methods' runtime computes layer by layer.
+It is an independent implementation with torch's AdamW over a whole model; the methods' runtime computes layer by layer.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class Client:
         """Return copies of weights and moments; zeros before the first update."""
         state = {f"{WEIGHT}/{name}": parameter.detach().clone() for name, parameter in self.model.trained().items()}
         for name, parameter in self.model.trained().items():
-            known = self._optimizer.state.get(parameter, {})
+            moments = self._optimizer.state.get(parameter, {})
             for moment in MOMENTS:
-                state[f"{moment}/{name}"] = known[moment].clone() if known else torch.zeros_like(parameter)
+                state[f"{moment}/{name}"] = moments[moment].clone() if moments else torch.zeros_like(parameter)
         return state
 
     @torch.no_grad()

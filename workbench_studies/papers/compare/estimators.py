@@ -82,7 +82,7 @@ WAYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a training gave.  scores: (step, accuracy in %).  seconds: processor time of all steps."""
+    """The result of a training.  scores: (step, accuracy in %).  seconds: processor time of all steps."""
 
     way: Way
     seed: int

@@ -44,22 +44,22 @@ RINGS: dict[str, dict[str, Any]] = {
     "RingAda": {"local_iterations": LOCAL},
     "federated averaging, ours": {"local_iterations": LOCAL, "federated": True},
 }
-"""Options of what is executed here, by name."""
+"""Options of the executed runs, by name."""
 OURS = "federated averaging, ours"
 CLIENTS: dict[str, tuple[bool, bool]] = {
     "Flower, weights and moments": (True, True),
     "Flower, moments stay": (False, True),
     "Flower, new moments": (False, False),
 }
-"""What Flower's clients do with the optimizer's moments, by name: whether they send them, whether they keep any."""
+"""How Flower's clients treat the optimizer's moments, by name: whether they send them, whether they keep any."""
 EQUAL = "Flower, weights and moments"
 TARGET = 70.0
-"""A validation accuracy, per cent, whose bytes are told."""
+"""Validation accuracy, per cent, until which sent bytes are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What a training gave.  losses: means of each round.  scores: validation accuracy after each epoch, per cent.
+    """The result of a training.  losses: means of each round.  scores: validation accuracy after each epoch, per cent.
     sent_bytes: by all devices and a server until then.
     """
 
@@ -95,12 +95,12 @@ def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
         by_way.setdefault(each.way, []).append(each)
     points = {
         name: [
-            (sent / 1e6, fmean(scores))
-            for sent, scores in zip(of[0].sent_bytes, zip(*(each.scores for each in of), strict=True), strict=True)
+            (nbytes / 1e6, fmean(scores))
+            for nbytes, scores in zip(of[0].sent_bytes, zip(*(each.scores for each in of), strict=True), strict=True)
         ]
         for name, of in by_way.items()
     }
-    away = [
+    distances = [
         abs(ours - theirs) / ours
         for mine, other in zip(by_way[OURS], by_way[EQUAL], strict=True)
         for ours, theirs in zip(mine.losses, other.losses, strict=True)
@@ -110,7 +110,7 @@ def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
         ends = [each.scores[-1] for each in of]
         reached = next((megabytes for megabytes, accuracy in points[name] if accuracy >= TARGET), None)
         ways.append((name, points[name][-1][0], reached, fmean(ends), spread(ends), len(ends)))
-    sent = {name: line[-1][0] for name, line in points.items()}
+    sent_bytes = {name: line[-1][0] for name, line in points.items()}
     return item.result(
         tables={
             "ways": ways,
@@ -124,10 +124,10 @@ def compared(item: Item, curves: Sequence[Curve], shape: Job) -> Result:
                 for each in curves
             ],
         },
-        holds={"equal": max(away) < 1e-3},
+        holds={"equal": max(distances) < 1e-3},
         series={f"accuracy, {name.replace(',', ':')}": tuple(line) for name, line in points.items()},
-        away=max(away),
-        sent=sent,
+        away=max(distances),
+        sent=sent_bytes,
         rounds=len(curves[0].losses),
         model=shape.model,
         samples=shape.train_samples,
@@ -194,8 +194,8 @@ def run_by_flower(name: str, job: Job) -> Curve:
             client.load(state, 0)
             scores.append(accuracy(client, prepared))
 
-    losses, sent = federated(run, *CLIENTS[name], finished)
-    totals = list(accumulate(sent))
+    losses, sent_bytes = federated(run, *CLIENTS[name], finished)
+    totals = list(accumulate(sent_bytes))
     return Curve(
         way=name,
         seed=job.seed,

@@ -113,12 +113,12 @@ def federated(
     """
     # A message names its run, and the task and node that made it; Flower's own processes set these.
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 0
-    world_size, sent, state = run.cluster.world_size, [0], Client(run).state()
+    world_size, sent_bytes, state = run.cluster.world_size, [0], Client(run).state()
     grid = LocalGrid(client_app(run, sends_moments, has_moments), world_size)
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
         if number:
-            sent.append(grid.sent_bytes)
+            sent_bytes.append(grid.sent_bytes)
             finished(number, arrays.to_torch_state_dict())
         return MetricRecord()
 
@@ -127,4 +127,4 @@ def federated(
     result = strategy.start(grid, ArrayRecord(first), run.num_rounds, train_config=ConfigRecord(), evaluate_fn=evaluate)
     metrics: Mapping[int, Any] = result.train_metrics_clientapp
     losses = [float(metrics[number + 1]["loss"]) for number in range(run.num_rounds)]
-    return losses, [after - before for before, after in pairwise(sent)]
+    return losses, [after - before for before, after in pairwise(sent_bytes)]

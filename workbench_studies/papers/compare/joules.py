@@ -42,8 +42,8 @@ REFERENCE = "LoRA, no curve"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What a way has spent and reached.  points: percentage points of accuracy above the most frequent label; None
-    without a curve.
+    """The energy and the accuracy of a way to train.  points: percentage points of accuracy above the most frequent
+    label; None without a curve.
     """
 
     way: str

@@ -61,10 +61,10 @@ class Placement:
             one_way = self.f[k] + self.i[k]
             bounds.append(head_s + micro_batches * (one_way + self.w[k]) + self.step[k])
             bounds.append(head_s + micro_batches * one_way + back_s + last_s)
-            sent = (self.up[k] if k < len(self.up) else 0.0) + (self.down[k - 1] if k else 0.0)
+            send_s = (self.up[k] if k < len(self.up) else 0.0) + (self.down[k - 1] if k else 0.0)
             if k:
                 to_first = head_s + self.f[k] + (self.i[k] if k == len(self.ranks) - 1 else 0.0)
-                bounds.append(to_first + micro_batches * sent + back_s - self.down[k - 1] + last_s)
+                bounds.append(to_first + micro_batches * send_s + back_s - self.down[k - 1] + last_s)
             back_s += (self.down[k] if k < len(self.down) else 0.0) + self.i[k]
             head_s += self.f[k] + (self.up[k] if k < len(self.up) else 0.0)
         return max(bounds)
@@ -164,7 +164,7 @@ class _Solved(NamedTuple):
 
 
 def _solve(
-    left: Sequence[tuple[float, Placement]],
+    candidates: Sequence[tuple[float, Placement]],
     micro_batches: int,
     tick_s: float,
     known_s: float,
@@ -175,7 +175,7 @@ def _solve(
 
     left: with their simple bounds.  rounded: rounds ticks.
     """
-    if not left:
+    if not candidates:
         return _Solved(known_s, known_s, True)
     try:
         from ortools.sat.python import cp_model
@@ -186,7 +186,7 @@ def _solve(
             "Install it: pip install ortools, or the studies with their extra 'optimal'.",
         ) from None
     model = cp_model.CpModel()
-    stages, horizon = max(len(placement.ranks) for _, placement in left), int(known_s / tick_s)
+    stages, horizon = max(len(placement.ranks) for _, placement in candidates), int(known_s / tick_s)
 
     def ticks(seconds: Sequence[float], count: int) -> list[int]:
         return [rounded(second / tick_s) for second in seconds] + [0] * (count - len(seconds))
@@ -196,17 +196,17 @@ def _solve(
         name: [model.new_int_var(0, horizon, f"{name}{k}") for k in range(stages - (name in ("up", "down")))]
         for name in names
     }
-    used = [model.new_bool_var(f"used{k}") for k in range(stages)]
+    is_used = [model.new_bool_var(f"used{k}") for k in range(stages)]
     end = model.new_int_var(0, horizon, "end")
     simple = model.new_int_var(0, horizon, "simple")
-    columns = [simple, *used, *(size for name in names for size in sizes[name])]
+    columns = [simple, *is_used, *(size for name in names for size in sizes[name])]
     rows = [
         [
             int(bound / tick_s),
             *(int(k < len(placement.ranks)) for k in range(stages)),
             *(each for name in names for each in ticks(getattr(placement, name), len(sizes[name]))),
         ]
-        for bound, placement in left
+        for bound, placement in candidates
     ]
     model.add_allowed_assignments(columns, rows)
     model.add(end >= simple)
@@ -225,8 +225,8 @@ def _solve(
             ends.append(stop)
         return starts, ends, intervals
 
-    f, i, w = ([chain(name, k, used[k]) for k in range(stages)] for name in "fiw")
-    up, down = ([chain(name, k, used[k + 1]) for k in range(stages - 1)] for name in ("up", "down"))
+    f, i, w = ([chain(name, k, is_used[k]) for k in range(stages)] for name in "fiw")
+    up, down = ([chain(name, k, is_used[k + 1]) for k in range(stages - 1)] for name in ("up", "down"))
     for k in range(stages):
         model.add_no_overlap([*f[k][2], *i[k][2], *w[k][2]])
         above, below = k < stages - 1, k > 0
@@ -234,13 +234,13 @@ def _solve(
         for n in range(micro_batches):
             if below:
                 model.add(up[k - 1][0][n] >= f[k - 1][1][n])
-                model.add(f[k][0][n] >= up[k - 1][1][n]).only_enforce_if(used[k])
-                model.add(down[k - 1][0][n] >= i[k][1][n]).only_enforce_if(used[k])
+                model.add(f[k][0][n] >= up[k - 1][1][n]).only_enforce_if(is_used[k])
+                model.add(down[k - 1][0][n] >= i[k][1][n]).only_enforce_if(is_used[k])
             if above:
-                model.add(i[k][0][n] >= down[k][1][n]).only_enforce_if(used[k + 1])
+                model.add(i[k][0][n] >= down[k][1][n]).only_enforce_if(is_used[k + 1])
             model.add(i[k][0][n] >= f[k][1][n])
             model.add(w[k][0][n] >= i[k][1][n])
-        model.add(end >= w[k][1][-1] + sizes["step"][k]).only_enforce_if(used[k])
+        model.add(end >= w[k][1][-1] + sizes["step"][k]).only_enforce_if(is_used[k])
     model.minimize(end)
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = limit_s

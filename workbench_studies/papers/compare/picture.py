@@ -34,7 +34,7 @@ TOGETHER = "only together"
 SCALE = [[0, "#E58A57"], [0.5, "#F2F2F2"], [1, "#5BA3D0"]]
 MARGIN = 1.2
 INK = "#111111"
-"""Of what stands on the filled panels, which keep their colours on a dark page."""
+"""Colour of text on the filled panels, which keep their colours on a dark page."""
 WORLD = {2: "two boards", 4: "four boards"}
 
 
@@ -187,15 +187,15 @@ def _panel(panel_rows: Sequence[Record], models: Sequence[tuple[str, float]], *,
         contours={"type": "constraint", "operation": "=", "value": 0},
         showlegend=False,
     )
-    said = [row for row in panel_rows if row["s"] is not None]
+    shown_rows = [row for row in panel_rows if row["s"] is not None]
     letters = go.Scatter(
-        x=[row["Mbit/s"] for row in said],
-        y=[row["parameters"] for row in said],
-        text=[LETTERS[row["decides"]] for row in said],
+        x=[row["Mbit/s"] for row in shown_rows],
+        y=[row["parameters"] for row in shown_rows],
+        text=[LETTERS[row["decides"]] for row in shown_rows],
         mode="text",
         cliponaxis=False,
-        textfont={"size": 11, "color": ["#009E73" if row["s on one board"] is None else INK for row in said]},
-        hovertext=[_words(row) for row in said],
+        textfont={"size": 11, "color": ["#009E73" if row["s on one board"] is None else INK for row in shown_rows]},
+        hovertext=[_words(row) for row in shown_rows],
         showlegend=False,
     )
     return [fill, line, letters]

@@ -1,4 +1,4 @@
-"""The executed runs of the comparison: which they are, and what is kept of each."""
+"""The executed runs of the comparison, and the stored results of each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAININGS: Ways = {
     "Confidant (all weights)": ("confidant", {"partition": "any_order"}),
     "P-RGE": ("p_rge", {}),
 }
-"""What is executed: method and options by name."""
+"""The executed runs: method and options by name."""
 SAME_LEARNING: Ways = {
     "LoRA (data parallel)": ("LoRA (one device)", {**LORA, "paradigm": "data_parallel"}),
     "LoRA (pipeline)": ("LoRA (one device)", {**LORA, "paradigm": "pipeline_parallel"}),
@@ -53,7 +53,7 @@ CLUSTER = "laptop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run leaves for the comparison.
+    """The results of one run for the comparison.
 
     scores: validation accuracy after each epoch, per cent; empty if it is simulated.  epochs_s, predicted_s: measured
     and simulated seconds of each epoch; of serving, of each request.  other_s: measured seconds between epochs

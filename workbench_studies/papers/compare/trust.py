@@ -34,18 +34,18 @@ from workbench_studies.papers.result import Number, Result, Settings, Table
 
 DILATIONS = (1.0, 2.0, 4.0, 8.0)
 OTHERS = (0, 2)
-"""Processes that compute beside the emulation, with the same priority."""
+"""Number of other processes that compute during the emulation, with the same priority."""
 DEVICES, PROGRAMS = (2, 3, 4), 42
 """Numbers of devices, and of programs for each number at each dilation, with and without other processes."""
 MICRO_BATCHES = (2, 8)
 OPERATION_S, MESSAGE_BYTES, GRADIENT_BYTES = (1e-3, 2e-2), (1e3, 1.3e5), (1e4, 4e5)
-"""From least to most: of each kind of operation, of a message between stages, and of what an all-reduce sums."""
+"""Ranges: the time of an operation, the size of a message between stages, and the size of an all-reduce."""
 COLUMNS = ("program", "devices", "other processes", "dilation", "simulated, ms", "measured, ms", "ratio", "late share")
 FIELDS = ("program", "devices", "others", "dilation", "simulated_ms", "measured_ms", "ratio", "late")
 LENGTHS_MS = (20.0, 50.0, 100.0, 200.0)
 WITHIN = 0.05
 LEAST = 1e-4
-"""Where the axes begin: smaller shares and deviations are drawn there."""
+"""Lower end of the axes: smaller shares and deviations are drawn there."""
 _COMPUTES = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
 """A process that computes until its parent ends."""
 
@@ -53,7 +53,7 @@ _COMPUTES = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum
 def drawn_programs(size: int, numbers: Sequence[int]) -> dict[str, Case]:
     """Return programs for this many devices, drawn by their numbers; the same for the same numbers.
 
-    The schedule, the number of micro-batches, the seconds of each kind of operation and the sizes of what is sent are
+    The schedule, the number of micro-batches, the seconds of each kind of operation and the sizes of messages are
     drawn.  Seconds and sizes are distributed evenly over their logarithms.
     """
     cluster, programs = cluster_of(size, "switch"), dict[str, Case]()
@@ -90,8 +90,10 @@ def trust(item: Item, settings: Settings) -> Result:
             settings.progress(f"trust: {size} devices, time dilation {dilation:g}, {others} other processes")
             make_cases = partial(drawn_programs, size, numbers)
             with computing_beside(others):
-                done, _ = measure(cluster_of(size, "switch"), make_cases, dilation=dilation, rounds=1, warm=False)
-            return [point | {"dilation": dilation, "others": others} for point in done[1:]]
+                measurements, _ = measure(
+                    cluster_of(size, "switch"), make_cases, dilation=dilation, rounds=1, warm=False
+                )
+            return [point | {"dilation": dilation, "others": others} for point in measurements[1:]]
 
         points += load_or_compute(path, list[dict[str, Any]], run)
     return compared(item, points)
@@ -155,7 +157,7 @@ def _num_inside(points: Sequence[dict[str, Any]]) -> int:
 
 
 def _by_mark(points: Sequence[dict[str, Any]]) -> list[tuple[Number, ...]]:
-    """Return how many programs are inside and further off, by what runs beside them and by the mark."""
+    """Return how many programs are within WITHIN and how many not, by the number of other processes and mark."""
     rows: list[tuple[Number, ...]] = []
     for others, is_valid in product(sorted({point["others"] for point in points}), (True, False)):
         group = [point for point in points if point["others"] == others and _is_valid(point) == is_valid]
@@ -165,7 +167,7 @@ def _by_mark(points: Sequence[dict[str, Any]]) -> list[tuple[Number, ...]]:
 
 
 def _summary(points: Sequence[dict[str, Any]], others: int, dilation: float) -> tuple[Number, ...]:
-    """Return the row of all programs that ran beside so many other processes at a dilation."""
+    """Return the row of all programs that ran at a dilation with this many other processes."""
     group = [point for point in points if (point["others"], point["dilation"]) == (others, dilation)]
     valid = [point for point in group if _is_valid(point)]
     return (

@@ -20,7 +20,7 @@ from workbench_studies.papers.result import Result, Series, Settings, read_const
 
 MODELS, BATCHES, TOKENS = ("BERT-Base", "GPT2-Medium", "LLaMA-7B"), (1, 2, 4, 8), 256
 REPEATS = {"binary": 10, "json": 3}
-HERE = "this machine"
+THIS_MACHINE = "this machine"
 MS = 1e3
 
 
@@ -62,7 +62,7 @@ def fig7(item: Item, settings: Settings) -> Result:
                     shape = (batch, TOKENS, description(model).hidden)
                     send_ms, received, nbytes = sides(shape, form, sender, receiver, 1 if settings.quick else repeats)  # type: ignore[arg-type]
                     labels = (model, direction, form, str(batch))
-                    comparisons.append(item.cell((*labels, HERE), None, send_ms + received))
+                    comparisons.append(item.cell((*labels, THIS_MACHINE), None, send_ms + received))
                     rows.append((*labels, send_ms, received, nbytes / 1e6))
                     points.append((float(batch), send_ms + received))
                     totals[form, batch, model] = send_ms + received, nbytes

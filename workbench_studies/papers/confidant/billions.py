@@ -26,7 +26,7 @@ class Constants:
     pace: float
 
 
-class Found(NamedTuple):
+class BestPlan(NamedTuple):
     """time: seconds of a mini-batch.  memory: GB, the mean of the devices.  blocks: each device's blocks.  used: each
     device's GB.
     """
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     used: tuple[float, ...]
 
 
-def trained(model: str, batch: int, constants: Constants) -> Found:
+def trained(model: str, batch: int, constants: Constants) -> BestPlan:
     """Simulate an asynchronous pipeline in float32 over the three devices in their order, partitioned by Eq. 3."""
     cluster = load_cluster(CLUSTER).with_each(
         lambda device: replace(device, flops_per_s=constants.pace * device.flops_per_s)
@@ -45,9 +45,9 @@ def trained(model: str, batch: int, constants: Constants) -> Found:
     tokens, sizes = constants.tokens, TechniqueSizes(lora_rank=LORA_RANK)
     costs = costs_of(model, cluster, batch=batch, tokens=tokens, technique="lora", sizes=sizes)
     plan = plan_asynchronous(costs, searches=False, method=PAPER)
-    used = tuple(nbytes / GB for nbytes in stages_bytes(costs, plan))
+    used_gb = tuple(nbytes / GB for nbytes in stages_bytes(costs, plan))
     seconds = pace_s(costs.profile, cluster, plan, tokens=tokens, first=WARM_UP, count=TIMED)
-    return Found(seconds, fmean(used), tuple(stage.num_layers for stage in plan.stages), used)
+    return BestPlan(seconds, fmean(used_gb), tuple(stage.num_layers for stage in plan.stages), used_gb)
 
 
 def table8(item: Item) -> Result:

@@ -231,7 +231,7 @@ INSTRUCTED = replace(
 )
 """Table 5's text generation; the paper trains Phi-2 by LoRA (Table 8)."""
 FOLDERS = "conll2003", "squad", "alpaca"
-"""Of the folder of data, if it is not one of them itself."""
+"""Subfolders of the folder of data, which may also be one of them itself."""
 
 
 def table5(item: Item, settings: Settings) -> Result:

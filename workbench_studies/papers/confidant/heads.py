@@ -91,7 +91,9 @@ def algorithm1(item: Item) -> Result:
     smooth = []
     for processors, start in product(SMOOTH_PROCESSORS, STARTS):
         statistics = summary(gaps([smooth_profile(draw, processors, start) for _ in range(PROFILES)]))
-        values = (statistics[f"{what}, without surplus"] for what in ("misses the optimum", "mean gap", "largest gap"))
+        values = (
+            statistics[f"{quantity}, without surplus"] for quantity in ("misses the optimum", "mean gap", "largest gap")
+        )
         smooth.append((processors, "costs time" if start else "costs nothing", *values))
     return item.result(
         [item.cell((name,), None, value) for name, value in named.items()],

@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     """How Table 6 may have been trained.
 
     tokens: the name of the constant.  state: bytes of the optimizer's state for each byte that is trained.
-    is_each: whether every version of a stage's weights has gradients and an optimizer of its own.
+    is_each: whether every version of a stage's weights has separate gradients and a separate optimizer.
     """
 
     tokens: str
@@ -146,7 +146,7 @@ def frozen_embedding(model: str, cluster: Cluster, tokens: int, batch: int, read
     return Equation3(Problem(profile, cluster, batch_size=batch, sequence_length=tokens))
 
 
-def held(model: str, batch: int, device: str, tokens: int, reading: Reading) -> tuple[Number, int]:
+def gigabytes(model: str, batch: int, device: str, tokens: int, reading: Reading) -> tuple[Number, int]:
     """Return the GB of the most blocks that fit on a device, and their number; of a cluster the mean, OOM if no
     partition fits.
     """
@@ -181,13 +181,13 @@ def _states_of_versions(costs: Equation3, plan: Plan, reading: Reading) -> float
 
 def table6(item: Item) -> Result:
     """Predict the memory of single devices and of Confidant with one sequence length, which is fitted to one cell of
-    GPT2-Medium; beside it by the other READINGS.
+    GPT2-Medium.  Further columns are for the other READINGS.
     """
     lengths, paper = read_constants(PAPER, dict[str, int], "table6"), item.printed
     rows: dict[str, Row] = {}
     for name, reading in READINGS.items():
         tokens = lengths[reading.tokens]
-        needs = {labels[:3]: held(labels[0], int(labels[1]), labels[2], tokens, reading) for labels in paper}
+        needs = {labels[:3]: gigabytes(labels[0], int(labels[1]), labels[2], tokens, reading) for labels in paper}
         comparisons = item.compare(partial(_memory_or_blocks, needs))
         off = [(cell.labels, abs(cell.deviation)) for cell in comparisons if cell.deviation is not None]
         medians = [

@@ -19,7 +19,7 @@ from workbench_studies.papers.items import Item, each_cell
 from workbench_studies.papers.result import Number, Result, Row
 
 MINI_BATCHES = 10
-"""As in section 5.2.2."""
+"""Number of mini-batches, as in section 5.2.2."""
 BATCH_SIZES = {"BERT-Base": 8, "GPT2-Medium": 4}
 LARGEST = "redmi-k50"
 """The phone that holds the whole of both models (Table 6)."""

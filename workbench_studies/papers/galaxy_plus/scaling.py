@@ -48,7 +48,7 @@ NO_MESSAGE_S = 0.0
 """In the simulator: the testbed's links have the cost of a message in their latency."""
 LAYERS = 24
 """The layer is repeated, as in the paper; embedding and head do not count."""
-Found = Mapping[tuple[str, str], Mapping[int, float]]
+Seconds = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def layer_plan(model: str, system: str, count: int, length: int) -> InferencePlan:
@@ -110,7 +110,7 @@ def strong(constants: Constants, model: str, system: str, counts: tuple[int, ...
 
 
 def _result(
-    item: Item, scaled: Found, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **texts: Any
+    item: Item, scaled: Seconds, ours: Callable[[float], float], trivial: float, tables: dict[str, Rows], **texts: Any
 ) -> Result:
     """Return a figure's result: ours (value with 4 devices) for each method next to the paper's for Galaxy+."""
     paper = {model: value for (model, _), value in item.printed.items()}

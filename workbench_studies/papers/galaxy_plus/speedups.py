@@ -272,12 +272,12 @@ def _balance(constants: Constants, paper: Cells) -> Rows:
     for model in TABLE_V:
         printed_factor = paper[model, ENVIRONMENTS[1], "speed-up over ES"]
         weights = least_bytes(model, 0)[1]
-        needed = weights
+        remaining_bytes = weights
         seconds = 0.0  # of the layers, assigned to the fastest devices first, in units of the model's FLOPs
         for device in sorted(devices, key=lambda each: -each.flops_per_s):
-            part_bytes = min(needed, float(device.memory_bytes))
+            part_bytes = min(remaining_bytes, float(device.memory_bytes))
             seconds += part_bytes / weights / device.flops_per_s
-            needed -= part_bytes
+            remaining_bytes -= part_bytes
         most = seconds * sum(speeds)
         rows.append(
             (

@@ -34,14 +34,14 @@ FACTOR = 4.0
 """Slowdown of a request's work on the loaded device.  [assumed]: the paper's load is 'mobile DNN training and
 inference'."""
 DROP, RISE = 0.7, 1.2
-"""Of a throughput: changes beyond these are called significant, which the paper does not define."""
+"""Factors of a throughput: we call changes beyond these significant, which the paper does not define."""
 NUM_REQUESTS = 20
 STEP_S = 10.0
 REACTIONS: dict[str, Reaction] = {"without re-scheduling": "none", "with re-scheduling": "exclude"}
 WITHOUT, WITH = REACTIONS
 
 BEGINS_S, UNTIL_S = (20.0, 3.0), (45.0, 9.0)
-"""Of the load and of the service when executed; the second ones when quick."""
+"""Begin of the load and end of the service when executed; the second ones are for a quick run."""
 
 
 @lru_cache(maxsize=8)

@@ -75,8 +75,8 @@ class Runner:
         )
 
     def _tell(self, trial: Trial) -> Callable[[Curve], None]:
-        def told(curve: Curve) -> None:
+        def report_curve(curve: Curve) -> None:
             if curve.scores and curve.scores[-1][0] == curve.steps:
                 self.progress(f"{trial.name}: step {curve.steps}, validation {100 * curve.scores[-1][1]:.1f}")
 
-        return told
+        return report_curve

@@ -49,12 +49,12 @@ def table9(item: Item, settings: Settings) -> Result:
         if experiment == "LoRA":
             return float(getattr(options, quantity))
         method, technique = EXPERIMENTS[experiment]
-        used = [trial for trial in rows.values() if (trial.method, trial.technique) == (method, technique)]
+        trials = [trial for trial in rows.values() if (trial.method, trial.technique) == (method, technique)]
         grids: dict[str, Iterable[float]] = {
             "learning rate": tried["rates"][f"{method}, {technique}"],
-            "batch size": [trial.queries * trial.batch_size for trial in used if trial.steps >= FULL_STEPS],
-            "q": [trial.queries for trial in used],
-            "epsilon": [trial.epsilon for trial in used],
+            "batch size": [trial.queries * trial.batch_size for trial in trials if trial.steps >= FULL_STEPS],
+            "q": [trial.queries for trial in trials],
+            "epsilon": [trial.epsilon for trial in trials],
         }
         return _grid(grids[quantity])
 

@@ -260,9 +260,9 @@ def table3(item: Item) -> Result:
     ]
     rows = []
     for model, length in product(MODELS, (64, 256)):
-        given: dict[str, Any] = {"rows": 32, "sequence_length": length, "copies": 1}
+        sizes: dict[str, Any] = {"rows": 32, "sequence_length": length, "copies": 1}
         ungathered, gathered = (
-            forward_memory(describe(model), memory_rule(constants), **given, targets=targets) for targets in (None, 1)
+            forward_memory(describe(model), memory_rule(constants), **sizes, targets=targets) for targets in (None, 1)
         )
         rows.append(
             (

@@ -68,8 +68,8 @@ def outcomes_of(settings: Settings, plans: Mapping[Key, Training]) -> dict[Key, 
     folder = None if settings.workdir is None else settings.workdir / "trainings"
     trainings = {key: [replace(plan, seed=seed) for seed in settings.seeds] for key, plan in plans.items()}
     # All trainings together, because some share the backbone's taps.
-    done = run_all([each for plan in trainings.values() for each in plan], folder, settings.data, settings.progress)
-    return {key: [done[each] for each in plan] for key, plan in trainings.items()}
+    results = run_all([each for plan in trainings.values() for each in plan], folder, settings.data, settings.progress)
+    return {key: [results[each] for each in plan] for key, plan in trainings.items()}
 
 
 def less(settings: Settings, first: Sequence[Outcome], second: Sequence[Outcome]) -> Difference:
@@ -95,7 +95,7 @@ def paper_means(table: str) -> dict[tuple[str, str], float]:
     return {key: statistics.fmean(column) for key, column in values.items()}
 
 
-def beside(table: str, ours: Mapping[tuple[str, str], float]) -> Rows:
+def paper_next_to(table: str, ours: Mapping[tuple[str, str], float]) -> Rows:
     """Return the paper's scores of its three models with ours, by task and row of a table; ours: by row and task."""
     rows: dict[tuple[str, str], list[Number]] = {}
     for (row, _, task), value in printed(PAPER, table).items():
@@ -156,7 +156,7 @@ def table6(item: Item, settings: Settings) -> Result:
     means = {(name, TITLES[task]): tested(outcomes)[0] for (name, task), outcomes in outcomes_by_key.items()}
     return item.result(
         comparisons,
-        tables={"scores": scores, "significance": significance, "beside": beside("table6", means)},
+        tables={"scores": scores, "significance": significance, "beside": paper_next_to("table6", means)},
         checks=checks,
         findings=findings,
     )
@@ -230,7 +230,7 @@ def table7(item: Item, settings: Settings) -> Result:
     nbytes = [(precision, held_bytes(backbone(model, precision)) / 1e6) for precision in PRECISIONS]
     return item.result(
         comparisons,
-        tables={"scores": scores, "bytes": nbytes, "beside": beside("table7", means)},
+        tables={"scores": scores, "bytes": nbytes, "beside": paper_next_to("table7", means)},
         checks=checks,
         model=model,
     )
@@ -255,8 +255,8 @@ def fig14(item: Item, settings: Settings) -> Result:
     for how in ("distilled", "pruned", "torch_pruned", "fan_in"):
         if how in iterations:
             ours = iterations[how]
-            is_sooner, said = ours is not None and ours < gaussian, "not reached" if ours is None else ours
-            checks.append(item.check("sooner", is_sooner, way=WAYS[how], own=said, gaussian=gaussian, target=target))
+            is_sooner, shown = ours is not None and ours < gaussian, "not reached" if ours is None else ours
+            checks.append(item.check("sooner", is_sooner, way=WAYS[how], own=shown, gaussian=gaussian, target=target))
     return item.result(
         [
             item.cell(

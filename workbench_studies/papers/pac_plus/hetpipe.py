@@ -61,8 +61,8 @@ def hetpipe(problem: Problem) -> VirtualWorkers:
             if len(plans) < len(groups):
                 break  # more in flight needs more memory
             workers = VirtualWorkers(pipelines=plans, in_flight=mini_batches)
-            needed = needs(profile, workers, sequence_length=problem.longest)
-            if not fits(cluster, needed):
+            need_bytes = needs(profile, workers, sequence_length=problem.longest)
+            if not fits(cluster, need_bytes):
                 break
             parts = wave_seconds(profile, cluster, workers, sequence_length=problem.sequence_length)
             settings.append((not several, sum(parts.values()) / workers.wave_samples, len(settings), workers, parts))

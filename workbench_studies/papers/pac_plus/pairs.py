@@ -1,8 +1,8 @@
-"""What the embeddings of a frozen backbone say of pairs of sentences, without and with a trained head (beside PAC+,
-Table VI).
+"""Score pairs of sentences by the embeddings of a frozen backbone, without and with a trained head (not in PAC+; see
+its Table VI).
 
-Parity with LoRA is not reached on pairs.  If the cosine of two frozen embeddings scores as high as Parallel Adapters,
-these learn from the backbone's activations nothing that it did not hold.
+Parallel Adapters do not reach parity with LoRA on pairs.  If the cosine of two frozen embeddings scores as high as
+Parallel Adapters, the adapters have learned nothing that the backbone's activations do not contain.
 """
 
 from __future__ import annotations
@@ -143,24 +143,24 @@ def cosine_score(task: Task, splits: Mapping[str, Embedded]) -> float:
 def trained_score(task: Task, splits: Mapping[str, Embedded], head: str, seed: int) -> float:
     """Return the test score of a head of one hidden layer at its best epoch on the validation split."""
     torch.manual_seed(seed)
-    read = {name: each.features(head) for name, each in splits.items()}
-    mean, std = read["train"].mean(dim=0), read["train"].std(dim=0) + 1e-6
-    read = {name: (each - mean) / std for name, each in read.items()}
+    features = {name: each.features(head) for name, each in splits.items()}
+    mean, std = features["train"].mean(dim=0), features["train"].std(dim=0) + 1e-6
+    features = {name: (each - mean) / std for name, each in features.items()}
     labels = torch.tensor(task.train.labels)
-    width = read["train"].shape[1]
+    width = features["train"].shape[1]
     model = nn.Sequential(nn.Linear(width, HIDDEN), nn.GELU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, task.num_outputs))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     best = (-float("inf"), 0.0)
     for _ in range(EPOCHS):
         model.train()
         for rows in torch.randperm(len(labels)).split(BATCH_SIZE):
-            task_loss(model(read["train"][rows]), labels[rows], task.kind).backward()
+            task_loss(model(features["train"][rows]), labels[rows], task.kind).backward()
             optimizer.step()
             optimizer.zero_grad()
         model.eval()
         with torch.no_grad():
             validation, test = (
-                score(task, model(read[name]).tolist(), getattr(task, name).labels) for name in SPLITS[1:]
+                score(task, model(features[name]).tolist(), getattr(task, name).labels) for name in SPLITS[1:]
             )
         best = max(best, (validation, test))
     return best[1]

@@ -298,8 +298,8 @@ def costs(constants: Constants) -> Mapping[tuple[str, str], Cost]:
         slowest_s = max(
             sum(span.end_s - span.start_s for span in side_spans if span.rank == rank) for rank in cached.ranks
         )
-        needed = cached_needs(problem.profile, cached, sequence_length=length).values()
-        costs_of[model, CACHED] = Cost.of(samples, slowest_s, timeline, needed)
+        need_bytes = cached_needs(problem.profile, cached, sequence_length=length).values()
+        costs_of[model, CACHED] = Cost.of(samples, slowest_s, timeline, need_bytes)
     return costs_of
 
 
@@ -380,12 +380,12 @@ def fig13(item: Item) -> Result:
 
 def _sums(paper: Cells) -> list[tuple[str, float]]:
     """Compare the paper's percentages with each other: forward f and backward b of full fine-tuning, side network x."""
-    left = 1 - paper["time saved by parallel_adapters", "most"] / 100
+    share = 1 - paper["time saved by parallel_adapters", "most"] / 100
     cached = 1 - paper["time saved by parallel_adapters_cached", "most"] / 100
-    forward = left - cached
+    forward = share - cached
     of_full = (1 - paper["backward time saved by parallel_adapters against full", "about"] / 100) * (1 - forward)
     return [
-        ("Parallel Adapters: forward + side network (1 - 56.24 %)", left),
+        ("Parallel Adapters: forward + side network (1 - 56.24 %)", share),
         ("side network alone, from the cache (1 - 96.39 %)", cached),
         ("so the backbone's forward", forward),
         ("and full fine-tuning's backward", 1 - forward),

@@ -1,4 +1,4 @@
-"""What RingAda's table and figure share."""
+"""The settings that RingAda's table and figure share."""
 
 from __future__ import annotations
 

@@ -68,14 +68,14 @@ def table1(item: Item, settings: Settings) -> Result:
             (count, single, pipe, ours_s, pipe / ours_s, single / ours_s, "" if plan is None else plan.partition())
         )
     times = {scheme: seconds_after(constants, scheme)[-1] / constants.epochs for scheme in (SINGLE, PIPE, RING)}
-    ring, beside = (layer_times(constants, scheme, constants.micro_batches)[0] for scheme in (RING, PARALLEL))
+    ring, parallel = (layer_times(constants, scheme, constants.micro_batches)[0] for scheme in (RING, PARALLEL))
     deviations = _deviations(paper, constants)
     trivial = [
         100 * (paper[SINGLE, TIME] / constants.devices / paper[scheme, TIME] - 1) for scheme in (SINGLE, PIPE, RING)
     ]
     stashing, memory = (1 + constants.backward) * constants.layers / constants.devices, paper[RING, "memory"]
     others = (average(constants, PIPE, constants.micro_batches), stashing, average(constants, SINGLE, 1))
-    depths = [(depth, ring_s, *(other / ring_s for other in others), beside[depth]) for depth, ring_s in ring.items()]
+    depths = [(depth, ring_s, *(other / ring_s for other in others), parallel[depth]) for depth, ring_s in ring.items()]
     sensitivity = item.sensitivity(constants, partial(_deviations, paper), trivial)
     tables: dict[str, Rows] = {"micro": rows, "depths": depths, "sensitivity": sensitivity}
     return item.result(
