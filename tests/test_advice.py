@@ -129,8 +129,8 @@ def test_drafts_of_texts_pay_from_the_acceptance_at_which_they_are_as_fast_as_wi
     ):
         known = replace(int4, break_even=0.1, acceptance=counted, expected=expected)
         others = [offer for offer in drafts.offers if offer is not int4]
-        told = replace(drafts, offers=(*others, known))
-        assert told.best is not None and told.best.name == best and re.search(words, draft_conclusion(told))
+        changed = replace(drafts, offers=(*others, known))
+        assert changed.best is not None and changed.best.name == best and re.search(words, draft_conclusion(changed))
     assert "No draft can pay" in draft_conclusion(replace(drafts, offers=drafts.offers[-1:]))
     assert "No device has memory" in draft_conclusion(replace(drafts, offers=()))
     assert on(cluster.part([0]), serves=True).drafts is None  # BERT writes no texts

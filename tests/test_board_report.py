@@ -112,12 +112,16 @@ def test_nothing_that_the_owner_has_named_is_shared(tmp_path: Path) -> None:
     assert SECRET not in text and "10.0.0" not in text and "/home" not in text
     known = {"own", "rpi-5", "pac_plus", "switch", "tls", "workbench board report"}
     assert {one for one in texts_in(json.loads(text)) if not re.fullmatch(r"[\d.a-z+]+|\d{4}-\d\d", one)} <= known
-    found = read_board_report(shared)
-    assert found.run is not None and (found.run.method, found.run.model, found.run.task) == ("pac_plus", "own", "own")
-    assert (found.run.predicted_s, found.run.measured_s, found.run.num_faults) == (1.0, 1.1, 1)
-    assert [board.model for board in found.boards] == ["own", "rpi-5"]
-    assert found.boards[0].processors_gflops == (50.0, 1.0) and found.boards[0].storage_mb_per_s is None
-    assert (found.links[0].source, found.links[0].destination, found.links[0].mbit_per_s) == (0, 1, 1000.0)
+    result = read_board_report(shared)
+    assert result.run is not None and (result.run.method, result.run.model, result.run.task) == (
+        "pac_plus",
+        "own",
+        "own",
+    )
+    assert (result.run.predicted_s, result.run.measured_s, result.run.num_faults) == (1.0, 1.1, 1)
+    assert [board.model for board in result.boards] == ["own", "rpi-5"]
+    assert result.boards[0].processors_gflops == (50.0, 1.0) and result.boards[0].storage_mb_per_s is None
+    assert (result.links[0].source, result.links[0].destination, result.links[0].mbit_per_s) == (0, 1, 1000.0)
 
 
 @pytest.fixture
@@ -126,17 +130,17 @@ def shared(tmp_path: Path) -> BoardReport:
 
 
 def test_every_text_of_the_file_has_a_fixed_form(shared: BoardReport) -> None:
-    whole = json.loads(to_json(shared))
-    assert whole["month"] == "2026-11"
-    for part in (whole, whole["boards"][0], whole["run"]):
+    document = json.loads(to_json(shared))
+    assert document["month"] == "2026-11"
+    for part in (document, document["boards"][0], document["run"]):
         for name in [name for name, value in part.items() if isinstance(value, str)]:
             kept, part[name] = part[name], f"/home/{SECRET} @"
             with pytest.raises(ConfigError, match="shared"):
-                from_json(json.dumps(whole), BoardReport, source="shared")
+                from_json(json.dumps(document), BoardReport, source="shared")
             part[name] = kept
-    whole["note"] = SECRET
+    document["note"] = SECRET
     with pytest.raises(ConfigError, match="note"):
-        from_json(json.dumps(whole), BoardReport, source="shared")
+        from_json(json.dumps(document), BoardReport, source="shared")
 
 
 @pytest.mark.parametrize(
@@ -161,11 +165,11 @@ def test_a_kit_is_shared_once_it_has_measured_itself(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="they are emulated"):
         board_report(str(file))
     file.write_text(MEASURED)
-    found = board_report(str(file))
-    first, second = found.boards
+    result = board_report(str(file))
+    first, second = result.boards
     assert (first.gflops, first.memory_gb_per_s, first.storage_mb_per_s) == (51.2, 8.5, None)
     assert (second.gflops, second.memory_gb_per_s) == (None, None), "what the catalogue says is not measured"
-    assert (found.links[0].mbit_per_s, found.links[0].latency_ms, found.run) == (938.0, 0.31, None)
+    assert (result.links[0].mbit_per_s, result.links[0].latency_ms, result.run) == (938.0, 0.31, None)
     printed = call("report", file)
     assert json.loads(printed.output)["boards"][0]["gflops"] == 51.2 and SECRET not in printed.output
 
@@ -185,13 +189,13 @@ def test_a_kit_is_shared_once_it_has_measured_itself(tmp_path: Path) -> None:
 def test_a_file_that_contradicts_itself_or_names_what_is_unknown_is_refused(
     shared: BoardReport, place: tuple[str | int, ...], value: object, why: str
 ) -> None:
-    whole = json.loads(to_json(shared))
-    part = whole
+    document = json.loads(to_json(shared))
+    part = document
     for step in place[:-1]:
         part = part[step]
     part[place[-1]] = value
     with pytest.raises(ConfigError, match=re.escape(why)):
-        from_json(json.dumps(whole), BoardReport, source="shared")
+        from_json(json.dumps(document), BoardReport, source="shared")
 
 
 def test_a_page_shows_what_was_sent(tmp_path: Path, shared: BoardReport) -> None:

@@ -81,8 +81,8 @@ def test_the_converted_model_gives_the_same_numbers(converted):
     again = load_stack(str(folder))
     ids, mask = torch.tensor([[5, 300, 9, 700, 41]]), torch.ones(1, 5, dtype=torch.long)
     expected, _ = stack(ids, mask)
-    found, _ = again(ids, mask)
-    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)  # kept as float16
+    actual, _ = again(ids, mask)
+    torch.testing.assert_close(actual, expected, rtol=5e-3, atol=5e-3)  # kept as float16
     assert json.loads((folder / "config.json").read_text())["rope_theta"] == 10000.0
 
 

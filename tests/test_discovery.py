@@ -33,12 +33,12 @@ def test_a_device_that_announces_itself_is_found_with_what_it_says() -> None:
     about = about_this_machine()
     with announced(name, about, interfaces=LOOPBACK) as addresses:
         assert addresses == "127.0.0.1"
-        found = wait_for(lambda: seen(name), f"an announcement of {name}")
-        assert found is not None
-        assert (found.address, found.port, dict(found.about)) == ("127.0.0.1", 22, about)
+        result = wait_for(lambda: seen(name), f"an announcement of {name}")
+        assert result is not None
+        assert (result.address, result.port, dict(result.about)) == ("127.0.0.1", 22, about)
         assert set(about) == {"cores", "memory_mb", "machine", "python", "framework", "battery", "version"}
-        said = wait_for(lambda: is_taken(name), "a refusal of the name")
-        assert f"'{name}' was asked for. Another device in this network has that name" in said
+        refusal = wait_for(lambda: is_taken(name), "a refusal of the name")
+        assert f"'{name}' was asked for. Another device in this network has that name" in refusal
     wait_for(lambda: not seen(name), f"an end of {name}")
 
 
@@ -59,7 +59,7 @@ def test_what_is_seen_is_shown_as_text_and_is_a_candidate_only(monkeypatch: pyte
     )
     twins = [Candidate("pi", f"10.0.0.{at}", 22, {}) for at in (4, 5)]
     monkeypatch.setattr(discovery, "discover", lambda: (*twins, hostile._replace(address="10.0.0.6")))
-    told = call("devices", "--discover", columns=200).stdout
-    assert "'pi' has the addresses 10.0.0.4, 10.0.0.5. Take one for each device" in told and "alpha' has" not in told
+    text = call("devices", "--discover", columns=200).stdout
+    assert "'pi' has the addresses 10.0.0.4, 10.0.0.5. Take one for each device" in text and "alpha' has" not in text
     monkeypatch.setattr(discovery, "discover", lambda: ())
     assert "--announce" in call("devices", "--discover").stdout

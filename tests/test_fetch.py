@@ -85,7 +85,7 @@ def test_terms_are_accepted_once_and_pieces_joined(toy, monkeypatch, tmp_path):
     asset, _, cache = toy
     pieces = make_wheel(tmp_path / "index", {"toy_pieces/b": b"two", "toy_pieces/a": b"one "}, "toy-pieces")
     piece = Asset(requirement="toy-pieces==1.0", sha256=sha256_of(pieces), folder="toy_pieces")
-    whole = hashlib.sha256(b"one twoone two").hexdigest()
+    digest = hashlib.sha256(b"one twoone two").hexdigest()
     terms = {"terms": "Be kind.", "parts": (piece, piece), "joined": "whole"}
     change(monkeypatch, asset, **terms, checks={"whole": "0" * 64})
     assert fetch() == {}
@@ -96,7 +96,7 @@ def test_terms_are_accepted_once_and_pieces_joined(toy, monkeypatch, tmp_path):
     with pytest.raises(MissingDataError, match="whole has a SHA-256 other"):
         fetch(["toy"], accept_terms=True)
     assert leftovers(cache) == []
-    change(monkeypatch, asset, **terms, checks={"whole": whole})
+    change(monkeypatch, asset, **terms, checks={"whole": digest})
     path = fetch(["toy"], accept_terms=True)["toy"]
     assert (path / "whole").read_bytes() == b"one twoone two" and (path / "config.json").is_file()
     assert fetch(["toy"])["toy"] == path

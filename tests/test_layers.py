@@ -72,7 +72,7 @@ def unit(module: str) -> str:
 
 
 def faults(module: str, names: set[str]) -> list[str]:
-    own, found = unit(module), []
+    own, results = unit(module), []
     for name in sorted(names):
         parts = name.split(".")
         if (
@@ -82,10 +82,10 @@ def faults(module: str, names: set[str]) -> list[str]:
             and parts[1] != own
             and FLOOR[parts[1]] >= FLOOR[own]
         ):
-            found.append(f"{module} (floor {FLOOR[own]}) imports {name} (floor {FLOOR[parts[1]]})")
+            results.append(f"{module} (floor {FLOOR[own]}) imports {name} (floor {FLOOR[parts[1]]})")
         if own in WITHOUT_TORCH and module != PROGRAM_OF_RANKS and parts[0] in HEAVY:
-            found.append(f"{module} imports {name}, but {own} must work without it")
-    return found
+            results.append(f"{module} imports {name}, but {own} must work without it")
+    return results
 
 
 @pytest.mark.parametrize("module", MODULES)

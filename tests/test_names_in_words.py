@@ -35,15 +35,15 @@ MODULES = {module_of(path): path for path in SOURCES}
 @cache
 def names_in(module: str) -> dict[str, ast.AST]:
     """Return what a module defines or imports, by name."""
-    found: dict[str, ast.AST] = {}
+    results: dict[str, ast.AST] = {}
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found[node.name] = node
+            results[node.name] = node
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).split(".")[0]: node for alias in node.names}
+            results |= {(alias.asname or alias.name).split(".")[0]: node for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found[node.id] = node
-    return found
+            results[node.id] = node
+    return results
 
 
 TOPS = {part for name in MODULES for part in name.split(".")}
@@ -67,14 +67,14 @@ def resolves(name: str) -> bool:
 def stale(text: str, given: Iterable[str] = ()) -> list[str]:
     """Return the names in a text that look like ours and are not there.  given: names of arguments, whose attributes
     are no modules."""
-    found = []
+    results = []
     for name in sorted(set(DOTTED.findall(text)) - NOT_OURS):
         head, last = name.split(".")[0], name.split(".")[-1]
         if last == "py":
-            found += [name] if not any(path.as_posix().endswith(f"/{name}") for path in SOURCES) else []
+            results += [name] if not any(path.as_posix().endswith(f"/{name}") for path in SOURCES) else []
         elif last not in FILES and head in TOPS and head not in given and not resolves(name):
-            found.append(name)
-    return found
+            results.append(name)
+    return results
 
 
 def documented(path: Path) -> Iterator[tuple[int, str, set[str]]]:

@@ -123,7 +123,7 @@ def pinned_version(name: str) -> str:
 
 def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requirement]:
     """Every installed package that the direct dependencies need on this machine, by name."""
-    found: dict[str, Requirement] = {}
+    results: dict[str, Requirement] = {}
     visited, waiting = set(), list(direct)
     while waiting:
         requirement = waiting.pop()
@@ -133,12 +133,12 @@ def closure(direct: Iterable[Requirement] = DIRECT.values()) -> dict[str, Requir
         ):
             continue
         visited.add((name, extras))
-        found[name] = requirement
+        results[name] = requirement
         for line in requires(name) or ():
             needed = Requirement(line)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras | {""}):
                 waiting.append(Requirement(re.sub(r";.*", "", line)))
-    return found
+    return results
 
 
 def test_constraints_pin_everything_that_gets_installed() -> None:
@@ -152,7 +152,7 @@ def test_constraints_pin_everything_that_gets_installed() -> None:
 def excluded(pins: dict[str, Requirement], python: str) -> set[str]:
     """Return the pins whose release does not allow a Python; known of what is installed, and of what NOT_INSTALLED
     names."""
-    found = set()
+    results = set()
     for name, pin in pins.items():
         [specifier] = pin.specifier
         try:
@@ -167,8 +167,8 @@ def excluded(pins: dict[str, Requirement], python: str) -> set[str]:
             )
             allowed = NOT_INSTALLED[name, specifier.version]
         if Version(python) not in SpecifierSet(allowed):
-            found.add(name)
-    return found
+            results.add(name)
+    return results
 
 
 def test_no_pin_excludes_the_oldest_python() -> None:
@@ -219,9 +219,9 @@ def test_every_pin_has_a_wheel(python: str, system: str) -> None:
         "--constraint",
         "constraints.txt",
     ]
-    asked = [*uv, "--python-platform", system, "--python-version", python, "pyproject.toml"]
+    command = [*uv, "--python-platform", system, "--python-version", python, "pyproject.toml"]
     environment = os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}
-    answer = subprocess.run(asked, cwd=ROOT, env=environment, capture_output=True, text=True)
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
 
 

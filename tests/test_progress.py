@@ -50,8 +50,8 @@ def test_a_phase_after_the_steps_has_its_own_bar_and_no_rate(state: RunState, cl
     now = state.snapshot()
     assert now.samples_per_s is not None and now.remaining_s is None and "left" not in now.headline
     state.update(Event("phase", message="Scoring every epoch", stage="evaluate"))
-    told = counting(state.update, SCORED, before=1, rounds=3)
-    told(50, 100)
+    text = counting(state.update, SCORED, before=1, rounds=3)
+    text(50, 100)
     now = state.snapshot()
     assert now.samples_per_s is now.remaining_s is None and "samples/s" not in now.headline
     [*_, bar] = now.bars

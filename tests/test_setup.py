@@ -69,9 +69,9 @@ def test_where_torch_comes_from_on_four_kinds_of_machine(kind: str, tmp_path: Pa
     machine = Machine(tmp_path, KINDS[kind])
     if "own index" in kind:
         (tmp_path / "pip-extra-index-url").write_text("https://own.example/simple\n")
-    commands, said = machine.set_up()
+    commands, text = machine.set_up()
     assert commands == (CPU if kind == "x86" else AS_IT_IS)
-    assert "ndex" not in said
+    assert "ndex" not in text
 
 
 OWN = {
@@ -125,7 +125,7 @@ def test_what_fails_is_replaced_and_the_size_is_said_once(failing: str, tmp_path
     """torch's index is out of reach; uv has no wheel for this machine; and nothing can be installed at all."""
     machine = Machine(tmp_path, "Linux x86_64")
     machine.environment["FAILING"] = failing
-    commands, said = machine.set_up(code=2 if failing == "-e" else 0)
+    commands, text = machine.set_up(code=2 if failing == "-e" else 0)
     backend, plain, pip = f"uv --torch-backend=cpu {ALL}", f"uv {ALL}", f"pip --disable-pip-version-check --quiet {ALL}"
     assert (
         commands[1:]
@@ -135,7 +135,7 @@ def test_what_fails_is_replaced_and_the_size_is_said_once(failing: str, tmp_path
             "-e": [backend, plain, pip],
         }[failing]
     )
-    assert said.count("several GB") == 1 and ("Installing with pip" in said) == (failing != "--torch-backend=cpu")
+    assert text.count("several GB") == 1 and ("Installing with pip" in text) == (failing != "--torch-backend=cpu")
 
 
 def test_a_finished_set_up_does_nothing(tmp_path: Path) -> None:

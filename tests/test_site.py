@@ -114,10 +114,10 @@ def texts_of(path: Path) -> list[str]:
 
 def test_troubleshooting_quotes_what_the_code_says() -> None:
     sources = [path for name in ("workbench", "workbench_labs") for path in (ROOT / name).rglob("*.py")]
-    said = "\n".join([*(text for path in sources for text in texts_of(path)), (ROOT / "Makefile").read_text()])
+    output = "\n".join([*(text for path in sources for text in texts_of(path)), (ROOT / "Makefile").read_text()])
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
     quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row)]
     # Three dots, and numbers, stand for what differs from case to case.
     parts = [part.strip(" .'") for quote in quotes for part in re.split(r"\.\.\.|\. |\d+x?", quote)]
     assert len(parts) > 30
-    assert [part for part in parts if part not in said] == []
+    assert [part for part in parts if part not in output] == []

@@ -69,8 +69,8 @@ def test_emulated_devices_have_their_share_of_this_machine_and_others_the_catalo
 
 
 def test_links_between_emulated_devices_are_measured() -> None:
-    found = survey_links(two_devices(), repeats=2)
-    used, rows = found.fidelity, found.rows
+    result = survey_links(two_devices(), repeats=2)
+    used, rows = result.fidelity, result.rows
     assert used in ("kernel", "paced")
     assert [(row.source, row.destination) for row in rows] == [("left", "right"), ("right", "left")]
     for row in rows:
@@ -132,9 +132,9 @@ def job(tmp_path_factory) -> Job:
 
 
 def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> None:
-    found = survey_layers(job, two_devices(), batch_sizes=(1, 16), sequence_length=64, device="right")
-    assert (found.model, found.device, found.source, len(found.rows)) == ("tiny-bert", "right", "scaled", 12)
-    row = found.rows[6]
+    result = survey_layers(job, two_devices(), batch_sizes=(1, 16), sequence_length=64, device="right")
+    assert (result.model, result.device, result.source, len(result.rows)) == ("tiny-bert", "right", "scaled", 12)
+    row = result.rows[6]
     assert (row.layer, row.batch) == (0, 16)
     assert row.measured["forward_s"] == pytest.approx(2 * 2 * 8e-3)  # F and SF, on half a core
     assert row.measured["backward_s"] == pytest.approx(2 * 8e-3)
@@ -147,7 +147,7 @@ def test_layers_beside_their_analytic_figures(measured: list[int], job: Job) -> 
         (row.analytic["forward_flops"] + row.analytic["backward_flops"]) / (6 * 8e-3)
     )
     assert row.analytic["tap_bytes"] == 16 * 64 * hidden * 2 * 2  # b_0 and b_1, in bfloat16
-    assert [(first, last) for first, last, _ in alike(found)] == [(0, 0), (1, 4), (5, 5)]
+    assert [(first, last) for first, last, _ in alike(result)] == [(0, 0), (1, 4), (5, 5)]
 
 
 def test_a_kept_profile_is_used_and_its_age_shown(measured: list[int], job: Job) -> None:
@@ -229,15 +229,15 @@ def test_links_on_the_command_line(monkeypatch) -> None:
         measured=Link(bytes_per_s=118e6, latency_s=4.5e-4),
         samples=(sample,),
     )
-    asked: list[str] = []
+    requests: list[str] = []
 
     def links(cluster, *, fidelity):
-        asked.append(fidelity)
+        requests.append(fidelity)
         return LinkSurvey(fidelity="kernel", rows=(row, replace(row, source="beta")), at_once=1.9)
 
     monkeypatch.setattr(printed, "survey_links", links)
     shown = call("devices", "--links", "--fidelity", "kernel", columns=160).stdout
-    assert asked == ["kernel"]
+    assert requests == ["kernel"]
     assert next(line for line in shown.splitlines() if "alpha > beta" in line).split()[3:] == [
         "1000",
         "944",
@@ -253,10 +253,10 @@ def test_links_on_the_command_line(monkeypatch) -> None:
 
 def test_layers_on_the_command_line(monkeypatch) -> None:
     names = ("frozen_bytes", "trainable_bytes", "activation_bytes", "tap_bytes", "context_bytes")
-    asked = []
+    requests = []
 
     def layers(job, cluster, **settings):
-        asked.append((job, settings))
+        requests.append((job, settings))
         settings["progress"](Event("phase", message="Profiling this machine (once)"))
         rows = tuple(
             LayerRow(
@@ -293,8 +293,8 @@ def test_layers_on_the_command_line(monkeypatch) -> None:
         "--option",
         "reduction=4",
     )
-    assert asked[0][0].model == "tiny-bert" and asked[0][0].options == {"reduction": 4}
-    assert asked[0][1]["batch_sizes"] == (1, 2) and asked[0][1]["sequence_length"] == 8
+    assert requests[0][0].model == "tiny-bert" and requests[0][0].options == {"reduction": 4}
+    assert requests[0][1]["batch_sizes"] == (1, 2) and requests[0][1]["sequence_length"] == 8
     lines = [line for line in result.stdout.splitlines() if line.strip().startswith("0-2")]
     assert lines[0].split() == ["0-2", "1.00", "2.00", "2.00", "4.00", "0.009", "1.5"]
     assert lines[1].split() == ["0-2", *("2 | 3 " * 5).split()]

@@ -116,14 +116,14 @@ def test_jobs_under_torchrun_give_the_losses_of_one_process(tmp_path: Path) -> N
     queries, queries_plan = p_rge_job(data=data), shared(3, 1)
     pipeline = staged_plan((3, {0: 8}), (3, {1: 8}), method="confidant")
     divided = replace(job, method="confidant", options={"split": "heads_and_columns", "heads": "optimal"})
-    made = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
-    made |= {
+    kinds = {"job": job, "plan": plan, "queries_Job": queries.job, "queries_Plan": queries_plan}
+    kinds |= {
         "whole_Job": replace(divided, options={"split": "none"}),
         "shared_Job": divided,
         "whole_Plan": pipeline,
         "shared_Plan": pipeline,
     }
-    for name, one in made.items():
+    for name, one in kinds.items():
         (tmp_path / f"{name}.json").write_text(to_json(one))
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
     (tmp_path / "two.toml").write_text(CLUSTER.replace("FIRST", str(min(cores))).replace("LAST", str(max(cores))))

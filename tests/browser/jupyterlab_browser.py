@@ -283,13 +283,13 @@ class Notebook:
 
     def faults(self) -> list[str]:
         """What is wrong: cells with an error, cells that did not run, outputs that cannot be shown."""
-        found = []
+        results = []
         for number, cell in enumerate(self.cells()):
             if cell["cell_type"] != "code":
                 continue
             if cell["execution_count"] is None:
-                found.append(f"cell {number} did not run")
-            found += [
+                results.append(f"cell {number} did not run")
+            results += [
                 f"cell {number}: {out['ename']}: {out['evalue']}"
                 for out in cell["outputs"]
                 if out["output_type"] == "error"
@@ -297,16 +297,19 @@ class Notebook:
         # Asked in the page: to send all its text takes the driver seconds.
         shown = "return arguments[0].filter(words => document.body.innerText.includes(words))"
         wait_until(lambda: not self.js(shown, ["Loading widget"]), "the widgets to be shown")
-        return found + self.js(shown, ["Error displaying widget", "Error creating widget"])
+        return results + self.js(shown, ["Error displaying widget", "Error creating widget"])
 
     def barriers(self) -> list[str]:
         """Return what axe-core calls serious or critical in the widgets, or in the text of a page without any, for
         readers with a screen reader or weak eyes."""
         script = resources.files("axe_core_python").joinpath("axe.min.js").read_text()
         self.js(script)
-        found = self.driver.execute_async_script(_AXE)
+        result = self.driver.execute_async_script(_AXE)
         return [
-            f"{one['id']}: {html}" for one in found if one["impact"] in ("serious", "critical") for html in one["nodes"]
+            f"{one['id']}: {html}"
+            for one in result
+            if one["impact"] in ("serious", "critical")
+            for html in one["nodes"]
         ]
 
     def named(self, css: str, tooltip: str) -> WebElement:

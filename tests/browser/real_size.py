@@ -30,16 +30,16 @@ LIMIT_S = 3600
 @contextmanager
 def loads() -> Iterator[list[float]]:
     """Give a list that gets the machine's load average every five seconds until the end."""
-    found, ended = [os.getloadavg()[0]], threading.Event()
+    results, ended = [os.getloadavg()[0]], threading.Event()
 
     def watch() -> None:
         while not ended.wait(5.0):
-            found.append(os.getloadavg()[0])
+            results.append(os.getloadavg()[0])
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield found
+        yield results
     finally:
         ended.set()
         thread.join()
@@ -49,8 +49,8 @@ def run(lab: str, pictures: Path) -> Measured:
     """Run a lab, keep its pictures and outputs, and print what went wrong."""
     [source] = (ROOT / "labs").glob(f"{lab}_*.ipynb")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    with tempfile.TemporaryDirectory(prefix="workbench-") as made, loads() as found:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="workbench-") as temporary_directory, loads() as result:
+        folder = Path(temporary_directory)
         with jupyterlab(folder, [source], {}) as address, browser(folder) as driver:
             notebook = Notebook(driver, address, source.name, pictures)
             began_s = time.monotonic()
@@ -58,7 +58,7 @@ def run(lab: str, pictures: Path) -> Measured:
                 notebook.run_all()
             finally:
                 taken_s = time.monotonic() - began_s
-                load = fmean(found)
+                load = fmean(result)
                 notebook.shoot_all()
                 (pictures / source.name).write_text(json.dumps(notebook.content()))
                 notebook.use_theme("JupyterLab Dark")

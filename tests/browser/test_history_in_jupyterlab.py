@@ -73,8 +73,8 @@ def test_runs_are_chosen_drawn_tagged_and_removed(lab: Lab, tmp_path: Path) -> N
     keep_runs(runs)
     cells = [f"from workbench.widgets import RunHistory\nhistory = RunHistory([{str(runs)!r}])\nhistory", "1 + 1"]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel)
-    nbformat.write(made, file)
+    result = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel)
+    nbformat.write(result, file)
     notebook, driver = lab.open(file.name, pictures), lab.driver
     try:
         notebook.run_all()

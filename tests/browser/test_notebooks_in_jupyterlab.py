@@ -106,8 +106,8 @@ def labels_of(notebook: Notebook, where: str) -> list[str]:
         const seen = pictures.filter(one => one.getBoundingClientRect().width > 200);
         return seen.map(one => one.ariaLabel || one.alt || "");
     """
-    found = notebook.js(names, where)
-    return [begin for begin in LIVE if any(label.startswith(begin) for label in found)]
+    result = notebook.js(names, where)
+    return [begin for begin in LIVE if any(label.startswith(begin) for label in result)]
 
 
 def try_live_view_without_kernel(notebook: Notebook) -> None:
@@ -154,8 +154,8 @@ def try_names(notebook: Notebook) -> None:
         const named = one => one.ariaLabel || label(one) || one.textContent.trim() || one.title;
         return [controls.length, [...controls].filter(one => !named(one)).map(one => one.outerHTML)];
     """
-    count, found = notebook.js(nameless)
-    assert count and not found
+    count, result = notebook.js(nameless)
+    assert count and not result
     spoken = "return [...document.querySelectorAll('.workbench-knob')].map(one => one.ariaValueText)"
     assert all(re.fullmatch(r"[\d.e+]+ (of a core|GFLOP/s|MB|Mbit/s|ms)", words) for words in notebook.js(spoken))
 
@@ -304,11 +304,11 @@ def try_bowl(notebook: Notebook) -> None:
 
 
 def try_roofline(notebook: Notebook) -> None:
-    headline, said = ".widget-html [role=status]", "little to gain"
-    assert said not in notebook.text_of(headline)
+    headline, text = ".widget-html [role=status]", "little to gain"
+    assert text not in notebook.text_of(headline)
     move_slider(notebook, "Tokens of each sample, padding included", Keys.END)
     move_slider(notebook, "Samples of each query", Keys.END)
-    wait_until(lambda: said in notebook.text_of(headline), "long sentences to bound the machine by arithmetic")
+    wait_until(lambda: text in notebook.text_of(headline), "long sentences to bound the machine by arithmetic")
     notebook.shoot("roofline-bound")
 
 

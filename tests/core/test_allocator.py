@@ -36,8 +36,8 @@ def run(**chosen):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))
     } | chosen
-    made = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
-    return json.loads(made.stdout)
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
+    return json.loads(result.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")

@@ -237,8 +237,8 @@ def test_a_setting_without_effect_is_noted_or_refused(
     notes = [
         idle.note for idle in idle_settings(Situation(job=job, cluster=cluster, options=chosen.known(job), **known))
     ]
-    found = [note for note in notes if f" {name} = " in note]
-    assert (len(found) == 1 and needed in found[0] and found[0].endswith(".")) if needed else not found, notes
+    results = [note for note in notes if f" {name} = " in note]
+    assert (len(results) == 1 and needed in results[0] and results[0].endswith(".")) if needed else not results, notes
 
 
 @pytest.mark.parametrize("method", registered())

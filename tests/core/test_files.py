@@ -44,8 +44,8 @@ def test_only_whole_file_puts_a_file_in_the_place_of_another() -> None:
     """
     package = Path(workbench.__file__).parent
     moves = re.compile(r"\bos\.(replace|rename)\(|\bshutil\.move\(|\.rename\(")
-    found = {str(path.relative_to(package)) for path in package.rglob("*.py") if moves.search(path.read_text())}
-    assert found == {"core/files.py", "runtime/activation_cache.py", "runtime/ssh_agent.py"}
+    results = {str(path.relative_to(package)) for path in package.rglob("*.py") if moves.search(path.read_text())}
+    assert results == {"core/files.py", "runtime/activation_cache.py", "runtime/ssh_agent.py"}
 
 
 def test_links_stay_links(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ def failures() -> dict[str, str]:
         [sys.executable, "-W", "ignore", "-c", LOADED], input=json.dumps(USES), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for line in done.stdout.splitlines():
-        said |= json.loads(line) if line.startswith("{") else {}
-    return said
+        messages |= json.loads(line) if line.startswith("{") else {}
+    return messages
 
 
 @pytest.mark.parametrize("use", USES)

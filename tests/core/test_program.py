@@ -59,10 +59,10 @@ def test_what_is_read_back_is_simulated_alike() -> None:
         bytes_by_name={"act": 3, "ctx": 5, "g": 70},
         resident_by_rank={1: 9},
     )
-    made = Program(schedule=schedule, costs=costs, devices=("a", "b"))
-    read = Program.from_text(made.to_text())
-    assert simulate(read) == simulate(made)
-    assert read.digest == made.digest != Program.from_text(TEXT).digest
+    program = Program(schedule=schedule, costs=costs, devices=("a", "b"))
+    read = Program.from_text(program.to_text())
+    assert simulate(read) == simulate(program)
+    assert read.digest == program.digest != Program.from_text(TEXT).digest
 
 
 def test_one_device_for_each_rank() -> None:

@@ -88,11 +88,11 @@ def spans(raw: dict[str, Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
-    spoil, found = WRONG[name]
+    spoil, result = WRONG[name]
     raw = json.loads(to_json(report()))
     spoil(raw)
     (tmp_path / "report.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match=f"(Asked to|In '.*report.json').*{found}"):
+    with pytest.raises(ConfigError, match=f"(Asked to|In '.*report.json').*{result}"):
         Report.read(tmp_path / "report.json")
 
 

@@ -25,17 +25,17 @@ def written(path: Path, owner: object = OWNER, count: int = 4) -> bytes:
 
 
 def test_a_log_is_read_and_goes_on_as_if_it_had_never_been_closed(tmp_path: Path) -> None:
-    whole = written(tmp_path / "whole.jsonl")
+    content = written(tmp_path / "whole.jsonl")
     path = tmp_path / "log.jsonl"
-    for cut in range(len(whole)):  # as a crash leaves it
-        path.write_bytes(whole[:cut])
+    for cut in range(len(content)):  # as a crash leaves it
+        path.write_bytes(content[:cut])
         lines = read_lines(path)
         assert not lines.damage
-        assert lines.owner == (OWNER if b"\n" in whole[:cut] else None)
+        assert lines.owner == (OWNER if b"\n" in content[:cut] else None)
         log = SealedLog(path, OWNER, intact=lines)
         for number in range(len(lines.contents), 4):
             log.append([number, 0.5 + number])
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == content
 
 
 def test_what_is_no_file_is_told_of(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_a_log_that_the_system_refuses_to_write_is_told_of(tmp_path: Path) -> No
 
 def test_every_changed_byte_of_a_log_is_found(tmp_path: Path) -> None:
     """The lines before it are intact, and no later one is."""
-    whole = written(tmp_path / "log.jsonl")
-    for at, byte in enumerate(whole):
-        lines = lines_of(whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :])
-        number = whole[:at].count(b"\n")
-        is_last_newline = at == len(whole) - 1  # cannot be told from a crash
+    content = written(tmp_path / "log.jsonl")
+    for at, byte in enumerate(content):
+        lines = lines_of(content[:at] + bytes([byte ^ 1]) + content[at + 1 :])
+        number = content[:at].count(b"\n")
+        is_last_newline = at == len(content) - 1  # cannot be told from a crash
         assert len(lines.contents) == max(0, number - 1)
         assert bool(lines.damage) != is_last_newline
 
@@ -75,9 +75,9 @@ def test_every_changed_byte_of_a_log_is_found(tmp_path: Path) -> None:
 def test_lines_that_are_left_out_exchanged_or_of_another_log_are_found(tmp_path: Path) -> None:
     first, *lines = written(tmp_path / "log.jsonl").splitlines(keepends=True)
     for chosen in itertools.permutations(lines, 3):
-        found = lines_of(b"".join((first, *chosen)))
+        result = lines_of(b"".join((first, *chosen)))
         is_beginning = list(chosen) == lines[:3]
-        assert bool(found.damage) != is_beginning
+        assert bool(result.damage) != is_beginning
     others = written(tmp_path / "other.jsonl", {"run": "another"}).splitlines(keepends=True)
     assert lines_of(b"".join((first, *others[1:]))).contents == ()
     assert lines_of(b"".join(others)).owner == {"run": "another"}
@@ -126,9 +126,9 @@ def test_tensors_that_were_changed_are_not_read(damage: Callable[[bytes], bytes]
     }  # in this order
     owner = owner_of("a run", path)
     save_sealed(path, owner, tensors)
-    found = load_sealed(path, owner)
+    result = load_sealed(path, owner)
     assert damage_of(path, owner) == ""
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(result[name], tensor) for name, tensor in tensors.items())
     into = {"b": torch.zeros(2, 3, dtype=torch.float64)}
     assert load_sealed(path, owner, into)["b"] is into["b"] and torch.equal(into["b"].float(), tensors["b"])
     assert "belongs to state.safetensors of run a run" in damage_of(path, owner_of("another", path))

@@ -38,7 +38,7 @@ def test_homes_are_put_together_from_what_ranks_hold() -> None:
 
 def test_the_steps_that_are_held_whole() -> None:
     """A backup that a lost device took half of with it does not count."""
-    held = {10: {"a": (0,), "b": (1,)}, 20: {"a": (0,)}}
-    assert whole_states(held, ("a", "b")) == {10: held[10]}
-    assert whole_states(held, "a") == held
+    values = {10: {"a": (0,), "b": (1,)}, 20: {"a": (0,)}}
+    assert whole_states(values, ("a", "b")) == {10: values[10]}
+    assert whole_states(values, "a") == values
     assert whole_states({}, "a") == {}

@@ -89,5 +89,5 @@ def predicted(context: RankContext, payload: tuple[Path, str, str, int]) -> dict
     adapter, about = load_adapter(folder)
     task = load_task(task_name, data=data)
     samples = tokenize(task.test, load_tokenizer(about.model), max_length=max_length)
-    [found] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
-    return compute(task.metrics, found.answers(task.kind), found.references())
+    [result] = predict(load_stack(about.model), [adapter], evaluation_batches(samples))
+    return compute(task.metrics, result.answers(task.kind), result.references())

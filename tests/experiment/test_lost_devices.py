@@ -52,9 +52,9 @@ def told(report: Report) -> str:
 
 
 def same_losses(report: Report, expected: Report) -> None:
-    found, wanted = losses(report), losses(expected)
-    assert [one[:2] for one in found] == [one[:2] for one in wanted]
-    assert [loss for *_, loss in found] == pytest.approx([loss for *_, loss in wanted], rel=1e-4)
+    actual, wanted = losses(report), losses(expected)
+    assert [one[:2] for one in actual] == [one[:2] for one in wanted]
+    assert [loss for *_, loss in actual] == pytest.approx([loss for *_, loss in wanted], rel=1e-4)
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
@@ -192,8 +192,8 @@ def undisturbed(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     def of(method: str, options: dict) -> Report:
         if method not in reports:
-            whole = replace(job, method=method, epochs=2, options=job.options | options)
-            reports[method] = run(whole, tmp_path_factory.mktemp("undisturbed"))
+            reference = replace(job, method=method, epochs=2, options=job.options | options)
+            reports[method] = run(reference, tmp_path_factory.mktemp("undisturbed"))
         return reports[method]
 
     return of
@@ -283,12 +283,12 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
         replace(job, method=method, options=job.options | options),
         two_devices(share=None),
     )  # no profile is measured
-    whole = experiment.run(job, described, "simulate")
+    reference = experiment.run(job, described, "simulate")
     killed = experiment.run(replace(job, faults="kill:beta@step3"), described, "simulate")
     [recovery] = killed.recoveries
     assert recovery.what == "kill beta" and 0 < recovery.seconds < 2 and recovery.step == 3
     assert "beta is lost, in step 4" in told(killed) and recovery.described in killed.notes
-    seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, whole))
+    seconds, before = ([step.predicted_s or 0.0 for step in report.steps] for report in (killed, reference))
     assert seconds[:3] == before[:3]
     assert sum(seconds) > sum(before)  # one device does what two did
     frozen = experiment.run(replace(job, faults="freeze:beta@step3"), described, "simulate")
@@ -300,7 +300,7 @@ def test_faults_are_simulated(method: str, options: dict, job: Job) -> None:
         both = f"{fault}:alpha@step3; {fault}:beta@step3"
         nobody = experiment.run(replace(job, faults=both), described, "simulate")
         assert "No device is left" in told(nobody)
-        assert 3 <= len(nobody.steps) < len(whole.steps) and nobody.steps[:3] == whole.steps[:3]
+        assert 3 <= len(nobody.steps) < len(reference.steps) and nobody.steps[:3] == reference.steps[:3]
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def run_there(job: Job, emulated: Report, place: Place, tolerance: float, **opti
     bring_profiles(place.folder, NAMES)
     shutil.rmtree(place.real.folder, ignore_errors=True)
     report = experiment.run(job, place.real.cluster, workdir=place.real.folder, engines=place.real, **options)
-    found, wanted = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
-    assert found == pytest.approx(wanted, rel=tolerance)
+    result, expected = ([loss or 0.0 for *_, loss in losses(one)] for one in (report, emulated))
+    assert result == pytest.approx(expected, rel=tolerance)
     return report
 
 
@@ -98,8 +98,8 @@ def test_a_run_is_the_emulated_one(method: str, job: Job, place: Place, tmp_path
     emulated = run(job, tmp_path)
     report = run_there(job, emulated, place, 1e-5, chosen_plan=emulated.plan)
     assert report.source == "real" and report.plan.busy_ranks == {0, 1}
-    wanted = emulated.metrics if method != "galaxy_plus" else {"largest error": pytest.approx(0, abs=1e-4)}
-    assert {name: report.metrics[name] for name in wanted} == wanted
+    expected = emulated.metrics if method != "galaxy_plus" else {"largest error": pytest.approx(0, abs=1e-4)}
+    assert {name: report.metrics[name] for name in expected} == expected
 
 
 def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_device_gets_the_weights_of_its_stage_alone(job: Job, place: Place, tm
     for name, wanted in (("alpha", stored.keys() - late), ("beta", late)):
         [kept] = (home(place.folder, name) / ".workbench-kit/cache/brought").iterdir()
         assert not (kept / "model.safetensors").exists()
-        found = {int(path.name.partition("-")[0]) for path in (kept / "model.safetensors.tensors").iterdir()}
-        assert found == {stored[one].offset for one in wanted}
+        results = {int(path.name.partition("-")[0]) for path in (kept / "model.safetensors.tensors").iterdir()}
+        assert results == {stored[one].offset for one in wanted}
     load_model("tiny-bert-5").save_pretrained(model)  # another model in its place
     place.real.bring_model(job.model)
     assert not (kept / "model.safetensors.tensors").exists()
@@ -152,15 +152,15 @@ def test_faults_do_what_they_do_in_emulation(unbroken: Report, place: Place) -> 
     """One is slow and then freezes, after the other has left: both are called back, for nobody else can go on."""
     job = replace(unbroken.job, faults="slow:alpha:20@step1-9; leave:beta@step2-19; freeze:alpha@step4-19")
     report = run_there(job, unbroken, place, 1e-4, chosen_plan=HALVES)
-    said = " ".join(report.notes)
+    text = " ".join(report.notes)
     for words in (
         "Fault: slow alpha, 20 times",
         "beta leaves, in step",
         "alpha is lost, in step",
         "has come back after",
     ):
-        assert words in said
-    assert "beta is lost" not in said
+        assert words in text
+    assert "beta is lost" not in text
     assert {"leave beta", "freeze alpha"} <= {recovery.what for recovery in report.recoveries}
 
 
@@ -178,8 +178,8 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
     """Its system refuses memory to its engine, or kills the engine in mid-run; it is called back."""
 
     def engine() -> psutil.Process:
-        [found] = psutil.Process(agent_of(home(place.folder, "alpha"))).children()
-        return found
+        [result] = psutil.Process(agent_of(home(place.folder, "alpha"))).children()
+        return result
 
     place.real.run(measure_rank_host, [0.01] * 2)  # there are engines
     engine().rlimit(psutil.RLIMIT_DATA, (1 << 20, 1 << 20))
@@ -200,11 +200,11 @@ def test_a_device_without_memory_says_so(unbroken: Report, place: Place) -> None
     wait_for(has_new_engines, "engines without that limit")
 
     def progress(event: Event) -> None:
-        if event.kind == "step" and event.step == 1 and not said:
-            said.append("killed")
+        if event.kind == "step" and event.step == 1 and not messages:
+            messages.append("killed")
             engine().kill()
 
-    said: list[str] = []
+    messages: list[str] = []
     report = run_there(unbroken.job, unbroken, place, 1e-4, chosen_plan=HALVES, progress=progress)
     assert "as a system does that has no memory left" in " ".join(report.notes)
 
@@ -298,7 +298,7 @@ def test_texts_go_on_without_a_killed_device(
     expected = [list(local.write(*one, Sampling(temperature=0.9, seed=3))) for one in wanted]
     lasting = ([7] * 9, 300)  # longer than a kill takes
     expected_last = list(local.write(*lasting, Sampling(temperature=0.9, seed=3)))
-    said = list[str]()
+    messages = list[str]()
     monkeypatch.setattr(text_service, "over_ssh", lambda cluster: nullcontext(place.real))
     patient = partial(ReschedulingSettings, slow_factor=1000.0)  # a busy host makes no device a straggler
     monkeypatch.setattr(text_service, "ReschedulingSettings", patient)
@@ -308,21 +308,21 @@ def test_texts_go_on_without_a_killed_device(
 
     with (
         text_service.text_service(
-            model, cluster, "auto", ends=[], say=said.append, system="megatron_lm", first_plan=plan, draft=guesser
+            model, cluster, "auto", ends=[], say=messages.append, system="megatron_lm", first_plan=plan, draft=guesser
         ) as service,
         ThreadPoolExecutor(len(wanted)) as threads,
     ):
         assert service.fidelity == "real" and list(threads.map(written, wanted)) == expected
         first = service.writer.write(*lasting, Sampling(temperature=0.9, seed=3))
-        found = [next(first)]
+        results = [next(first)]
         round_ = service.policy.draft_round
         assert (round_ and round_.rank) == (None if not draft else 0 if plan is None else 1)
         service.policy.actions.put((1, "kill"))
         others = [threads.submit(written, one) for one in wanted]
-        assert found + list(first) == expected_last and [other.result() for other in others] == expected
+        assert results + list(first) == expected_last and [other.result() for other in others] == expected
         assert service.policy.num_again and service.policy.log.plans[-1].ranks == (0,)
         assert bool(service.policy.passes.right) == bool(draft)
-    assert any("beta is lost" in line for line in said)
+    assert any("beta is lost" in line for line in messages)
 
 
 _OBSERVER = """

@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made(job: Job, tmp_path: Path) -> None:
 def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
     simulated = made_up_report.report()
     outcome = Outcome(fidelity="paced", metrics={"accuracy": 0.5, "pearson": math.nan, "requests per s": math.inf})
-    made = experiment._report(
+    result = experiment._report(
         simulated.job,
         simulated.cluster,
         simulated.plan,
@@ -106,8 +106,8 @@ def test_a_metric_that_is_no_number_is_left_out_and_said() -> None:
         {},
         StepParts(step_s=1.0, shares={}, busiest="a"),
     )
-    assert made.metrics == {"accuracy": 0.5}
-    assert made.notes[:2] == tuple(
+    assert result.metrics == {"accuracy": 0.5}
+    assert result.notes[:2] == tuple(
         f"The metric '{name}' is no number and left out." for name in ("pearson", "requests per s")
     )
 
@@ -152,9 +152,9 @@ def test_memory_that_no_setting_meets_is_refused_and_one_that_leaves_samples_out
             experiment.plan(replace(job, options=options), tight)
     report = experiment.run(replace(job, options={"adapt": True}), small[1], "simulate")
     trained = len(report.steps) * report.plan.micro_batch_size
-    asked = len(plain.steps) * job.batch_size
-    assert trained < asked
+    num_samples = len(plain.steps) * job.batch_size
+    assert trained < num_samples
     assert (
         "From step 1 on" in report.notes[0]
-        and f"train on {trained} samples, where {asked} were asked for" in report.notes[1]
+        and f"train on {trained} samples, where {num_samples} were asked for" in report.notes[1]
     )

@@ -182,13 +182,13 @@ def test_the_cards_code_loads_the_result_by_the_library_that_it_names(
         and "name: reviews.csv, columns review, verdict; 70 training samples" in card
     )
     monkeypatch.chdir(folder)
-    made: dict[str, Any] = {}
-    exec(code, made)
+    results: dict[str, Any] = {}
+    exec(code, results)
     assert any(name in capsys.readouterr().out for name in CLASSES)
     if library != "edge-llm-workbench":
         assert "workbench" not in code
         for text, answer in zip(SENTENCES, model.predict(SENTENCES), strict=True):
-            assert made["predict"](text) == pytest.approx(answer.probabilities, abs=1e-5)
+            assert results["predict"](text) == pytest.approx(answer.probabilities, abs=1e-5)
 
 
 def test_what_cannot_be_predicted_is_told(trained: Trained, tmp_path: Path) -> None:

@@ -103,8 +103,8 @@ def test_what_is_no_file_costs_what_it_would_hold(
         path.unlink()
         place(path)
     resumed = run(job, tmp_path, resume=True)
-    told = [note for note in resumed.notes if "It is not a file." in note]
-    assert [name in " ".join(told) for name in ("'plan.json'", f"'{log.name}'")] == [True, True]
+    messages = [note for note in resumed.notes if "It is not a file." in note]
+    assert [name in " ".join(messages) for name in ("'plan.json'", f"'{log.name}'")] == [True, True]
     assert losses(resumed) == losses(whole[0])
 
 

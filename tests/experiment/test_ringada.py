@@ -126,12 +126,12 @@ def test_it_ends_when_the_losses_that_come_to_the_coordinator_have_converged_and
     assert (
         1 < len(means) < 6 and means[-1] > 0.99 * min(means[:-1]) and all(b < 0.99 * a for a, b in pairwise(means[:-1]))
     )
-    said = f"The training has converged after {len(means)} of 6 epochs"
-    assert [note.startswith(said) for note in report.notes if "converged" in note] == [True] and len(
+    text = f"The training has converged after {len(means)} of 6 epochs"
+    assert [note.startswith(text) for note in report.notes if "converged" in note] == [True] and len(
         losses(report)
     ) == 2 * len(means)
     resumed = run(idle, tmp_path, resume=True)
-    assert losses(resumed) == losses(report) and any(note.startswith(said) for note in resumed.notes)
+    assert losses(resumed) == losses(report) and any(note.startswith(text) for note in resumed.notes)
     assert resumed.metrics == report.metrics
     longer = run(replace(idle, converged_after=0), tmp_path, resume=True)
     assert len(longer.epochs) == 6 and losses(longer)[: 2 * len(means)] == losses(report)
@@ -222,40 +222,40 @@ def test_federated_averaging_is_resumed_and_goes_on_without_a_lost_device(job: J
     federated = replace(job, options=job.options | {"federated": True})
     with pytest.raises(ConfigError, match=r"cache = True .*no effect with federated = True.*Leave it out"):
         run(replace(federated, options=federated.options | {"cache": True}), tmp_path / "cached")
-    whole = run(federated, tmp_path / "whole")
-    assert whole.plan.stages[0].ranks == (0, 1) and whole.plan.stages[0].num_layers == 6
-    predicted = whole.timelines["first epoch, predicted"].spans
+    reference = run(federated, tmp_path / "whole")
+    assert reference.plan.stages[0].ranks == (0, 1) and reference.plan.stages[0].num_layers == 6
+    predicted = reference.timelines["first epoch, predicted"].spans
     assert {"MEAN", "ALLREDUCE"} <= {span.op.kind for span in predicted}
     assert all(span.end_s > span.start_s for span in predicted)
     with pytest.raises(KeyboardInterrupt):
         run(federated, tmp_path / "resumed", progress=at(1, interrupt))
-    assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(whole)
+    assert losses(run(federated, tmp_path / "resumed", resume=True)) == losses(reference)
     report = run(
         replace(federated, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost"
     )
     assert (
         "alpha is lost" in " ".join(report.notes)
-        and losses(report)[:2] == losses(whole)[:2]
+        and losses(report)[:2] == losses(reference)[:2]
         and len(losses(report)) == 6
     )
 
 
 def test_a_policy_that_goes_by_the_run_is_resumed_and_survives_a_lost_device(job: Job, tmp_path: Path) -> None:
     adaptive = replace(job, options=job.options | {"unfreezing": "gradient_norm", "patience": 1, "threshold": 0.9})
-    whole = run(adaptive, tmp_path / "whole")
-    assert "The policy 'gradient_norm' goes by what the run brings" in " ".join(whole.notes)
+    reference = run(adaptive, tmp_path / "whole")
+    assert "The policy 'gradient_norm' goes by what the run brings" in " ".join(reference.notes)
     simulated = experiment.run(adaptive, two_devices(), "simulate")
     assert "goes by what the run brings" in " ".join(simulated.notes)  # an assumption stays one
-    assert [step.lowest_trained for step in whole.steps] == [5, 5, 4, 4, 3, 3]  # known only afterwards
+    assert [step.lowest_trained for step in reference.steps] == [5, 5, 4, 4, 3, 3]  # known only afterwards
     with pytest.raises(KeyboardInterrupt):
         run(adaptive, tmp_path / "resumed", progress=at(1, interrupt))
-    assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(whole)
+    assert losses(run(adaptive, tmp_path / "resumed", resume=True)) == losses(reference)
     report = run(
         replace(adaptive, faults="kill:alpha@step3", snapshot_every=1, snapshot_to="neighbour"), tmp_path / "lost"
     )
     assert (
         "alpha is lost" in " ".join(report.notes)
-        and losses(report)[:2] == losses(whole)[:2]
+        and losses(report)[:2] == losses(reference)[:2]
         and len(losses(report)) == 6
     )
 
@@ -266,8 +266,8 @@ def test_the_other_goes_on_without_the_lost_device_s_data(
 ) -> None:
     """One of the two begins each round, holds the head when it is lost, and keeps it between rounds."""
     report = run(replace(job, faults=f"kill:{lost}@step3", snapshot_to=to), tmp_path)
-    said = " ".join(report.notes)
-    assert f"{lost} is lost" in said and f"28 training samples of {lost}" in said
+    text = " ".join(report.notes)
+    assert f"{lost} is lost" in text and f"28 training samples of {lost}" in text
     assert [loss[:2] for loss in losses(report)] == [loss[:2] for loss in losses(whole)]
     assert losses(report)[:2] == losses(whole)[:2]
     assert all(loss is not None and 0 < loss < 2 for *_, loss in losses(report))

@@ -35,8 +35,8 @@ def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[R
 def test_the_saved_adapter_predicts_the_same_in_a_fresh_process(whole: tuple[Report, Path], job: Job) -> None:
     report, folder = whole
     payload = folder / "adapter", job.task, job.data, job.max_length
-    [found] = default_pool().acquire(two_devices().part([0]), "paced").run(predicted, [payload])
-    assert found == report.metrics
+    [result] = default_pool().acquire(two_devices().part([0]), "paced").run(predicted, [payload])
+    assert result == report.metrics
 
 
 def test_diverged_training_is_told(job: Job, tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_small_jobs(changes: dict, job: Job, tmp_path: Path) -> None:
 def test_a_dilation_is_found_once_stated_and_divided_out(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[float] = []
+    results: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
     def three_times(late_share: Callable[[float], float], **_: float) -> float:
-        found.append(late_share(3.0))
+        results.append(late_share(3.0))
         return 3.0
 
     monkeypatch.setattr(calibration, "find_dilation", three_times)
@@ -72,18 +72,18 @@ def test_a_dilation_is_found_once_stated_and_divided_out(
         assert any(note.startswith("Time dilation 3x") for note in report.notes)
         assert 3 * sum(step.measured_s or 0.0 for step in report.steps) < report.spent_s["train"]
         assert from_json(to_json(report), Report) == report
-    assert len(found) == 1
-    assert 0 <= found[0] < 1
+    assert len(results) == 1
+    assert 0 <= results[0] < 1
 
 
 def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[float] = []
+    results: list[float] = []
     monkeypatch.delenv("WORKBENCH_DILATION", raising=False)
 
     def not_enough(late_share: Callable[[float], float], **_: float) -> float:
-        found.append(1.0)
+        results.append(1.0)
         return 1.0
 
     monkeypatch.setattr(calibration, "find_dilation", not_enough)
@@ -92,7 +92,7 @@ def test_a_run_that_is_late_all_the_same_is_invalid_and_calibrated_again(
     for folder in ("first", "second"):
         report = run(brief, tmp_path / folder)
         assert (report.valid, report.dilation) == (False, 1.0)
-    assert len(found) == 2
+    assert len(results) == 2
 
 
 def test_a_sweep_may_have_more_steps_than_the_job(job: Job) -> None:

@@ -64,13 +64,13 @@ def test_a_sweep_is_interrupted_goes_on_and_is_compared(
     # Threads stand in for processes, each of which would import torch again.
     monkeypatch.setattr("workbench.runs.sweeps.ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))
 
-    whole = call(*words, "--at-once", 2)
-    assert whole.exit_code == 1, whole.output
+    reference = call(*words, "--at-once", 2)
+    assert reference.exit_code == 1, reference.output
     assert all(path.stat().st_mtime_ns == written for path, written in before.items()), "a point was run again"
-    assert whole.stderr.count("done before") == len(before)
+    assert reference.stderr.count("done before") == len(before)
     failed = [json.loads(path.read_text()) for path in (folder / "failed").iterdir()]
     assert {(one["point"]["option.reduction"], one["error"]) for one in failed} == {(5, "ConfigError")}
-    assert f"Next: workbench compare '{folder}' --out" in whole.stderr
+    assert f"Next: workbench compare '{folder}' --out" in reference.stderr
     assert len(failed) == 6 and "32 is not a multiple of 5" in failed[0]["found"]
     again = call(*words, "--json")
     content = json.loads(again.stdout)

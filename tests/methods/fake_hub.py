@@ -24,10 +24,10 @@ class FakeHub:
 
     def post(self, path: str, body: bytes) -> dict[str, Any]:
         if path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+            request = json.loads(body)
+            name = f"{request.get('organization') or 'me'}/{request['name']}"
             self.files.setdefault(name, {})
-            self.private[name] = asked.get("visibility") == "private"
+            self.private[name] = request.get("visibility") == "private"
             return {"url": f"{self.address}/{name}", "id": name}
         if path == "/api/validate-yaml":
             return {"errors": [], "warnings": []}
@@ -70,8 +70,8 @@ def fake_hub() -> Iterator[FakeHub]:
                 self.wfile.write(body)
 
         def do_GET(self) -> None:
-            found = hub.get(self.path.split("?")[0])
-            self.answer(200, *found) if found else self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            result = hub.get(self.path.split("?")[0])
+            self.answer(200, *result) if result else self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
         do_HEAD = do_GET
 

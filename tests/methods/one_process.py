@@ -15,8 +15,8 @@ from workbench.runtime.executor import Handler
 
 def run_program(program: Program, tables: Mapping[int, Mapping[str, Handler]]) -> list[dict[Value, Any]]:
     """Return every rank's values at the end.  Received tensors must be what the program says."""
-    held: list[dict[Value, Any]] = [dict.fromkeys(values) for values in program.schedule.inputs]
-    return run_schedule(program.schedule, tables, held, program.costs.spec)
+    tensors: list[dict[Value, Any]] = [dict.fromkeys(values) for values in program.schedule.inputs]
+    return run_schedule(program.schedule, tables, tensors, program.costs.spec)
 
 
 def run_schedule(
@@ -43,8 +43,8 @@ def run_schedule(
                     if key not in on_the_way:
                         break
                     arrived = own[op.writes[0]] = on_the_way.pop(key)
-                    found = Spec(tuple(arrived.shape), str(arrived.dtype).removeprefix("torch."))
-                    assert spec is None or spec(op.writes[0]) == found, op.writes[0]
+                    result = Spec(tuple(arrived.shape), str(arrived.dtype).removeprefix("torch."))
+                    assert spec is None or spec(op.writes[0]) == result, op.writes[0]
                 elif op.kind in COLLECTIVES:
                     here = waiting.setdefault(Op(op.kind, op.stage, op.microbatch, op.part, ranks=op.ranks), {})
                     if rank not in here:

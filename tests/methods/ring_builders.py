@@ -223,7 +223,7 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
     """
     phases: list[RingPhase] = []
     losses: list[float] = []
-    held: list[dict[Value, Any]] = []
+    values: list[dict[Value, Any]] = []
     for epoch in range(job.job.epochs):
         for step in range(job.rounds_per_epoch):
             number = epoch * job.rounds_per_epoch + step
@@ -238,19 +238,19 @@ def train_on_ring(job: RingRankJob) -> tuple[list[float], dict[str, torch.Tensor
             planned = job.round(number)
             programs = [phase.phase.program(phase.shape(planned)) for phase in phases]
             [program] = {program.digest: program for program in programs}.values()
-            held = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
-            found = {
-                value.microbatch: float(loss) for own in held for value, loss in own.items() if value.name == "loss"
+            values = run_program(program, {rank: phase.handlers(epoch, planned) for rank, phase in enumerate(phases)})
+            results = {
+                value.microbatch: float(loss) for own in values for value, loss in own.items() if value.name == "loss"
             }
             for start, one in begun(planned):
-                losses.append(sum(found[start + m] for m in range(one.num_micro_batches)) * len(begun(planned)))
+                losses.append(sum(results[start + m] for m in range(one.num_micro_batches)) * len(begun(planned)))
     weights = {
         name.removeprefix("weight/"): tensor.detach()
         for phase in phases
         for name, tensor in phase.optimizer.named_tensors().items()
         if name.startswith("weight/")
     }
-    return losses, weights, held
+    return losses, weights, values
 
 
 def _phase(job: RingRankJob, rank: int) -> RingPhase:

@@ -122,7 +122,7 @@ def job(model: str) -> Job:
 
 def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
     """Do the steps whose losses are given as functions, plainly."""
-    optimizer, found, gradients = plain_optimizer(module.train(), 0.01), [], {}
+    optimizer, results, gradients = plain_optimizer(module.train(), 0.01), [], {}
     for step, loss in enumerate(losses):
         value = loss()
         value.backward()
@@ -131,8 +131,8 @@ def train(module: torch.nn.Module, losses: Sequence[Any]) -> Reference:
         set_learning_rate(optimizer, learning_rate_at(step, len(losses), LEARNING_RATE, 0.06))
         optimizer.step()
         optimizer.zero_grad()
-        found.append(value.item())
-    return Reference(found, gradients)
+        results.append(value.item())
+    return Reference(results, gradients)
 
 
 def compare(
@@ -155,13 +155,13 @@ def compare(
         for one in rank_table.values() if step == 0 else ():
             for name, tensor in one.optimizer.named_tensors().items():
                 assert torch.equal(moments.setdefault(name, tensor), tensor), f"{what}: ranks differ in {name}"
-        found = {
+        results = {
             name.removeprefix("exp_avg/"): 10 * tensor
             for name, tensor in moments.items()
             if name.startswith("exp_avg/")
         }
-        assert step or set(found) == set(reference.gradients), what
-        for name, tensor in found.items():
+        assert step or set(results) == set(reference.gradients), what
+        for name, tensor in results.items():
             limits = {"rtol": of_gradient, "atol": 2 * of_gradient * scale}
             torch.testing.assert_close(
                 tensor, reference.gradients[name].float(), msg=partial("{}: {}\n{}".format, what, name), **limits
@@ -171,14 +171,14 @@ def compare(
 @cache
 def fine_tuned_plainly(model: str, technique: str, storage: str, kind: TrainedKind) -> Reference:
     stack = backbone(model, storage)
-    whole = technique_part(stack, technique_config(stack, technique, kind=kind))
+    reference = technique_part(stack, technique_config(stack, technique, kind=kind))
 
     def loss(batch: Batch) -> torch.Tensor:
-        _, last_hidden = whole(batch.input_ids, batch.attention_mask)
-        return task_loss(whole.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, kind)
+        _, last_hidden = reference(batch.input_ids, batch.attention_mask)
+        return task_loss(reference.logits(last_hidden, batch.attention_mask, batch.sample_ids, 0), batch.labels, kind)
 
     planned = fine_tuning_job(model, technique, storage, "one device", kind)
-    return train(whole, [lambda batch=batch: loss(batch) for batch in batches(planned)])
+    return train(reference, [lambda batch=batch: loss(batch) for batch in batches(planned)])
 
 
 def fine_tuning_job(
@@ -347,10 +347,10 @@ def test_recomputed_activations_change_nothing(
     scale = max(gradient.abs().max().item() for gradient in gradients.values())
     assert "R" not in kinds
     for activations in (("recompute",), ("recompute", "memory"), ("disk", "recompute")):
-        again, found, kinds = trained(*activations)
+        again, result, kinds = trained(*activations)
         assert {"recompute": "R", "disk": "READ"}[activations[0]] in kinds
         assert again == pytest.approx(losses, rel=1e-6)
-        same_weights(found, gradients, 1e-6, 1e-6 * scale)
+        same_weights(result, gradients, 1e-6, 1e-6 * scale)
 
 
 @pytest.mark.parametrize("kind", TOKEN_KINDS)

@@ -51,9 +51,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def parts_in_proportion(*model: Any, **settings: Any) -> dict[str, Grid]:
     """Measure, and say nothing of one group alone: which of them a tiny model's processors get does not go by
     chance then."""
-    found = measure_parts(*model, **settings)
-    assert set(found) == {f"{part}{way}{count}" for part in "HC" for way in "FB" for count in ("", "1")}
-    return {kind: grid for kind, grid in found.items() if not kind.endswith("1")}
+    result = measure_parts(*model, **settings)
+    assert set(result) == {f"{part}{way}{count}" for part in "HC" for way in "FB" for count in ("", "1")}
+    return {kind: grid for kind, grid in result.items() if not kind.endswith("1")}
 
 
 def run(job: Job, folder: Path, **settings: object) -> Report:
@@ -87,9 +87,9 @@ def test_windows_that_do_not_drain_take_as_long_as_one(job: Job) -> None:
     described = two_devices()  # their costs come from their FLOP/s: measured ones differ by more than a drain takes
     cluster = with_devices(described, model="some")
     reports = [experiment.run(replace(job, epochs=1, options=options), cluster, "simulate") for options in every]
-    chained, whole, drained = [[step.predicted_s or 0.0 for step in report.steps] for report in reports]
-    assert [len(steps) for steps in (chained, whole, drained)] == [2, 1, 2]
-    assert sum(chained) == pytest.approx(sum(whole), rel=0.02) and sum(drained) > 1.02 * sum(chained)
+    chained, reference, drained = [[step.predicted_s or 0.0 for step in report.steps] for report in reports]
+    assert [len(steps) for steps in (chained, reference, drained)] == [2, 1, 2]
+    assert sum(chained) == pytest.approx(sum(reference), rel=0.02) and sum(drained) > 1.02 * sum(chained)
 
 
 def test_windows_may_be_shorter_than_the_pipeline(job: Job) -> None:
@@ -97,11 +97,11 @@ def test_windows_may_be_shorter_than_the_pipeline(job: Job) -> None:
     jobs = [replace(job, options={"window": size}) for size in (3, 4)] + [
         replace(job, batch_size=4 * job.batch_size, options={"window": 3})
     ]
-    short, whole, drained = [
+    short, reference, drained = [
         [step.predicted_s or 0.0 for step in experiment.run(one, two_devices(), "simulate").steps] for one in jobs
     ]
-    assert [len(steps) for steps in (short, whole, drained)] == [4, 2, 2]
-    assert sum(short) == pytest.approx(sum(whole), rel=0.02) and drained[0] == pytest.approx(drained[1])
+    assert [len(steps) for steps in (short, reference, drained)] == [4, 2, 2]
+    assert sum(short) == pytest.approx(sum(reference), rel=0.02) and drained[0] == pytest.approx(drained[1])
 
 
 def with_processors(cluster: Cluster, *gflops: float) -> Cluster:
@@ -205,13 +205,13 @@ def test_parallel_adapters_survive_a_loss(job: Job, tmp_path: Path) -> None:
     run."""
     options = job.options | {"technique": "parallel", "devices": 2}
     job = replace(job, options=options, snapshot_every=1, snapshot_to="neighbour")
-    whole = run(replace(job, snapshot_every=0, snapshot_to="disk"), tmp_path / "whole")
+    reference = run(replace(job, snapshot_every=0, snapshot_to="disk"), tmp_path / "whole")
     kill = adding(Fault(kind="kill", rank=1, start=2, unit="step"))
     report = experiment.run(
         job, devices(3, host_share=0.05), workdir=tmp_path / "lost", fidelity="paced", progress=kill
     )
     assert "beta is lost" in " ".join(report.notes)
-    assert losses(report) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(report) == pytest.approx(losses(reference), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,10 @@ def test_the_most_compatible_idle_device_is_taken(idle: dict[str, float], chosen
 
 def test_capacities_are_at_the_measured_pace(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: alpha is found slow, and then beta leaves; the search for a stand-in counts alpha as slow as found."""
-    asked, stand_in = [], confidant.Confidant.stand_in
+    requests, stand_in = [], confidant.Confidant.stand_in
 
     def seen(prepared: Any, profile: Any, *rest: Any) -> int | None:
-        asked.append([layers[0].forward_s(4, 16) for layers in profile.layers])
+        requests.append([layers[0].forward_s(4, 16) for layers in profile.layers])
         return stand_in(prepared, profile, *rest)
 
     monkeypatch.setattr(confidant.Confidant, "stand_in", staticmethod(seen))
@@ -247,7 +247,7 @@ def test_capacities_are_at_the_measured_pace(job: Job, monkeypatch: pytest.Monke
         job, options=job.options | {"devices": 2}, epochs=40, faults="slow:alpha:4@step1-79; leave:beta@step60"
     )
     experiment.run(job, devices(4), "simulate")
-    alpha_s, _, gamma_s, delta_s = asked[-1]
+    alpha_s, _, gamma_s, delta_s = requests[-1]
     assert alpha_s == pytest.approx(4 * gamma_s, rel=0.2) and gamma_s == delta_s
 
 
@@ -262,12 +262,12 @@ def test_slow_leaves_dies_and_comes_back_in_one_run(job: Job) -> None:
     report = experiment.run(
         job, devices(4, host_share=0.01), "simulate"
     )  # steps take so long that gamma is back before the end
-    said = " ".join(report.notes)
-    assert "delta takes the place of beta" in said and "gamma is lost" in said and "gamma has come back" in said
-    found = {recovery.what: recovery for recovery in report.recoveries}
-    assert found["leave beta"].repeated == 0 and found["kill gamma"].repeated <= 1 and len(report.steps) == 80
+    text = " ".join(report.notes)
+    assert "delta takes the place of beta" in text and "gamma is lost" in text and "gamma has come back" in text
+    results = {recovery.what: recovery for recovery in report.recoveries}
+    assert results["leave beta"].repeated == 0 and results["kill gamma"].repeated <= 1 and len(report.steps) == 80
     assert all(step.predicted_s for step in report.steps)
-    paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", said)
+    paces = re.findall("Pace changed[^.]*: ([a-z]+ [0-9.]+) times", text)
     assert paces == ["alpha 2.0", "alpha 1.0"]  # once when it becomes slow, once when it is itself again
 
 
@@ -320,15 +320,15 @@ def test_a_plan_that_no_longer_fits_is_changed_at_any_price(job: Job) -> None:
         experiment.run(replace(job, faults=f"memory:beta:{one}"), three, "simulate")
         for one in ("1.5@step1-20", "9@step1")
     )
-    said = " ".join(taken.notes)
+    text = " ".join(taken.notes)
     assert taken.plan.partition() == "[1, 2, 3]"
     assert re.search(
-        "taken at any price, because .* Device 'beta' has 6.0 MB; .* layer 0 on alpha .* layers 2-5 on gamma", said
+        "taken at any price, because .* Device 'beta' has 6.0 MB; .* layer 0 on alpha .* layers 2-5 on gamma", text
     )
-    assert re.search("beta has 100% of its memory.* Another partition is not taken", said)
+    assert re.search("beta has 100% of its memory.* Another partition is not taken", text)
     assert [recovery.what for recovery in taken.recoveries] == ["memory beta"] and taken.recoveries[0].repeated == 0
-    said = " ".join(too_much.notes)
-    assert re.search(r"The devices continue as they are\. .*'beta'.* are missing", said), said[-900:]
+    text = " ".join(too_much.notes)
+    assert re.search(r"The devices continue as they are\. .*'beta'.* are missing", text), text[-900:]
     assert not too_much.recoveries
 
 
@@ -339,9 +339,9 @@ def test_a_link_that_becomes_slow_is_left_out(job: Job) -> None:
     plain = experiment.run(job, three, "simulate")
     first, second, third = (three.devices[stage.ranks[0]].name for stage in plain.plan.stages)
     broken = experiment.run(replace(job, faults=f"slow:{first}>{second}:40@step2"), three, "simulate")
-    said = " ".join(broken.notes)
-    assert f"Pace changed, over the profile's seconds: {first}>{second} 40.0 times" in said
-    assert "Another partition is taken: it saves" in said
+    text = " ".join(broken.notes)
+    assert f"Pace changed, over the profile's seconds: {first}>{second} 40.0 times" in text
+    assert "Another partition is taken: it saves" in text
     assert re.search(
         f"on {first} .*on {third} .*on {second} ", next(note for note in broken.notes if note.startswith("From step"))
     )

@@ -29,8 +29,8 @@ def test_an_epochs_seconds_follow_from_a_few_simulated_steps() -> None:
     points: Points = {}
     with estimated_steps():
         estimated(shapes, simulate, points)
-        found = estimated(shapes[::-1], simulate, points)  # the next epoch
-    assert sum(map(found, shapes)) == pytest.approx(sum(map(seconds, shapes)), rel=0.02)
+        result = estimated(shapes[::-1], simulate, points)  # the next epoch
+    assert sum(map(result, shapes)) == pytest.approx(sum(map(seconds, shapes)), rel=0.02)
     assert len(simulated) <= SIMULATED_SHAPES + 1 and shapes[-1] in simulated
     assert estimated(shapes, seconds, {}) is seconds
 

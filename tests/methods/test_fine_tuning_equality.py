@@ -116,16 +116,16 @@ def test_devices_of_two_frameworks_train_as_one_process(engines: EngineCluster, 
 def test_a_stopped_run_goes_on_with_the_next_step(engines: EngineCluster, tmp_path: Path) -> None:
     """Two of three steps of the second epoch are done: the third gives the loss of an unbroken run, and so do the
     weights."""
-    whole = rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path / "whole")
-    expected = losses_of(engines.run(train_rank, [whole] * 4))
-    stopped = replace(whole, folder=tmp_path / "stopped")
+    reference = rank_job("tiny-bert", "lora", "[3, 3] on [2-2]", tmp_path / "whole")
+    expected = losses_of(engines.run(train_rank, [reference] * 4))
+    stopped = replace(reference, folder=tmp_path / "stopped")
     begin(stopped)
     engines.run(stop_in_the_second_epoch, [stopped] * 4)
     former = take_up(stopped)
     assert (former.epochs, former.step) == (1, 2)
     results = engines.run(train_rank, [replace(stopped, start_epoch=1, start_step=2, state=former.state)] * 4)
     assert losses_of([*former.results, *results]) == pytest.approx(expected, rel=1e-6)
-    same_weights(stopped.trained(1), whole.trained(1), 1e-6, 1e-7)
+    same_weights(stopped.trained(1), reference.trained(1), 1e-6, 1e-7)
 
 
 def test_what_stops_before_its_last_snapshot_does_its_last_step_again(engines: EngineCluster, tmp_path: Path) -> None:

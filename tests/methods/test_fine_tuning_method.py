@@ -208,10 +208,10 @@ def test_which_stages_share_parameters() -> None:
     """T5's encoder tables, its decoder's, and the word embedding where encoder and decoder begin."""
     facts = model_facts("tiny-t5")
     plan = staged_plan(*((1, {rank: 1}) for rank in range(6)))
-    found = {
+    results = {
         shared_parameter.name: shared_parameter.stages for shared_parameter in shared_parameters(facts, "full", plan)
     }
-    assert found == {"words": (0, 3), "position bias": (0, 1, 2), "decoder position bias": (3, 4, 5)}
+    assert results == {"words": (0, 3), "position bias": (0, 1, 2), "decoder position bias": (3, 4, 5)}
     stack = load_stack("tiny-t5")
     for shared_parameter in shared_parameters(facts, "full", plan):
         for number in shared_parameter.stages:
@@ -231,21 +231,21 @@ def test_what_a_run_trained_predicts_the_same(data: Path, tmp_path: Path) -> Non
     def run(folder: str, *, resume: bool = False, **options: object) -> Report:
         return experiment.run(job, two_devices(), workdir=tmp_path / folder, fidelity="paced", resume=resume, **options)
 
-    whole = run("whole")
-    assert set(whole.timelines) == {"first epoch, predicted", "first epoch, measured"}
-    assert all(step.predicted_s and step.measured_s and step.loss for step in whole.steps)
-    assert all("accuracy" in epoch.metrics for epoch in whole.epochs)
+    reference = run("whole")
+    assert set(reference.timelines) == {"first epoch, predicted", "first epoch, measured"}
+    assert all(step.predicted_s and step.measured_s and step.loss for step in reference.steps)
+    assert all("accuracy" in epoch.metrics for epoch in reference.epochs)
 
     resumed = run("whole", resume=True)
     assert any("all 2 epochs were finished" in note for note in resumed.notes)
-    assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
-    assert resumed.metrics == whole.metrics
+    assert [step.loss for step in resumed.steps] == [step.loss for step in reference.steps]
+    assert resumed.metrics == reference.metrics
 
-    model, _ = load_trained(whole.artifacts["adapter"])
+    model, _ = load_trained(reference.artifacts["adapter"])
     prepared = fine_tuning.FineTuning().prepare(job, lambda event: None)
     predictions = predict_split(model, evaluation_batches(prepared.test))
     right = sum(a == b for a, b in zip(predictions.answers("classification"), predictions.references(), strict=True))
-    assert right / len(prepared.test) == pytest.approx(whole.metrics["accuracy"])
+    assert right / len(prepared.test) == pytest.approx(reference.metrics["accuracy"])
     assert sorted(path.name for path in (tmp_path / "whole" / "snapshots").iterdir()) == [
         f"weights-epoch-{epoch}-step-0-layers-{layers}.safetensors" for epoch in (1, 2) for layers in ("0-3", "3-6")
     ]
@@ -298,17 +298,17 @@ def test_a_device_whose_step_was_given_up_goes_on_with_its_layers(data: Path, sc
 def test_a_sweep_measures_what_it_simulates(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = {paradigm: job_for(data, technique="adapters", paradigm=paradigm) for paradigm in PAIR}
     plans = {paradigm: experiment.plan(job, two_devices(), "execute") for paradigm, job in jobs.items()}
-    told: list[str] = []
+    messages: list[str] = []
     points = experiment.sweep(
         jobs[PAIR[0]],
         two_devices(),
         plans,
         num_steps=3,
         fidelity="paced",
-        progress=lambda event: told.append(event.message),
+        progress=lambda event: messages.append(event.message),
     )
-    assert [f"plans; now '{name}'" for name in PAIR] == [one for one in told if one.startswith("plans; ")][:2]
-    assert "Simulating 2 plans" in told and "Measuring 2 plans" in told
+    assert [f"plans; now '{name}'" for name in PAIR] == [one for one in messages if one.startswith("plans; ")][:2]
+    assert "Simulating 2 plans" in messages and "Measuring 2 plans" in messages
     assert [point.name for point in points] == list(PAIR)
     assert all(point.num_steps == 3 and point.predicted_s > 0 and point.measured_s for point in points)
     pipeline = next(plan for plan in plans.values() if len(plan.stages) > 1)

@@ -124,10 +124,10 @@ def test_sweeps_and_timelines_are_of_hot_devices(job: Job) -> None:
 def test_requests_heat_devices_as_steps_do(job: Job, generate: int) -> None:
     """The first request is answered cold, the last one by a hot device, each at its speed when it begins."""
     options = {"system": "local"} | ({"generate": generate} if generate else {})
-    asked = replace(job, method="galaxy_plus", model="tiny-gpt2-2", options=options, micro_batches=1)
-    cold = experiment.run(asked, cluster(()), "simulate")
+    galaxy_job = replace(job, method="galaxy_plus", model="tiny-gpt2-2", options=options, micro_batches=1)
+    cold = experiment.run(galaxy_job, cluster(()), "simulate")
     first_s = cold.steps[0].predicted_s
-    hot = experiment.run(asked, cluster(curve((0.5 * first_s, 0.5))), "simulate", chosen_plan=cold.plan)
+    hot = experiment.run(galaxy_job, cluster(curve((0.5 * first_s, 0.5))), "simulate", chosen_plan=cold.plan)
     assert hot.steps[0].predicted_s == first_s
     assert [step.predicted_s for step in hot.steps[1:]] == pytest.approx(
         [2 * step.predicted_s for step in cold.steps[1:]]
@@ -139,12 +139,14 @@ def test_requests_heat_devices_as_steps_do(job: Job, generate: int) -> None:
 
 def test_requests_are_planned_for_hot_devices(job: Job) -> None:
     """A device that is soon hot gets fewer columns of each layer."""
-    asked = replace(job, method="galaxy_plus", model="tiny-bert-2", options={"scheme": 1}, micro_batches=1)
-    cold, hot = (experiment.plan(asked, cluster((), levels, flops_per_s=1e7)) for levels in ((), curve((1e-6, 0.25))))
+    galaxy_job = replace(job, method="galaxy_plus", model="tiny-bert-2", options={"scheme": 1}, micro_batches=1)
+    cold, hot = (
+        experiment.plan(galaxy_job, cluster((), levels, flops_per_s=1e7)) for levels in ((), curve((1e-6, 0.25)))
+    )
     columns = [{share.rank: share.columns for share in plan.stages[0].shares} for plan in (cold, hot)]
     assert columns[1][1] < columns[0][1]
-    [said] = [note for note in hot.notes if "hot" in note]
-    assert "the run's requests take" in said and "the plan is for hot devices" in said
+    [messages] = [note for note in hot.notes if "hot" in note]
+    assert "the run's requests take" in messages and "the plan is for hot devices" in messages
 
 
 def test_a_device_that_gets_slower_is_planned_for_before_it_is_throttled(job: Job) -> None:
@@ -154,8 +156,8 @@ def test_a_device_that_gets_slower_is_planned_for_before_it_is_throttled(job: Jo
     hot = cluster((), curve((3 * step_s, 0.85), (4 * step_s, 0.6), (40 * step_s, 0.55)))
     plan = experiment.plan(job, cluster((), ()))
     adapted = experiment.run(job, hot, "simulate", chosen_plan=plan)
-    said = " ".join(adapted.notes)
-    assert "Pace changed, over the profile's seconds: beta 1.7 times" in said and "From step" in said
+    text = " ".join(adapted.notes)
+    assert "Pace changed, over the profile's seconds: beta 1.7 times" in text and "From step" in text
     assert total_s(cold.steps) < total_s(adapted.steps) < total_s(cold.steps) / 0.6
 
 
@@ -165,8 +167,8 @@ def test_a_plan_is_the_best_over_the_run(job: Job) -> None:
     cold, hot, in_time = (experiment.plan(job, one) for one in (cluster((), ()), soon, late))
     assert in_time.assignments == cold.assignments and not any("hot" in note for note in in_time.notes)
     assert hot.assignments != cold.assignments
-    [said] = [note for note in hot.notes if "hot" in note]
-    assert "Devices get hot: the run's steps take" in said and "the plan is for hot devices" in said
+    [messages] = [note for note in hot.notes if "hot" in note]
+    assert "Devices get hot: the run's steps take" in messages and "the plan is for hot devices" in messages
     # What planning has simulated serves as the prediction, which is the same as of a plan that is given.
     planned, given = (experiment.run(job, soon, "simulate", chosen_plan=plan) for plan in (None, hot))
     assert planned.steps == given.steps and planned.timelines == given.timelines

@@ -78,8 +78,8 @@ def test_only_measured_layers_are_read(tmp_path, monkeypatch, family, technique,
     numbers = {int(match[1]) for name in read if (match := re.search(r"\.(\d+)\.", name))}
     assert numbers == ({0, 1, 5} if stack.num_encoder_layers else {0, 1, 11})
     assert max(map(read.count, read)) <= 2  # a word embedding that is the head, too
-    whole = load_stack(NAME) if storage == "float32" else quantize(load_stack(NAME), STORED[storage])
-    ours, theirs = measured(stack, technique), measured(whole, technique)
+    reference = load_stack(NAME) if storage == "float32" else quantize(load_stack(NAME), STORED[storage])
+    ours, theirs = measured(stack, technique), measured(reference, technique)
     names = [field.name for field in fields(ours[0]) if "bytes" in field.name]
     assert [[getattr(layer, name) for name in names] for layer in ours] == [
         [getattr(layer, name) for name in names] for layer in theirs

@@ -89,8 +89,8 @@ def test_pac_plus_goes_on_in_its_first_epoch(
     assert at == (0, 2)
     assert "filling the cache again" in results[0].phases_s
     assert losses == pytest.approx(pac_plus_whole[1], rel=1e-4)
-    found, expected = (run.trained(EPOCHS - 1) for run in (on_three(job, THREE), pac_plus_whole[0]))
-    same_weights(found, expected, 1e-3, 2e-4, noise="query_key_value.bias")
+    actual, expected = (run.trained(EPOCHS - 1) for run in (on_three(job, THREE), pac_plus_whole[0]))
+    same_weights(actual, expected, 1e-3, 2e-4, noise="query_key_value.bias")
 
 
 def test_pac_plus_moves_the_shards_to_other_devices(
@@ -142,9 +142,9 @@ def test_fine_tuning_goes_on(
 ) -> None:
     """After two of three steps of the second epoch, and again after one more, on four devices again: losses and
     weights."""
-    whole = fine_tuning_job(model, technique, "[2, 2, 1, 1] on [1-1-1-1]", tmp_path / "whole")
-    expected = losses_of(engines.run(train_rank, [whole] * 4))
-    job = replace(whole, folder=tmp_path / "run")
+    reference = fine_tuning_job(model, technique, "[2, 2, 1, 1] on [1-1-1-1]", tmp_path / "whole")
+    expected = losses_of(engines.run(train_rank, [reference] * 4))
+    job = replace(reference, folder=tmp_path / "run")
     begin(job)
     engines.run(stop_in_the_first_epoch, [job] * 4)
     plan = replace(job.plan, stages=THREE.stages)
@@ -155,4 +155,4 @@ def test_fine_tuning_goes_on(
     _, at, losses = go_on(job, engines)
     assert at == (1, 2)
     assert losses == pytest.approx(expected, rel=1e-4)
-    same_weights(job.trained(1), whole.trained(1), 1e-3, 2e-4)
+    same_weights(job.trained(1), reference.trained(1), 1e-3, 2e-4)

@@ -58,10 +58,10 @@ def test_buffers_go_with_the_epoch(cache: ActivationCache) -> None:
     gc.disable()
     try:
         with CachedBatches(cache, STEPS) as batches:
-            held = [weakref.ref(buffer) for buffer in batches._buffers]
+            values = [weakref.ref(buffer) for buffer in batches._buffers]
             for samples, length in STEPS:
                 batches.batch(samples, length)
-        assert len(held) == 3 and not any(buffer() is not None for buffer in held)
+        assert len(values) == 3 and not any(buffer() is not None for buffer in values)
     finally:
         gc.enable()
 
@@ -73,19 +73,19 @@ def test_it_reads_ahead_but_not_further_than_its_buffers(
     """While a step's taps are in use, `depth` more may be read: a buffer is never filled before its reader asks for the
     next."""
     read: list[list[int]] = []
-    ahead, asked = list[int](), 0
+    ahead, request = list[int](), 0
 
     def note(self: ActivationCache, samples: Sequence[int], *_: object) -> list:
-        ahead.append(samples[0] - asked)
+        ahead.append(samples[0] - request)
         read.append(list(samples))
         return []
 
     monkeypatch.setattr(ActivationCache, "batch", note)
     announced = [([sample], 1) for sample in range(10)]
     with CachedBatches(cache, announced, depth=depth) as batches:
-        for asked in range(10):
-            batches.batch([asked], 1)
-            expected = [[other] for other in range(min(asked + depth + 1, 10))]
+        for request in range(10):
+            batches.batch([request], 1)
+            expected = [[other] for other in range(min(request + depth + 1, 10))]
             wait_for(lambda: len(read) >= len(expected), f"{len(expected)} batches")  # noqa: B023
             assert read == expected
     assert max(ahead) == min(depth, 9)

@@ -73,9 +73,11 @@ def test_devices_tell_phase_step_computing_and_memory(
         assert sorted(span.op.label for span in event.spans) == sorted(span.op.label for span in predicted.spans)
         assert min(span.start_s for span in event.spans) >= 0
     assert any(event.kind == "spans" for event in events)
-    whole = [event for event in events if event.kind == "step"]
-    assert [(event.epoch, event.step) for event in whole] == [(epoch, step) for epoch in (0, 1) for step in range(3)]
-    assert all(sorted(event.samples for event in whole if event.epoch == epoch) == [6, 8, 8] for epoch in (0, 1))
+    step_events = [event for event in events if event.kind == "step"]
+    assert [(event.epoch, event.step) for event in step_events] == [
+        (epoch, step) for epoch in (0, 1) for step in range(3)
+    ]
+    assert all(sorted(event.samples for event in step_events if event.epoch == epoch) == [6, 8, 8] for epoch in (0, 1))
     at_steps = [event.device for event in events if event.kind == "device" and event.step >= 0]
     assert len(at_steps) == 4 * 3 + 3 * 3
     for device in at_steps:
@@ -91,11 +93,11 @@ def test_devices_tell_phase_step_computing_and_memory(
 
 
 def test_a_lost_devices_step_stays_known_between_phases() -> None:
-    told: list[dict] = []
+    messages: list[dict] = []
 
     class Context(RankContext):
         def publish(self, event: dict) -> None:
-            told.append(event)
+            messages.append(event)
 
     where: dict[str, Any] = {"device": four_devices().devices[0], "cluster": four_devices()}
     context = Context(rank=0, world_size=1, fidelity="paced", is_watched=True, **where)
@@ -108,19 +110,19 @@ def test_a_lost_devices_step_stays_known_between_phases() -> None:
     reporter.step(trace, 10, own, cached=False)
     reporter.step(trace._replace(step=4, start_s=2.5, end_s=4.0), 10, own * 999, cached=False, trains=False)
     reporter.phase("sharing the adapter")
-    assert "epoch" not in told[0] and told[1]["epoch"] == 0
-    assert told[2]["step_s"] == pytest.approx(1.0)
-    assert told[3]["step_s"] == pytest.approx(2.0)  # waiting included
-    assert "loss" in told[2] and "loss" not in told[3]
-    assert (told[4]["epoch"], told[4]["step"], told[4]["phase"]) == (0, 4, "sharing the adapter")
-    assert told[4]["used_bytes"] is None  # this system does not tell
-    assert told[2]["spans"] == tuple(own) and "spans" not in told[3]  # too many to be shown
+    assert "epoch" not in messages[0] and messages[1]["epoch"] == 0
+    assert messages[2]["step_s"] == pytest.approx(1.0)
+    assert messages[3]["step_s"] == pytest.approx(2.0)  # waiting included
+    assert "loss" in messages[2] and "loss" not in messages[3]
+    assert (messages[4]["epoch"], messages[4]["step"], messages[4]["phase"]) == (0, 4, "sharing the adapter")
+    assert messages[4]["used_bytes"] is None  # this system does not tell
+    assert messages[2]["spans"] == tuple(own) and "spans" not in messages[3]  # too many to be shown
     for start_s, is_sent in ((2.7, False), (3.0, True), (3.4, False)):  # of one step in each half second
         reporter.step(trace._replace(start_s=start_s), 10, own, cached=False)
-        assert ("spans" in told[-1]) is is_sent
+        assert ("spans" in messages[-1]) is is_sent
     reporter = DeviceReporter(replace(context, is_watched=False), budget)
     reporter.step(trace, 10, own, cached=False)
-    assert "spans" not in told[-1] and "loss" in told[-1]
+    assert "spans" not in messages[-1] and "loss" in messages[-1]
 
 
 def test_a_run_is_as_late_as_its_latest_phase() -> None:

@@ -14,23 +14,23 @@ from workbench.models.loading import load_stack
 
 def names(start: int, stop: int, border: int | None) -> list[str]:
     """Return the taps of layers [start, stop) as the backbone gives them, by name."""
-    found = ["b0"] if start == 0 else []
+    result = ["b0"] if start == 0 else []
     for layer in range(start, stop):
-        found += ["decoder embedding"] if layer == border else []
-        found.append(f"layer {layer}")
-    return found
+        result += ["decoder embedding"] if layer == border else []
+        result.append(f"layer {layer}")
+    return result
 
 
 @pytest.mark.parametrize("border", [None, 1, 3, 5])
 def test_every_cut_gives_each_tap_its_place(border: int | None) -> None:
-    whole = names(0, 6, border)
+    reference = names(0, 6, border)
     for count in range(6):
         for cuts in combinations(range(1, 6), count):
             for start, stop in zip((0, *cuts), (*cuts, 6), strict=True):
                 taps = stage_taps(start, stop, border)
-                assert whole[taps.first : taps.first + taps.total] == names(start, stop, border)
+                assert reference[taps.first : taps.first + taps.total] == names(start, stop, border)
                 targets = [
-                    name for name in names(start, stop, border) if border is not None and whole.index(name) > border
+                    name for name in names(start, stop, border) if border is not None and reference.index(name) > border
                 ]
                 assert taps.num_target_taps == len(targets)
 

@@ -82,5 +82,5 @@ def test_confidant_s_defaults_are_published_and_fine_tuning_is_no_paper_s_method
 
 def test_the_commands_take_it_and_their_help_names_the_values() -> None:
     for command in ("run", "simulate", "plan"):
-        told = " ".join(call(command, "--help", columns=200).output.split())
-        assert "--as-published" in told and "order=all (paper: given)" in told
+        text = " ".join(call(command, "--help", columns=200).output.split())
+        assert "--as-published" in text and "order=all (paper: given)" in text

@@ -64,8 +64,8 @@ def saved(folder: Path, job: Job) -> LoadedResult:
             folder / "trained.safetensors", values, TrainedDescription(config=prepared.trainable, model=job.model)
         )
     metrics = {METRICS.get(prepared.task.kind, "accuracy"): 0.5}
-    made = replace(report(), job=job, artifacts={"adapter": str(folder)}, metrics=metrics, chosen_epoch=2)
-    write_result(made, prepared, "lora")
+    result = replace(report(), job=job, artifacts={"adapter": str(folder)}, metrics=metrics, chosen_epoch=2)
+    write_result(result, prepared, "lora")
     assert "after epoch 2, the best on" in (folder / "README.md").read_text()
     return load_result(folder)
 
@@ -79,10 +79,10 @@ def test_numbers_for_pairs_over_a_backbone_in_few_bits(tmp_path: Path) -> None:
         tmp_path / "result",
         Job(method="fine_tuning", model="tiny-bert-2", task="regression", data=str(data), options=options),
     )
-    whole = saved(tmp_path / "float32", replace(model.about.job, options={"technique": "lora"}))
+    reference = saved(tmp_path / "float32", replace(model.about.job, options={"technique": "lora"}))
     [answer] = model.predict([("a film", "the film")])
     assert isinstance(answer.answer, float) and answer.probabilities == {}
-    assert 0 < abs(answer.answer - float(whole.predict([("a film", "the film")])[0].answer)) < 0.1
+    assert 0 < abs(answer.answer - float(reference.predict([("a film", "the film")])[0].answer)) < 0.1
     other = tmp_path / "other.csv"
     other.write_text("one,two,stars\na film,the film,1\nnews,people,2.5\ntown,a town,3\n")
     evaluation = model.evaluate(str(other), "text=one,pair=two,label=stars")
@@ -246,9 +246,9 @@ CHANGED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_result_whose_files_contradict_each_other_is_refused(name: str, tmp_path: Path) -> None:
     folder = trained(tmp_path / "result", tmp_path / "films.csv")
-    change, found = CHANGED[name]
+    change, result = CHANGED[name]
     change(folder)
-    with pytest.raises(ConfigError, match=found) as caught:
+    with pytest.raises(ConfigError, match=result) as caught:
         load_result(folder)
     assert "\n" not in str(caught.value)
 

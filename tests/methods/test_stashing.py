@@ -77,11 +77,11 @@ def asynchronous_job(
 
 def stage_of_parameter(job: FineTuningRankJob) -> dict[str, int]:
     """Return the stage that trains each parameter."""
-    stack, found = load_stack(job.job.model), {}
+    stack, results = load_stack(job.job.model), {}
     for number, stage in enumerate(job.plan.stages):
         part = technique_part(stack, job.config, stage.start, stage.stop)
-        found |= dict.fromkeys(part.trained(), number)
-    return found
+        results |= dict.fromkeys(part.trained(), number)
+    return results
 
 
 def by_sgd(optimizer: FlatAdamW) -> FlatAdamW:
@@ -219,20 +219,20 @@ def test_a_stashing_pipeline_trains_as_one_process_with_delayed_gradients(
             program = phase.program(planned.shape)
             assert (planned.shape.continues is not None) == (window > 0 and done > 0), "it never drains"
             schedule = check(program.schedule)
-            held = [dict.fromkeys(values) | own for values, own in zip(schedule.inputs, carried, strict=True)]
+            tensors = [dict.fromkeys(values) | own for values, own in zip(schedule.inputs, carried, strict=True)]
             assert all(set(own) <= set(values) for values, own in zip(schedule.inputs, carried, strict=True))
-            values = run_schedule(schedule, tables, held, program.costs.spec)
+            values = run_schedule(schedule, tables, tensors, program.costs.spec)
             carried = [
                 {given_as: rank_values[output] for output, given_as in pairs}
                 for rank_values, pairs in zip(values, schedule.carried, strict=True)
             ]
-            found = {
+            results = {
                 value.microbatch: one.item() for held in values for value, one in held.items() if value.name == "loss"
             }
             for at in range(0, len(planned.samples), job.per_update):
                 parts = range(at, at + job.per_update)
                 share = planned.shape.samples / sum(planned.shape.sizes[part] for part in parts)
-                losses.append(share * sum(found[part] for part in parts))
+                losses.append(share * sum(results[part] for part in parts))
             done += 1
             assert {optimizer.num_steps for _, optimizer in optimizers.values()} == {done}
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -251,14 +251,14 @@ def test_a_stage_by_jax_stashes_alike(tmp_path: Path) -> None:
 def test_a_stage_holds_a_version_for_each_mini_batch_in_flight(tmp_path: Path) -> None:
     """N - i - 1 versions besides the newest, as separate memory, and one version again when the pipeline is drained."""
     job = asynchronous_job("tiny-bert", "full", EVEN, tmp_path, 0)
-    (phase,), held = job.phases(), {}
+    (phase,), values = job.phases(), {}
     planned, tables, most = phase.steps(0)[0], {}, dict.fromkeys(range(4), 0)
     for rank, stage in enumerate(job.plan.stages):
         part = technique_part(load_stack("tiny-bert"), job.config, stage.start, stage.stop)
         share = share_of(rank, job.plan, planned, job.split)
         optimizer = make_optimizer(job, part, 8)
         each = BackpropagationHandlers(shared=(), compute=StageCompute(part), optimizer=optimizer, epoch=0, **share)
-        inner, in_flight = StashingHandlers(each=each).table(), held.setdefault(rank, {})
+        inner, in_flight = StashingHandlers(each=each).table(), values.setdefault(rank, {})
 
         def forward(op, reads, *, rank=rank, inner=inner, optimizer=optimizer, in_flight=in_flight):
             in_flight[op.microbatch] = optimizer.parameters.data_ptr(), optimizer.parameters.clone()

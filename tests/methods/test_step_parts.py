@@ -22,10 +22,10 @@ def two(bytes_per_s: float, latency_s: float) -> Cluster:
 
 def parts(cluster: Cluster, **settings: object) -> StepParts:
     job = Job(model="tiny-bert", train_samples=32, validation_samples=8, test_samples=8, epochs=1, **settings)  # type: ignore[arg-type]
-    found = experiment.run(job, cluster, "simulate").step_parts
-    assert found is not None and sum(found.shares.values()) == pytest.approx(1)
-    assert all(share >= 0 for share in found.shares.values()) and found.sentence[:1].isupper()
-    return found
+    result = experiment.run(job, cluster, "simulate").step_parts
+    assert result is not None and sum(result.shares.values()) == pytest.approx(1)
+    assert all(share >= 0 for share in result.shares.values()) and result.sentence[:1].isupper()
+    return result
 
 
 PIPELINE = {"method": "pac_plus", "options": {"paradigm": "pipeline_parallel"}}
@@ -44,14 +44,14 @@ def test_the_links_decide_where_they_are_slow(bytes_per_s: float, latency_s: flo
 
 
 def test_one_device_computes_all_the_time() -> None:
-    found = parts(two(1e4, 10.0), method="pac_plus", options={"paradigm": "standalone"})
-    assert found.shares["compute"] == pytest.approx(1, abs=1e-6)
+    result = parts(two(1e4, 10.0), method="pac_plus", options={"paradigm": "standalone"})
+    assert result.shares["compute"] == pytest.approx(1, abs=1e-6)
 
 
 def test_a_pipeline_of_few_micro_batches_waits() -> None:
     """Filling and draining: with one micro-batch two equal stages wait half of the time."""
-    found = parts(two(1e12, 0.0), micro_batches=1, **PIPELINE)
-    assert found.shares["bubble"] == pytest.approx(0.5, abs=0.2)
+    result = parts(two(1e12, 0.0), micro_batches=1, **PIPELINE)
+    assert result.shares["bubble"] == pytest.approx(0.5, abs=0.2)
 
 
 @pytest.mark.parametrize("method", ["fine_tuning", "ringada", "confidant"])

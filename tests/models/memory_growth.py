@@ -22,8 +22,8 @@ def held_bytes() -> int:
     if not hasattr(library, "mallinfo2"):
         return small
     library.mallinfo2.restype = _Allocated
-    found = library.mallinfo2()
-    return small + int(found.uordblks) + int(found.hblkhd)
+    result = library.mallinfo2()
+    return small + int(result.uordblks) + int(result.hblkhd)
 
 
 def least_growth(step: Callable[[], object], *, rounds: int = 3, steps: int = 25) -> float:
@@ -31,10 +31,10 @@ def least_growth(step: Callable[[], object], *, rounds: int = 3, steps: int = 25
 
     What is kept of each step grows in every round; a buffer that is enlarged now and then does not.
     """
-    found = []
+    results = []
     for _ in range(rounds):
         before = held_bytes()
         for _ in range(steps):
             step()
-        found.append(held_bytes() - before)
-    return min(found) / steps
+        results.append(held_bytes() - before)
+    return min(results) / steps

@@ -76,13 +76,13 @@ def sharded(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None, what: 
     plan = hybrid(case, (0, shape.num_units), (shape.columns - 9, 9), (0.4, 0.6), (1, 2))
     specs = [shard_spec(plan, position, layout.stacks) for position in range(2)]
     shards = [ModelShard(layout, spec, source) for spec in specs]
-    found = []
+    results = []
     for number, length in enumerate(mask.sum(1).tolist()):  # single-shot inference knows no padding
         one = run_plan(
             plan, shards, ids[None, number, :length], None if targets is None else targets[None, number], what=what
         )
-        found.append(one if targets is not None else torch.nn.functional.pad(one, (0, 0, 0, ids.shape[1] - length)))
-    return torch.cat(found)
+        results.append(one if targets is not None else torch.nn.functional.pad(one, (0, 0, 0, ids.shape[1] - length)))
+    return torch.cat(results)
 
 
 def forward_only(name: str, ids: Tensor, mask: Tensor, targets: Tensor | None) -> Tensor:

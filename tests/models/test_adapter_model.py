@@ -69,13 +69,13 @@ def test_sequence_to_sequence_equals_the_reference():
     labels = torch.randint(4, 1400, (8, 3), generator=torch.Generator().manual_seed(0))
     labels[2, 1:] = -100
     model = get_parallel_adapter_model("tiny-t5-2", kind="sequence_to_sequence", target_length=3, reduction=4)
-    found = model(**arguments(batch), labels=labels, sample_ids=batch.sample_ids)
+    actual = model(**arguments(batch), labels=labels, sample_ids=batch.sample_ids)
     start = torch.zeros(8, 1, dtype=torch.int64)
     decoder_ids = torch.cat([start, labels[:, :-1].clamp(min=0)], dim=1)
     _, taps = model.backbone(batch.input_ids, batch.attention_mask, decoder_ids)
     expected = model.adapter.predict(taps, batch.attention_mask, batch.sample_ids)
-    torch.testing.assert_close(found.logits, expected)
-    found.loss.backward()
+    torch.testing.assert_close(actual.logits, expected)
+    actual.loss.backward()
     with pytest.raises(ConfigError, match="labels or decoder_input_ids"):
         model(**arguments(batch))
 
@@ -156,12 +156,12 @@ def test_a_saved_adapter_predicts_the_same(tmp_path):
 def samples(count=48):
     """Texts whose label is their first token's half of the vocabulary: learnt in few steps."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    results = []
     for index in range(count):
         ids = torch.randint(4, 1400, (3 + index % 5,), generator=generator)
         ids[0] = 5 if index % 2 else 900
-        found.append({"input_ids": ids.tolist(), "labels": index % 2})
-    return found
+        results.append({"input_ids": ids.tolist(), "labels": index % 2})
+    return results
 
 
 def pad(rows):

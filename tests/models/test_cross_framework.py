@@ -41,22 +41,26 @@ def test_a_message_is_the_same_tensor_in_every_framework(name: str, form: str) -
         received = Adapted.read(fields.message(form), form)  # type: ignore[arg-type]
         assert received.info == {"MNN": "NHWC"}
         for receiver in FRAMEWORKS[: 2 if name in ("float64", "int64") else 3]:
-            found = received.to(receiver)
-            assert type(found).__module__.split(".")[0].removesuffix("lib") == receiver and str(found.dtype).endswith(
+            result = received.to(receiver)
+            assert type(result).__module__.split(".")[0].removesuffix("lib") == receiver and str(result.dtype).endswith(
                 name
             )
-            assert torch.equal(to_torch(found), original)
+            assert torch.equal(to_torch(result), original)
 
 
 @needs_jax
 def test_one_memory_where_the_address_suits() -> None:
     """torch allocates at multiples of 64 bytes, which XLA asks for; one float further it gets a copy."""
     require_jax()
-    whole = torch.arange(64.0)
-    assert from_torch(whole, "jax").unsafe_buffer_pointer() == whole.data_ptr()
-    assert to_torch(from_torch(whole, "jax")).data_ptr() == whole.data_ptr() == to_torch(whole.numpy()).data_ptr()
-    odd = from_torch(whole[1:], "jax")
-    assert odd.unsafe_buffer_pointer() != whole[1:].data_ptr() and torch.equal(to_torch(odd), whole[1:])
+    reference = torch.arange(64.0)
+    assert from_torch(reference, "jax").unsafe_buffer_pointer() == reference.data_ptr()
+    assert (
+        to_torch(from_torch(reference, "jax")).data_ptr()
+        == reference.data_ptr()
+        == to_torch(reference.numpy()).data_ptr()
+    )
+    odd = from_torch(reference[1:], "jax")
+    assert odd.unsafe_buffer_pointer() != reference[1:].data_ptr() and torch.equal(to_torch(odd), reference[1:])
 
 
 def test_small_and_empty_tensors() -> None:

@@ -59,12 +59,12 @@ def test_projections_are_orthonormal_and_lambda_is_as_it_was(taught):
 def test_a_stage_takes_its_part_and_keeps_its_own_head(taught):
     stack, state = taught
     config = small_config(stack, num_outputs=5)
-    whole, stage = ParallelAdapter(config), ParallelAdapterStage(config, 1, 2)
-    head = whole.last.output.weight.clone()
-    load_distilled(whole, state)
+    reference, stage = ParallelAdapter(config), ParallelAdapterStage(config, 1, 2)
+    head = reference.last.output.weight.clone()
+    load_distilled(reference, state)
     load_distilled(stage, {name: tensor for name, tensor in state.items() if name.startswith(("layers.1.", "last."))})
-    assert torch.equal(whole.last.output.weight, head) and torch.equal(stage.last.output.weight, head)
-    assert torch.equal(stage.layers["1"].expand.weight, whole.layers["1"].expand.weight)
+    assert torch.equal(reference.last.output.weight, head) and torch.equal(stage.last.output.weight, head)
+    assert torch.equal(stage.layers["1"].expand.weight, reference.layers["1"].expand.weight)
     with pytest.raises(ConfigError, match="not \\[16, 32\\]"):
         load_distilled(ParallelAdapter(small_config(stack, reduction=2)), state)
 
@@ -75,11 +75,11 @@ def test_an_encoder_decoder_is_taught_in_both_stacks():
     early, late = (distill(stack, config, batches, num_epochs=epochs) for epochs in (1, 20))
     adapter = ParallelAdapter(config)
     taps = stack(TEXTS[0].input_ids, TEXTS[0].attention_mask)[1]
-    found = []
+    results = []
     for state in (early, late):
         load_distilled(adapter, state)
-        found.append(_Student(adapter).losses(taps, TEXTS[0].attention_mask)[0].item())
-    assert found[1] < found[0]
+        results.append(_Student(adapter).losses(taps, TEXTS[0].attention_mask)[0].item())
+    assert results[1] < results[0]
 
 
 def test_kept_states_are_found_again_and_damaged_ones_made_anew(taught, tmp_path):
@@ -88,18 +88,18 @@ def test_kept_states_are_found_again_and_damaged_ones_made_anew(taught, tmp_path
     key = distillation_fingerprint("tiny-bert-2", "w", small_config(stack), texts)
     assert key != distillation_fingerprint("tiny-bert-2", "w", small_config(stack), ["onet", "wo"])
     assert key == distillation_fingerprint("tiny-bert-2", "w", small_config(stack, num_outputs=3, dropout=0.0), texts)
-    made = []
+    results = []
 
     def make():
-        made.append(1)
+        results.append(1)
         return state
 
     for _ in range(2):
         assert torch.equal(distilled(tmp_path, key, make)["first.weight"], state["first.weight"])
-    assert len(made) == 1
+    assert len(results) == 1
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:100])
-    assert torch.equal(distilled(tmp_path, key, make)["first.weight"], state["first.weight"]) and len(made) == 2
+    assert torch.equal(distilled(tmp_path, key, make)["first.weight"], state["first.weight"]) and len(results) == 2
 
 
 def test_what_cannot_be_distilled_is_refused():

@@ -9,10 +9,10 @@ IDS = torch.arange(2000)
 
 
 def test_any_division_of_a_batch_gives_the_same_masks():
-    whole = keep_mask(IDS, 64, rate=0.1, seed=1, epoch=2)
+    reference = keep_mask(IDS, 64, rate=0.1, seed=1, epoch=2)
     order = torch.randperm(2000, generator=torch.Generator().manual_seed(0))
     parts = torch.cat([keep_mask(part, 64, rate=0.1, seed=1, epoch=2) for part in order.split(7)])
-    assert torch.equal(parts, whole[order])
+    assert torch.equal(parts, reference[order])
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

@@ -40,12 +40,12 @@ def test_constant_channels_do_not_blow_up(stack):
 
 def test_stages_get_their_own_statistics(stack):
     statistics = calibrate(stack, [small_batch()])
-    whole, stage = ParallelAdapter(small_config(stack)), ParallelAdapterStage(small_config(stack), 3, 6)
-    set_statistics(whole, statistics)
+    reference, stage = ParallelAdapter(small_config(stack)), ParallelAdapterStage(small_config(stack), 3, 6)
+    set_statistics(reference, statistics)
     set_statistics(stage, statistics)
     for name, tensor in stage.state_dict().items():
-        assert torch.equal(tensor, whole.state_dict()[name]), name
-    assert torch.equal(whole.first.mean, statistics.mean[0]) and torch.equal(stage.last.mean, statistics.mean[6])
+        assert torch.equal(tensor, reference.state_dict()[name]), name
+    assert torch.equal(reference.first.mean, statistics.mean[0]) and torch.equal(stage.last.mean, statistics.mean[6])
 
 
 def test_adapters_share_one_pass(stack):

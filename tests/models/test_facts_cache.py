@@ -17,24 +17,24 @@ from workbench.models.sharding import LayoutFacts, layout_facts, model_layout
 
 def test_facts_are_read_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_cache, "cache_folder", lambda: tmp_path / "cache")
-    facts, found = model_facts("tiny-bert"), list[str]()
+    facts, results = model_facts("tiny-bert"), list[str]()
     (model := tmp_path / "model").mkdir()
     (model / "config.json").write_text("{}")
 
     def find(name: str = str(model)) -> Any:
-        return cached_facts(name, ModelFacts, lambda: (found.append(name), facts)[1])
+        return cached_facts(name, ModelFacts, lambda: (results.append(name), facts)[1])
 
-    assert asdict(find()) == asdict(find()) == asdict(facts) and len(found) == 1
+    assert asdict(find()) == asdict(find()) == asdict(facts) and len(results) == 1
     (model / "config.json").write_text('{"hidden_size": 64}')
-    assert find() == facts and len(found) == 2
+    assert find() == facts and len(results) == 2
     for file in (tmp_path / "cache" / "facts").iterdir():
         file.write_text("half a fi")
-    assert find() == facts == find() and len(found) == 3
-    assert find("shape:llama-7b") == find("shape:llama-7b") and len(found) == 4
+    assert find() == facts == find() and len(results) == 3
+    assert find("shape:llama-7b") == find("shape:llama-7b") and len(results) == 4
     assert model_facts("tiny-bert") is facts  # its name says all
     layout = layout_facts("tiny-bert")
     assert cached_facts(str(model), LayoutFacts, lambda: layout) == layout
-    assert find() == facts and len(found) == 4  # each kind has its file
+    assert find() == facts and len(results) == 4  # each kind has its file
 
 
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5"])

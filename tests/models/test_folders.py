@@ -33,10 +33,10 @@ def reference(folder: Path, ids: Tensor, mask: Tensor, targets: Tensor | None) -
         pixels = ids[:, 1:].reshape(-1, 4, 4, 1, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, 1, 8, 8)
         return model(pixels / 127.5 - 1).last_hidden_state, None
     if targets is not None:
-        found = model(input_ids=ids, decoder_input_ids=targets, **given)
-        return found.decoder_hidden_states[-1], found.logits
-    found = model(input_ids=ids, **given)
-    return found.hidden_states[-1], found.logits if family.is_causal else None
+        result = model(input_ids=ids, decoder_input_ids=targets, **given)
+        return result.decoder_hidden_states[-1], result.logits
+    result = model(input_ids=ids, **given)
+    return result.hidden_states[-1], result.logits if family.is_causal else None
 
 
 WINDOWS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]

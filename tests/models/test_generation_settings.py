@@ -21,12 +21,12 @@ COUNT = 10
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder-only model and an encoder-decoder with heads of random weights."""
-    found = {}
+    results = {}
     for family, kind in (("gpt2", AutoModelForCausalLM), ("bart", AutoModelForSeq2SeqLM)):
-        found[family] = tmp_path_factory.mktemp(family)
+        results[family] = tmp_path_factory.mktemp(family)
         torch.manual_seed(0)
-        kind.from_config(model_config(f"tiny-{family}-2")).save_pretrained(found[family])
-    return found
+        kind.from_config(model_config(f"tiny-{family}-2")).save_pretrained(results[family])
+    return results
 
 
 def texts(folder: Path, settings: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -106,8 +106,8 @@ def test_without_a_generation_config_the_model_s_own_settings_count(folders: dic
     """BART's configuration forces the end of a text."""
     (folders["bart"] / "generation_config.json").unlink(missing_ok=True)
     start = torch.tensor([[2]])
-    [found] = local_texts(str(folders["bart"]), [Request(7, torch.arange(5, 12)[None], 1, start)], COUNT)
-    assert model_config(str(folders["bart"])).forced_eos_token_id == found[-1] == 2
+    [result] = local_texts(str(folders["bart"]), [Request(7, torch.arange(5, 12)[None], 1, start)], COUNT)
+    assert model_config(str(folders["bart"])).forced_eos_token_id == result[-1] == 2
 
 
 def test_a_decoder_starts_as_the_generation_settings_say(folders: dict[str, Path]) -> None:

@@ -36,23 +36,23 @@ def test_passes_are_those_of_the_whole_model_with_one_layer_at_a_time(small, mon
     small(family)
     write_random(NAME, lambda line: None)
     config = QuantizationConfig(storage=storage)
-    whole = quantize(load_stack(NAME, with_head=family in ("llama", "gpt2")), config)
+    reference = quantize(load_stack(NAME, with_head=family in ("llama", "gpt2")), config)
     ids, mask = torch.randint(0, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
-    expected, _ = whole(ids, mask)
-    monkeypatch.setattr(layers_on_disk, "KEPT_BYTES", held_bytes(whole.layers[0]))
-    stack = load_frozen(NAME, config, with_head=whole.language_model_head is not None)
-    held = [0] if family != "t5" else list(range(whole.num_layers))  # its layers share a table
+    expected, _ = reference(ids, mask)
+    monkeypatch.setattr(layers_on_disk, "KEPT_BYTES", held_bytes(reference.layers[0]))
+    stack = load_frozen(NAME, config, with_head=reference.language_model_head is not None)
+    values = [0] if family != "t5" else list(range(reference.num_layers))  # its layers share a table
     seen = list[list[int]]()
     for layer in stack.layers:
         layer.register_forward_pre_hook(lambda *call: seen.append(in_memory(stack)))
     for _ in range(2):
-        assert in_memory(stack) == held
+        assert in_memory(stack) == values
         assert torch.equal(stack(ids, mask)[0], expected)
     if family != "t5":
-        assert seen == 2 * [[*{0: 0, number: number}] for number in range(whole.num_layers)]
-    if whole.language_model_head is not None:
+        assert seen == 2 * [[*{0: 0, number: number}] for number in range(reference.num_layers)]
+    if reference.language_model_head is not None:
         assert stack.language_model_head is not None
-        assert torch.equal(stack.language_model_head(expected), whole.language_model_head(expected))
+        assert torch.equal(stack.language_model_head(expected), reference.language_model_head(expected))
 
 
 @pytest.mark.parametrize("technique", ["lora", "adapters", "serial", "parallel"])
@@ -100,14 +100,14 @@ def test_p_rges_quantized_model_is_read_layer_by_layer(small, monkeypatch, famil
     small(family)
     write_random(NAME, lambda line: None)
     config = QuantizationConfig(storage="int8")
-    whole = quantize(load_stack(NAME, with_head=True), config)
+    reference = quantize(load_stack(NAME, with_head=True), config)
     monkeypatch.setattr(loading, "load_stack", lambda *name, **settings: pytest.fail("the whole model"))
     model = loading.load_causal_model(NAME, TrainableConfig(rank=2, num_outputs=2), quantization=config)
-    mine, theirs = model.backbone.state_dict(), whole.stage(0, whole.num_layers).state_dict()
-    assert held_bytes(model.backbone) >= held_bytes(whole.layers)
+    mine, theirs = model.backbone.state_dict(), reference.stage(0, reference.num_layers).state_dict()
+    assert held_bytes(model.backbone) >= held_bytes(reference.layers)
     shared = mine.keys() & theirs.keys()  # LoRA-FA moves the projections that it changes
-    assert len(shared) > whole.num_layers and all(torch.equal(mine[name], theirs[name]) for name in shared)
-    assert (model.head is None) == (whole.language_model_head is None)
+    assert len(shared) > reference.num_layers and all(torch.equal(mine[name], theirs[name]) for name in shared)
+    assert (model.head is None) == (reference.language_model_head is None)
 
 
 def test_a_models_digest_follows_its_weights(small):  # noqa: F811

@@ -71,11 +71,11 @@ def test_a_saved_folder_loads_as_itself(family, tmp_path):
     batch = batch_for(tiny)
     inputs = batch.input_ids, batch.attention_mask, batch.decoder_ids
     torch.testing.assert_close(stack(*inputs)[0], tiny(*inputs)[0])
-    found = load_tokenizer(str(tmp_path))
+    result = load_tokenizer(str(tmp_path))
     assert (
-        found == tokenizer
+        result == tokenizer
         if family == "vit"
-        else (found.joins_pairs, found.has_token_types, found.start_id)
+        else (result.joins_pairs, result.has_token_types, result.start_id)
         == (
             tokenizer.joins_pairs,
             tokenizer.has_token_types,
@@ -106,7 +106,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
     monkeypatch.setattr(loading, "load_stack", lambda *args: pytest.fail("the whole model was loaded"))
     stack = load_stack(f"tiny-{family}")
     batch = batch_for(stack)
-    whole = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
+    reference = stack(batch.input_ids, batch.attention_mask, batch.decoder_ids)
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: pytest.fail("a stage needs no tokenizer"))
     hidden, taps = batch.input_ids, []
     for start, stop in ((0, 2), (2, 5), (5, 6)):
@@ -115,7 +115,7 @@ def test_a_stage_is_loaded_without_the_other_layers(family, tmp_path, monkeypatc
         assert len(list(stage.parameters())) == len(list(stack.stage(start, stop).parameters()))
         hidden, new = stage(hidden, batch.attention_mask, batch.decoder_ids)
         taps += new
-    torch.testing.assert_close(taps, whole[1])
+    torch.testing.assert_close(taps, reference[1])
     inner = loading.load_stage(str(tmp_path), 2, 5, with_embedding=True)
     torch.testing.assert_close(inner.embed(batch.input_ids, batch.attention_mask), taps[0])
     half = loading.load_stage(str(tmp_path), 0, 5, torch.bfloat16)
@@ -164,10 +164,10 @@ def test_embedded_models_that_were_not_fetched(tmp_path, monkeypatch):
 )
 def test_shapes_are_those_of_the_papers_models(shape, described):
     """As the studies describe them; multilingual BERT is BERT-Base with more words."""
-    found, wanted = describe_facts(model_facts(f"shape:{shape}")), MODELS[described]
+    result, expected = describe_facts(model_facts(f"shape:{shape}")), MODELS[described]
     same = ("kind", "num_layers", "hidden", "heads", "query_width", "kv_width", "feed_forward", "gated")
-    assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
-    assert found.vocab == (119_547 if shape == "mbert" else wanted.vocab)
+    assert [getattr(result, name) for name in same] == [getattr(expected, name) for name in same]
+    assert result.vocab == (119_547 if shape == "mbert" else expected.vocab)
 
 
 def test_a_configuration_is_planned_without_weights(tmp_path):
@@ -193,7 +193,7 @@ def test_a_configuration_is_planned_without_weights(tmp_path):
 
 
 def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch):
-    base, device, sent, asked = tmp_path / "base", tmp_path / "device", [], []
+    base, device, sent, requests = tmp_path / "base", tmp_path / "device", [], []
     load_model("tiny-bert-2").save_pretrained(base)
     save_tokenizer("bert", base)
     device.mkdir()
@@ -203,7 +203,7 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     (device / "model.safetensors.header").write_bytes(content[: header_bytes(base / "model.safetensors")])
 
     def fetch(paths):
-        asked.append(len(paths))
+        requests.append(len(paths))
         for path in paths:
             sent.append(path)
             path.parent.mkdir(exist_ok=True)
@@ -216,23 +216,23 @@ def test_a_real_device_has_the_tensors_sent_that_it_reads(tmp_path, monkeypatch)
     assert not sent
     expected = load_stage(str(base), 1, 2).state_dict()
     for _ in range(2):
-        found = load_stage(str(device), 1, 2).state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert asked == [len(sent)] == [len(list(load_stage(str(base), 1, 2).parameters()))]  # all at once
-    found, expected = (load_stack(str(folder)).state_dict() for folder in (device, base))
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        actual = load_stage(str(device), 1, 2).state_dict()
+        assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+    assert requests == [len(sent)] == [len(list(load_stage(str(base), 1, 2).parameters()))]  # all at once
+    actual, expected = (load_stack(str(folder)).state_dict() for folder in (device, base))
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
     assert sent[-1].name == "model.safetensors"
 
 
 def test_two_threads_that_load_do_not_disturb_each_other():
     """A device loads a stage ahead while it trains; what another thread makes meanwhile has memory."""
-    inside, leave, made = threading.Event(), threading.Event(), []
+    inside, leave, results = threading.Event(), threading.Event(), []
 
     def load():
         with parameters_on_meta():
             inside.set()
             leave.wait(LIMIT_S)
-            made.append(nn.Linear(2, 2))
+            results.append(nn.Linear(2, 2))
 
     threads = [threading.Thread(target=load) for _ in range(2)]
     for thread in threads:
@@ -242,4 +242,4 @@ def test_two_threads_that_load_do_not_disturb_each_other():
     leave.set()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert [one.weight.is_meta for one in (*made, outside, nn.Linear(2, 2))] == [True, True, False, False]
+    assert [one.weight.is_meta for one in (*results, outside, nn.Linear(2, 2))] == [True, True, False, False]

@@ -24,16 +24,16 @@ needs_onednn = pytest.mark.skipif(
 @pytest.fixture
 def by_onednn(monkeypatch):
     """Choose oneDNN, and count the products that it made."""
-    made = []
+    results = []
     plain = torch.ops.mkldnn._linear_pointwise
 
     def counted(*arguments):
-        made.append(tuple(arguments[0].shape))
+        results.append(tuple(arguments[0].shape))
         return plain(*arguments)
 
     monkeypatch.setattr(matmul, "prefers_onednn", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
-    return made
+    return results
 
 
 @needs_onednn
@@ -167,15 +167,15 @@ def test_losses_are_those_without(family, lengths, by_onednn, monkeypatch):
         prompts(family, lengths=lengths),
     )
     perturb(model)
-    found = {}
+    results = {}
     for execution in ("sequential", "both"):
         estimator = Prge(model, ZerothOrderConfig(queries=2, execution=execution))
-        found[execution] = estimator.losses(batch, 3)
+        results[execution] = estimator.losses(batch, 3)
         logits = model.logits_at(batch)
     assert by_onednn
     by_onednn.clear()
     monkeypatch.setattr(matmul, "prefers_onednn", lambda: False)
-    for execution, losses in found.items():
+    for execution, losses in results.items():
         estimator = Prge(model, ZerothOrderConfig(queries=2, execution=execution))
         torch.testing.assert_close(losses, estimator.losses(batch, 3), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(logits, model.logits_at(batch), rtol=1e-4, atol=1e-5)

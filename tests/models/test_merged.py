@@ -119,7 +119,7 @@ def result(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_merged_folder_writes_the_same_text_in_transformers(result: Path, base: Path, tmp_path: Path) -> None:
-    made = export_merged(str(result), tmp_path / "merged", "float16")
+    outcome = export_merged(str(result), tmp_path / "merged", "float16")
     model, tokenizer = (kind.from_pretrained(tmp_path / "merged") for kind in (AutoModelForCausalLM, AutoTokenizer))
     ours = load_text_model(str(result))
     ids = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_tensors="pt", return_dict=False)
@@ -127,7 +127,7 @@ def test_a_merged_folder_writes_the_same_text_in_transformers(result: Path, base
     written = list(ours.writer.write(ids[0].tolist(), 8, Sampling()))
     assert model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist() == written
     assert written != list(load_text_model(str(base)).writer.write(ids[0].tolist(), 8, Sampling()))
-    assert made.parameters == sum(value.numel() for value in model.parameters())
+    assert outcome.parameters == sum(value.numel() for value in model.parameters())
     with pytest.raises(ConfigError, match="The folder has files"):
         export_merged(str(result), tmp_path / "merged", "float16")
 
@@ -137,18 +137,18 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
     result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_merged(str(result), tmp_path / "merged.gguf", "float32")
-    whole = merged_lora(load_result(result).about.job.model, result)
+    reference = merged_lora(load_result(result).about.job.model, result)
     read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="merged.gguf", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file="merged.gguf")
-    longest = WINDOW if whole.config.model_type == "mistral" else 512  # no reader knows Mistral's window
+    longest = WINDOW if reference.config.model_type == "mistral" else 512  # no reader knows Mistral's window
     assert read.config.max_position_embeddings == longest
     ours = load_text_model(str(result)).tokenizer
     assert tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False) == ours.chat(TALK)
     assert tokenizer("say  sas   a\n").input_ids == ours.prompt("say  sas   a\n")
     ids = torch.arange(5, 30)[None]
     with torch.inference_mode():
-        expected, found = whole(ids).logits, read(ids).logits
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+        expected, actual = reference(ids).logits, read(ids).logits
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
     # The file is a model here, too: whole, in stages, and in a chat.  It is converted once.
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     name, mask = str(tmp_path / "merged.gguf"), torch.ones_like(ids)
@@ -156,8 +156,8 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
     assert head is not None
     with torch.inference_mode():
         hidden = load_stage(name, 1, 2)(load_stage(name, 0, 1)(ids, mask)[0], mask)[0]
-        found = head(hidden)
-    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+        actual = head(hidden)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
     assert load_text_model(name).tokenizer.chat(TALK) == ours.chat(TALK)
     assert len(list((tmp_path / "cache" / "gguf").iterdir())) == 1
     (tmp_path / "cut.gguf").write_bytes((tmp_path / "merged.gguf").read_bytes()[:2000])
@@ -169,10 +169,10 @@ def test_a_gguf_file_loads_with_the_same_logits_and_tokens(
 def test_classes_are_merged_with_their_head(tmp_path: Path) -> None:
     model = saved(tmp_path / "run", Job(method="fine_tuning", model="tiny-bert-2", options={"technique": "lora"}))
     export_merged(str(tmp_path / "run"), tmp_path / "merged", "float16")
-    whole = AutoModelForTokenClassification.from_pretrained(tmp_path / "merged")
+    reference = AutoModelForTokenClassification.from_pretrained(tmp_path / "merged")
     ids = torch.tensor(model._tokenizer.encode(["a fine film"], max_length=32))
     with torch.inference_mode():
-        shares = whole(ids).logits.mean(1).softmax(-1)[0].tolist()
+        shares = reference(ids).logits.mean(1).softmax(-1)[0].tolist()
     [answer] = model.predict(["a fine film"])
     assert list(answer.probabilities.values()) == pytest.approx(shares, abs=1e-5)
 

@@ -82,14 +82,14 @@ def test_stages_give_the_whole_adapters_loss_and_gradients(stack, split, kind):
             gradient = None if side_input is None else side_input.grad
     close(loss, expected.detach())
     assert kind != WORDS or stack.language_model_head.weight.grad is None
-    found = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
+    results = {name: parameter.grad for stage in stages for name, parameter in stage.named_parameters()}
     wanted = {name: parameter.grad for name, parameter in training.named_parameters()}
-    assert found.keys() == wanted.keys()
+    assert results.keys() == wanted.keys()
     for name in wanted:
         # Relative to the largest entry (small ones are differences of large ones); lambda's sums thousands of terms
         # that cancel.
         scale = wanted[name].abs().max().item()
-        assert (found[name] - wanted[name]).abs().max().item() <= 1e-5 * scale + 5e-8, name
+        assert (results[name] - wanted[name]).abs().max().item() <= 1e-5 * scale + 5e-8, name
 
 
 def test_no_gradient_and_no_graph_through_the_backbone(stack):
@@ -153,12 +153,12 @@ def test_standardisation_is_folded_into_the_projection():
 
 def test_parameters_belong_to_one_stage_and_decay_is_for_matrices():
     config = ParallelAdapterConfig(hidden_size=32, num_layers=4)
-    whole = ParallelAdapter(config).state_dict()
+    reference = ParallelAdapter(config).state_dict()
     parts = [ParallelAdapterStage(config, *bounds).state_dict() for bounds in ((0, 1), (1, 3), (3, 4))]
-    assert sum(len(part) for part in parts) == len(whole)
+    assert sum(len(part) for part in parts) == len(reference)
     for part in parts:
         for name, tensor in part.items():
-            assert torch.equal(tensor, whole[name]), name
+            assert torch.equal(tensor, reference[name]), name
     decayed, free = make_optimizer(ParallelAdapter(config), 0.01).param_groups
     assert {parameter.ndim for parameter in decayed["params"]} == {2} and free["weight_decay"] == 0.0
 

@@ -39,8 +39,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def assert_golden(name: str, logits: Any, row: dict[str, Any]) -> None:
-    found = {token: float(logits[int(token)]) for token in row["top"]}
-    assert found == pytest.approx(row["top"], abs=TOLERANCE[name])
+    results = {token: float(logits[int(token)]) for token in row["top"]}
+    assert results == pytest.approx(row["top"], abs=TOLERANCE[name])
     assert int(logits.argmax()) == row["written_ids"][0]
 
 

@@ -107,14 +107,14 @@ def test_shared_words_stay_shared():
 
 def test_quantizing_layer_by_layer_is_quantizing_the_whole():
     config = QuantizationConfig(storage="nf4")
-    whole, parts = quantize(load_stack("tiny-gpt2-3"), config), load_stack("tiny-gpt2-3")
+    reference, parts = quantize(load_stack("tiny-gpt2-3"), config), load_stack("tiny-gpt2-3")
     for layer in parts.layers:
         quantize(layer, config)
     quantize(parts, config)
-    assert all(torch.equal(a, b) for a, b in zip(run(whole), run(parts), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run(reference), run(parts), strict=True))
     stage = quantize(load_stack("tiny-gpt2-3").stage(1, 3), config)
     assert all(
-        torch.equal(stage.state_dict()[name], whole.stage(1, 3).state_dict()[name]) for name in stage.state_dict()
+        torch.equal(stage.state_dict()[name], reference.stage(1, 3).state_dict()[name]) for name in stage.state_dict()
     )
 
 
@@ -227,8 +227,8 @@ def allocated_bytes():
     if function is None:
         pytest.skip("the C library does not tell what is allocated")
     function.restype = _Statistics
-    found = function()
-    return found.uordblks + found.hblkhd
+    result = function()
+    return result.uordblks + result.hblkhd
 
 
 @pytest.mark.parametrize("storage", ["float16", "int8", "int4", "nf4"])

@@ -88,10 +88,10 @@ def test_nf4_takes_the_nearest_value_and_between_two_the_lower():
 @pytest.mark.parametrize("storage", CODED)
 def test_a_tensor_is_quantized_in_parts_to_the_same_codes(storage, monkeypatch):
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    whole = quantize_blocks(values, storage, 64)
+    reference = quantize_blocks(values, storage, 64)
     monkeypatch.setattr(config, "_PART_VALUES", 128)
     parts = quantize_blocks(values, storage, 64)
-    assert all(map(torch.equal, whole, parts))
+    assert all(map(torch.equal, reference, parts))
 
 
 @pytest.mark.parametrize("storage", CODED)

@@ -29,8 +29,8 @@ def saved(tmp_path):
 
 def test_everything_comes_back(saved):
     folder, adapter, description = saved
-    loaded, found = load_adapter(folder)
-    assert found == description and not loaded.training
+    loaded, result = load_adapter(folder)
+    assert result == description and not loaded.training
     assert all(torch.equal(tensor, adapter.state_dict()[name]) for name, tensor in loaded.state_dict().items())
     assert sorted(path.name for path in folder.iterdir()) == [DESCRIPTION, WEIGHTS]
 

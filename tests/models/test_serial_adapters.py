@@ -63,11 +63,11 @@ def test_parts_of_a_stage_are_the_whole(name: str) -> None:
     ids, mask, _ = model.backbone.make_inputs(3, 17 if name == "tiny-vit" else 9)
     mask[0, -2:] = 0
     with torch.no_grad():
-        whole, taps = model.backbone(ids, mask)
+        reference, taps = model.backbone(ids, mask)
         hidden = model.backbone.embed(ids, mask)
         for start, stop in ((0, 1), (1, 4), (4, 6)):
             hidden, own = model.backbone.part(start, stop)(hidden, mask)
-    torch.testing.assert_close(hidden, whole)
+    torch.testing.assert_close(hidden, reference)
     torch.testing.assert_close(own[-1], taps[-1])
 
 

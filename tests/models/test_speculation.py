@@ -30,12 +30,12 @@ SAMPLINGS = (Sampling(), Sampling(temperature=0.7, seed=3), Sampling(temperature
 def written_together(writer: LocalWriter) -> list[list[int]]:
     """Return texts that join at different steps, with other numbers of tokens, each sampled in its way."""
     texts = [writer.write([5, 9, 7, *range(20, 20 + at)], 24 - 3 * at, way) for at, way in enumerate(SAMPLINGS)]
-    found = [list[int]() for _ in texts]
+    results = [list[int]() for _ in texts]
     for turn in range(24):
         for at in range(min(len(texts), 1 + turn)):
             token = next(texts[at], None)
-            found[at] += [] if token is None else [token]
-    return found
+            results[at] += [] if token is None else [token]
+    return results
 
 
 def recomputed(name: str) -> RecomputedModel:
@@ -100,15 +100,15 @@ Q = torch.tensor([[0.0, 1.0, 0.5], [0.0, 1.5, 1.0], [1.0, 0.0, 0.0]])
 
 def outcomes(logits: Tensor, drafting: Tensor | None, count: int) -> Counter[tuple[int, ...]]:
     """Return how often a model of given logits writes each text of three tokens, one for each seed."""
-    found: Counter[tuple[int, ...]] = Counter()
+    results: Counter[tuple[int, ...]] = Counter()
     draft = None if drafting is None else Draft(RecomputedModel(lambda ids: drafting[ids[-1]][None]))
     batch = TextBatch(RecomputedModel(lambda ids: logits[ids[-1]][None]), draft)
     for seed in range(count):
         sampling = Sampling(temperature=1.0, seed=seed)
         text = GrowingText(tokens=[0], prompt=1, num_tokens=3, ends=(), sampling=sampling, rules=lambda ids, rows: rows)
         member = batch.join(text, [0], ())
-        found[tuple(batch.next(member) or 0 for _ in range(3))] += 1
-    return found
+        results[tuple(batch.next(member) or 0 for _ in range(3))] += 1
+    return results
 
 
 def test_sampled_texts_have_the_models_distribution() -> None:

@@ -58,8 +58,8 @@ def test_stages_equal_the_whole_model(family, split, is_padded):
     real = mask.bool()
     torch.testing.assert_close(hidden[real], expected.last_hidden_state[real], rtol=1e-5, atol=1e-6)
     assert len(taps) == len(expected.hidden_states) == stack.num_taps == 7
-    found, states = ([one[real] for one in each] for each in (taps, expected.hidden_states))
-    torch.testing.assert_close(found, states, rtol=1e-5, atol=1e-6)
+    actual, states = ([one[real] for one in each] for each in (taps, expected.hidden_states))
+    torch.testing.assert_close(actual, states, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("split", [[1] * 6, [2, 4], [6]], ids=str)
@@ -95,13 +95,13 @@ def test_pictures(split):
 )
 def test_token_types_of_a_pair_are_those_of_the_tokenizer(texts):
     tokenizer, stack, model = load_tokenizer("tiny-bert"), load_stack("tiny-bert"), reference("tiny-bert")
-    found = torch.tensor(tokenizer.encode([texts[0]], [texts[1]], max_length=32))
+    actual = torch.tensor(tokenizer.encode([texts[0]], [texts[1]], max_length=32))
     encoding = tokenizer.backend.encode(*texts)
     ids, types = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
     with torch.no_grad():
         expected = model(input_ids=ids, token_type_ids=types).last_hidden_state
         untyped = model(input_ids=ids).last_hidden_state
-    hidden, _ = stack(found, torch.ones_like(found))
+    hidden, _ = stack(actual, torch.ones_like(actual))
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(expected, untyped, atol=1e-4)
 
@@ -135,10 +135,10 @@ def test_padding_may_go_beyond_the_last_position(family):
     longer = [functional.pad(one, (0, 5)) for one in (ids, mask)]
     with torch.no_grad():
         expected = stack(ids[:, :10], mask[:, :10], targets)[0]
-        found = stack(*longer, targets)[0]
+        actual = stack(*longer, targets)[0]
     for row, length in enumerate(mask.sum(dim=1).tolist()):
         inside = slice(None) if family == "bart" else slice(length)
-        torch.testing.assert_close(found[row, inside], expected[row, inside])
+        torch.testing.assert_close(actual[row, inside], expected[row, inside])
     longer[1][0, 10] = 1
     with pytest.raises(ConfigError, match=r"A text of 11 tokens was given to the model\. It has 10 positions"):
         stack(*longer, targets)

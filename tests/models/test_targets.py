@@ -85,15 +85,15 @@ def test_sequence_to_sequence_learns_to_write_the_label_word(stack):
     set_statistics(adapter, calibrate(stack, batches))
     losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 10, learning_rate=1e-2)]
     assert sum(losses[-4:]) < 0.5 * sum(losses[:4])
-    (found,) = predict(stack, [adapter], batches)
-    assert found.logits.shape == (48, 2) and found.references() == list(task.train.labels)
-    answers = found.answers(config.kind)
+    (result,) = predict(stack, [adapter], batches)
+    assert result.logits.shape == (48, 2) and result.references() == list(task.train.labels)
+    answers = result.answers(config.kind)
     assert sum(answer == label for answer, label in zip(answers, task.train.labels, strict=True)) >= 46
     # Scores are the log-likelihood of the whole word, as the loss has it.
     batch = collate(split, [0, 1, 2])
     loss = reference_loss(stack, adapter.eval(), batch, 0)
     lengths = batch.labels.ne(-100).sum(dim=1)
-    own = found.logits[torch.arange(3), torch.tensor(split.labels[:3])]
+    own = result.logits[torch.arange(3), torch.tensor(split.labels[:3])]
     torch.testing.assert_close((-own / lengths).mean(), loss.detach(), rtol=1e-4, atol=1e-5)
 
 
@@ -105,8 +105,8 @@ def test_an_adapter_learns_digits():
     set_statistics(adapter, calibrate(stack, batches[:4]))
     losses = [loss for _, loss in train_reference(stack, adapter, lambda epoch: batches, 14, learning_rate=1e-2)]
     assert sum(losses[-8:]) < 0.4 * sum(losses[:8])
-    (found,) = predict(stack, [adapter], batches)
-    assert sum(a == b for a, b in zip(found.answers("classification"), found.references(), strict=True)) > 200
+    (result,) = predict(stack, [adapter], batches)
+    assert sum(a == b for a, b in zip(result.answers("classification"), result.references(), strict=True)) > 200
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,20 @@ def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
     gets a gradient."""
     stack = load_stack(f"tiny-{family}")
     config, (ids, mask) = technique_config(stack, technique), inputs_of(stack)
-    whole = technique_part(stack, config)
+    reference = technique_part(stack, config)
     parts = [technique_part(stack, config, start, stop) for start, stop in ((0, 2), (2, 4), (4, 6))]
     union = {name: parameter for part in parts for name, parameter in part.trained().items()}
-    assert set(union) == set(whole.trained())
-    for name, parameter in whole.trained().items():
+    assert set(union) == set(reference.trained())
+    for name, parameter in reference.trained().items():
         torch.testing.assert_close(union[name], parameter, rtol=0, atol=0)
     hidden = ids
     for part in parts:
         hidden, last = part(hidden, mask)
     samples = torch.arange(4)
     logits = parts[-1].logits(last, mask, samples, 3)
-    torch.testing.assert_close(logits, whole.logits(whole(ids, mask)[1], mask, samples, 3), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        logits, reference.logits(reference(ids, mask)[1], mask, samples, 3), rtol=1e-5, atol=1e-6
+    )
     logits.square().sum().backward()
     assert not [name for name, parameter in parts[-1].trained().items() if parameter.grad is None]
 
@@ -204,9 +206,11 @@ def test_answers_and_tags_load_again_and_by_peft_or_transformers_alone(
     ]
     alone = getattr(makers, ("AutoPeft" if technique == "lora" else "Auto") + maker).from_pretrained(folder).eval()
     with torch.no_grad():
-        found = alone(input_ids=ids, attention_mask=mask)
+        actual = alone(input_ids=ids, attention_mask=mask)
     logits = (
-        found.logits if kind == "token_classification" else torch.stack([found.start_logits, found.end_logits], dim=2)
+        actual.logits
+        if kind == "token_classification"
+        else torch.stack([actual.start_logits, actual.end_logits], dim=2)
     )
     torch.testing.assert_close(logits[mask == 1], expected[mask == 1], rtol=1e-5, atol=1e-5)
 
@@ -246,9 +250,9 @@ def test_text_generation_has_transformers_own_loss_and_loads_again(family: str, 
         alone = import_peft().AutoPeftModelForCausalLM.from_pretrained(folder).eval()
         for row in range(4):
             own = slice(row, row + 1)
-            found = alone(input_ids=ids[own], attention_mask=mask[own], labels=labels[own])
-            assert found.loss.item() == pytest.approx(scores[row, 0].item(), rel=1e-5)
-            right = (found.logits.argmax(dim=2) == ours[own])[ours[own] >= 0]
+            result = alone(input_ids=ids[own], attention_mask=mask[own], labels=labels[own])
+            assert result.loss.item() == pytest.approx(scores[row, 0].item(), rel=1e-5)
+            right = (result.logits.argmax(dim=2) == ours[own])[ours[own] >= 0]
             assert right.float().mean().item() == pytest.approx(scores[row, 1].item())
 
 
@@ -305,8 +309,8 @@ def test_parallel_adapters_in_two_stages_are_pac_plus_s(name: str) -> None:
     samples = torch.arange(2)
     between = first(ids, mask)[0].detach().requires_grad_()
     logits = last.logits(last(between, mask)[1], mask, samples, 1)
-    whole = ParallelAdapter(last.adapters.config)
-    torch.testing.assert_close(logits, whole.predict(stack(ids, mask)[1], mask, samples, 1))
+    reference = ParallelAdapter(last.adapters.config)
+    torch.testing.assert_close(logits, reference.predict(stack(ids, mask)[1], mask, samples, 1))
     logits.sum().backward()
     assert (
         between.shape[2] == width + width // 2

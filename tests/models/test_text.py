@@ -32,8 +32,8 @@ def test_a_conversation_is_written_as_transformers_writes_it(messages: Any) -> N
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     tokenizer: Any = load_tokenizer("SmolLM2-135M")
     assert tokenizer.chat(messages) == expected
-    asked = [{"role": "user", "content": "Add.\n\n1 and 2"}]
-    assert tokenizer.instruct("Add.", "1 and 2") == tokenizer.chat(asked)
+    requests = [{"role": "user", "content": "Add.\n\n1 and 2"}]
+    assert tokenizer.instruct("Add.", "1 and 2") == tokenizer.chat(requests)
 
 
 def test_a_model_without_a_template_reads_alpacas_prompt() -> None:
@@ -103,7 +103,7 @@ def test_half_a_character_is_read_as_a_broken_one() -> None:
 def test_pieces_make_the_text_up_to_its_end(stop: Any, ends: set[int], expected: str, finish: str) -> None:
     """A piece ends neither within a character nor with what may begin a stop word."""
     parts = [b"t", b"he ", b"\xc3", b"\xa9", b"l", b"an", b" end"]
-    made = list(
+    results = list(
         pieces(
             range(7),
             lambda ids: b"".join(parts[index] for index in ids).decode("utf-8", "replace"),
@@ -111,9 +111,9 @@ def test_pieces_make_the_text_up_to_its_end(stop: Any, ends: set[int], expected:
             TextSettings(stop=stop),
         )
     )
-    assert "".join(piece.text for piece in made) == expected and made[-1].finish == finish
-    assert [piece.finish for piece in made[:-1]] == [""] * (len(made) - 1)
-    assert all("\ufffd" not in piece.text for piece in made)
+    assert "".join(piece.text for piece in results) == expected and results[-1].finish == finish
+    assert [piece.finish for piece in results[:-1]] == [""] * (len(results) - 1)
+    assert all("\ufffd" not in piece.text for piece in results)
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,9 @@ def test_a_tokenizer_without_an_end_learns_no_answers(tmp_path):
 def test_the_beginning_of_a_very_long_text_has_the_same_tokens(model, long):
     tokenizer = load_tokenizer(model)
     tokenizer.backend.enable_truncation(32)
-    whole = [tokenizer.backend.encode(long).ids, tokenizer.backend.encode("b c", long).ids]
+    reference = [tokenizer.backend.encode(long).ids, tokenizer.backend.encode("b c", long).ids]
     tokenizer.backend.no_truncation()
-    assert tokenizer.encode([long], max_length=32) == [whole[0]]
+    assert tokenizer.encode([long], max_length=32) == [reference[0]]
     if not tokenizer.joins_pairs:
         [pair] = tokenizer.encode(["b c"], [long], max_length=32)
-        assert [max(index, ~index) for index in pair] == whole[1]
+        assert [max(index, ~index) for index in pair] == reference[1]

@@ -89,11 +89,11 @@ def unequal(seed: int, *, num_layers: int, world_size: int, tight: bool) -> tupl
         [layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)]
         for v in speeds
     ]
-    whole = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
+    total = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
     devices = tuple(
         device(
             f"d{rank}",
-            memory_bytes=int(whole * draw.uniform(0.35, 1.3)) if tight else 10**9,
+            memory_bytes=int(total * draw.uniform(0.35, 1.3)) if tight else 10**9,
             bytes_per_s=draw.choice((50.0, 200.0, 1e4)),
             latency_s=draw.choice((0.0, 0.1)),
         )

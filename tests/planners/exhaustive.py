@@ -46,7 +46,7 @@ def exhaustive(
         wholes = (samples for samples in itertools.product(range(size + 1), repeat=len(group)) if sum(samples) == size)
         return min((max(times[rank][n] for rank, n in zip(group, whole, strict=True)), whole) for whole in wholes)
 
-    found = []
+    results = []
     for order in itertools.permutations(range(count)) if orders else (tuple(range(count)),):
         for s in range(1, min(count, num_layers) + 1) if num_stages is None else (num_stages,):
             for layers, widths in itertools.product(parts(num_layers, s), parts(count, s)):
@@ -60,5 +60,5 @@ def exhaustive(
                 if math.isfinite(slowest):
                     cost = closed_form(profile, cluster, stages, micro_batches)
                     value = {"paper": cost.total_s, "bottleneck": cost.bottleneck_s, "balance": slowest}[objective]
-                    found.append((value, tuple(stages)))
-    return min(found, key=lambda pair: pair[0], default=None)
+                    results.append((value, tuple(stages)))
+    return min(results, key=lambda pair: pair[0], default=None)

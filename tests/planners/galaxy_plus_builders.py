@@ -116,9 +116,9 @@ def unequal(
     )
     fast = draw.choice((2e9, 2e10, 2e11))
     speeds = [fast * draw.choice((1.0, 0.5, 0.27, 0.13)) * draw.uniform(0.8, 1.2) for _ in range(count)]
-    whole = one.num_layers * (one.attention_bytes + one.feed_forward_bytes)
+    total_bytes = one.num_layers * (one.attention_bytes + one.feed_forward_bytes)
     tightness = draw.choice((1.2, 2.0, 4.0))
-    budgets = [int(whole * max(draw.uniform(0.2, 2.0) * tightness / count, 0.05)) for _ in range(count)]
+    budgets = [int(total_bytes * max(draw.uniform(0.2, 2.0) * tightness / count, 0.05)) for _ in range(count)]
     bandwidths = [draw.choice((125.0, 250.0, 500.0, 1000.0)) for _ in range(count)]
     pairs = {}
     if draw.random() < 0.4:
@@ -136,7 +136,7 @@ def unequal(
         pairs=pairs,
         per_op_s=[draw.choice((0.0, 1e-4, 1e-3)) * 2e9 / fast for _ in range(count)],
         conn=[draw.uniform(0.5, 3) for _ in range(count)],
-        first_bytes=int(0.02 * whole) if draw.random() < 0.3 else 0,
+        first_bytes=int(0.02 * total_bytes) if draw.random() < 0.3 else 0,
     )
     return profile, cluster, draw.choice((17, 64, 197, 284, 512))
 

@@ -55,12 +55,12 @@ def random_cluster(
         [layer(f / v, b / v, fixed_s=c / v, **size) for (f, b, c), size in zip(times, sizes, strict=True)]
         for v in speeds
     ]
-    whole = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
+    total = sum(size["frozen_bytes"] + 4 * size["trainable_bytes"] for size in sizes)
     tight, links = seed % 2 == 0, [draw.choice((50.0, 200.0, 1e4)) for _ in range(world_size)]
     devices = tuple(
         device(
             f"d{rank}",
-            memory_bytes=int(whole * draw.uniform(0.25, 1.2)) if tight else 10**9,
+            memory_bytes=int(total * draw.uniform(0.25, 1.2)) if tight else 10**9,
             bytes_per_s=links[rank],
             latency_s=draw.choice((0.0, 0.1)),
         )
@@ -88,15 +88,15 @@ def brute_force(
     most = min(count, num_layers)
     times = StageTimes(Problem(profile, cluster, **job))
     closed_form = ClosedForm(Problem(profile, cluster, **job))
-    made: dict[tuple[int, int, tuple[int, ...], int], Stage | None] = {}
+    results: dict[tuple[int, int, tuple[int, ...], int], Stage | None] = {}
 
     def stage(start: int, stop: int, group: tuple[int, ...], live: int) -> Stage | None:
         key = (start, stop, group, live)
-        if key not in made:
+        if key not in results:
             samples = times.shares(start, stop, group, live)
             shares = {rank: n for rank, n in zip(group, samples, strict=True) if n}
-            made[key] = staged(start, stop, shares) if sum(samples) == size else None
-        return made[key]
+            results[key] = staged(start, stop, shares) if sum(samples) == size else None
+        return results[key]
 
     def extend(start: int, left: tuple[int, ...], remaining: int) -> Iterator[tuple[Stage, ...]]:
         if not remaining:
@@ -114,9 +114,9 @@ def brute_force(
                 for tail in extend(stop, rest, remaining - 1):
                     yield (own, *tail)
 
-    found = {stages for s in range(1, most + 1) for stages in extend(0, tuple(range(count)), s)}
+    values = {stages for s in range(1, most + 1) for stages in extend(0, tuple(range(count)), s)}
     return sorted(
-        ((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in found), key=lambda pair: pair[0]
+        ((closed_form(stages, micro_batches).bottleneck_s, stages) for stages in values), key=lambda pair: pair[0]
     )
 
 
@@ -161,8 +161,8 @@ def compare(seed: int, order: Literal["all"] | None, *, max_layers: int = 10) ->
         other = replace(plan, stages=stages)
         if (seconds := judge(other)) < best_s:
             best_s, best = seconds, other
-    told = f"seed {seed}, {job}: {_written(plan)} takes {ours:.4g} s, {_written(best)} {best_s:.4g} s"
-    return Result(ours / best_s, told=told)
+    text = f"seed {seed}, {job}: {_written(plan)} takes {ours:.4g} s, {_written(best)} {best_s:.4g} s"
+    return Result(ours / best_s, told=text)
 
 
 def _written(plan: Plan) -> str:

@@ -27,16 +27,16 @@ PLANNERS = PARADIGMS | {
 @pytest.mark.parametrize("name", PLANNERS)
 def test_every_planner_returns_what_runs_and_fits(name):
     profile, cluster = env_b()
-    made = PLANNERS[name](Problem(profile, cluster, **JOB, memory_length=2 * SEQUENCE_LENGTH))
-    if isinstance(made, VirtualWorkers):
-        assert {pipeline.num_layers for pipeline in made.pipelines} == {12}
+    plan = PLANNERS[name](Problem(profile, cluster, **JOB, memory_length=2 * SEQUENCE_LENGTH))
+    if isinstance(plan, VirtualWorkers):
+        assert {pipeline.num_layers for pipeline in plan.pipelines} == {12}
         return
-    assert isinstance(made, Plan)
-    assert made.num_layers == 12
-    assert made.mini_batch_size == 16
-    assert made.total_s > 0
-    memory.check(profile, cluster, made, sequence_length=2 * SEQUENCE_LENGTH)
-    assert (made.cached is not None) == name.startswith("pac_plus")
+    assert isinstance(plan, Plan)
+    assert plan.num_layers == 12
+    assert plan.mini_batch_size == 16
+    assert plan.total_s > 0
+    memory.check(profile, cluster, plan, sequence_length=2 * SEQUENCE_LENGTH)
+    assert (plan.cached is not None) == name.startswith("pac_plus")
 
 
 @pytest.mark.parametrize("name", PLANNERS)

@@ -232,17 +232,17 @@ def test_the_printed_memory_counts_stashed_versions_and_activations_in_flight() 
     frozen = sum(one.frozen_bytes for one in profile.layers[0][:2])
     shape = {"heads": 12, "batch": 8, "tokens": 128, "hidden": 768, "feed_forward": 3072}
     one = 128 * 8 * 768 * (18 + 8 * 4 + 5 * 12 * 128 / 768)
-    found = printed_need(need, num_layers=2, behind=1, **shape)
-    assert found == frozen + trainable + trainable + trainable + 2 * 2 * one
+    result = printed_need(need, num_layers=2, behind=1, **shape)
+    assert result == frozen + trainable + trainable + trainable + 2 * 2 * one
 
 
 def test_compatibility_by_hand_and_where_scales_are_equal() -> None:
     """Eq. 4: sums of 10, 20 and 40 s become 0, 1/3 and 1; charges of .2, .6 and 1 become 0, .5 and 1."""
     capacities, batteries = [(4.0, 6.0), (8.0, 12.0), (16.0, 24.0)], (0.2, 0.6, 1.0)
-    found = compatibilities(capacities, batteries, 0.5, eta=0.1)
-    assert found == pytest.approx([0.0, 0.25 / (1 / 3 + 0.1), 0.5 / 1.1])
+    result = compatibilities(capacities, batteries, 0.5, eta=0.1)
+    assert result == pytest.approx([0.0, 0.25 / (1 / 3 + 0.1), 0.5 / 1.1])
     late = compatibilities(capacities, batteries, 0.01, eta=0.1)
-    assert late == pytest.approx([one / 50 for one in found])  # the part of the run that is left changes no choice
+    assert late == pytest.approx([one / 50 for one in result])  # the part of the run that is left changes no choice
     assert compatibilities([(4.0, 6.0)], [0.2], 1.0, eta=0.1) == pytest.approx([10.0])
     alike = compatibilities([(1.0,), (2.0,)], (0.7, 0.7), 1.0, eta=0.1)
     assert alike == pytest.approx([10.0, 1 / 1.1])  # equal charges: the faster one

@@ -34,11 +34,11 @@ def scaled(profile, *factors):
 )
 def test_partition_and_grouping_are_as_given(layers, groups, grouping):
     profile, cluster = equal(6, 4)
-    made = fixed_plan(Problem(profile, cluster, **JOB), layers=layers, groups=groups)
-    assert made.partition() == str(list(layers))
-    assert made.grouping() == grouping
-    assert tuple(stage.ranks for stage in made.stages) == groups
-    assert made.total_s > 0
+    plan = fixed_plan(Problem(profile, cluster, **JOB), layers=layers, groups=groups)
+    assert plan.partition() == str(list(layers))
+    assert plan.grouping() == grouping
+    assert tuple(stage.ranks for stage in plan.stages) == groups
+    assert plan.total_s > 0
 
 
 def test_samples_follow_speed_unless_told_otherwise():

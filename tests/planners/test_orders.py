@@ -52,14 +52,14 @@ def test_many_orders_are_climbed_and_the_climb_ends_where_no_exchange_helps():
         evaluated.append(order)
         return sum(cost[place][rank] for place, rank in enumerate(order))
 
-    found = search_orders(range(7), evaluate, [tuple(range(7)), tuple(reversed(range(7)))], max_orders=1000)
+    result = search_orders(range(7), evaluate, [tuple(range(7)), tuple(reversed(range(7)))], max_orders=1000)
     assert count_orders(range(7)) == 5040
-    assert len(evaluated) == len(set(evaluated)) == len(found) < 1000
-    best = min(found, key=found.__getitem__)
+    assert len(evaluated) == len(set(evaluated)) == len(result) < 1000
+    best = min(result, key=result.__getitem__)
     for i, j in itertools.combinations(range(7), 2):
         swapped = list(best)
         swapped[i], swapped[j] = swapped[j], swapped[i]
-        assert evaluate(tuple(swapped)) >= found[best]
+        assert evaluate(tuple(swapped)) >= result[best]
     few = search_orders(range(7), evaluate, [tuple(range(7))], max_orders=30)
     assert len(few) == 30
     assert len(search_orders((0, 0, 2, 2), lambda order: order[0], [], max_orders=6)) == count_orders((0, 0, 2, 2)) == 6

@@ -42,20 +42,20 @@ def test_algorithm_1_finds_the_optimum_of_eq_3_for_every_number_of_stages(first,
     for seed in range(first, first + 50):
         profile, cluster, job = instance(seed, make)
         try:
-            found = {
+            results = {
                 len(made.stages): made
                 for made in candidates(Problem(profile, cluster, **job), order=range(cluster.world_size))
             }
         except PlanError:
-            found = {}
+            results = {}
         for s in range(1, min(profile.num_layers, cluster.world_size) + 1):
             optimum = exhaustive(profile, cluster, **job, num_stages=s, objective="balance")
-            assert (optimum is None) == (s not in found), (seed, s)
+            assert (optimum is None) == (s not in results), (seed, s)
             if optimum is not None:
-                assert bottleneck_s(profile, found[s]) == pytest.approx(optimum[0]), (seed, s)
-                memory.check(profile, cluster, found[s], sequence_length=SEQUENCE_LENGTH)
-                assert {sum(share.samples for share in stage.shares) for stage in found[s].stages} == {
-                    found[s].micro_batch_size
+                assert bottleneck_s(profile, results[s]) == pytest.approx(optimum[0]), (seed, s)
+                memory.check(profile, cluster, results[s], sequence_length=SEQUENCE_LENGTH)
+                assert {sum(share.samples for share in stage.shares) for stage in results[s].stages} == {
+                    results[s].micro_batch_size
                 }
 
 
@@ -245,10 +245,10 @@ def test_where_nothing_fits_in_the_given_order_another_one_is_planned_and_named(
     with pytest.raises(PlanError, match="in this order"):
         candidates(Problem(profile, cluster, **job), order=range(8))
     for order in (None, "all"):
-        made = candidates(Problem(profile, cluster, **job), order=order)[0]
-        memory.check(profile, cluster, made, sequence_length=SEQUENCE_LENGTH)
-        assert made.stages[-1].ranks == (0,)
-        assert ("as with order=all" in made.notes[0] if made.notes else False) == (order is None)
+        plan = candidates(Problem(profile, cluster, **job), order=order)[0]
+        memory.check(profile, cluster, plan, sequence_length=SEQUENCE_LENGTH)
+        assert plan.stages[-1].ranks == (0,)
+        assert ("as with order=all" in plan.notes[0] if plan.notes else False) == (order is None)
 
 
 @pytest.mark.parametrize(

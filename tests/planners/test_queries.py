@@ -96,20 +96,20 @@ def test_no_division_of_the_queries_is_faster(seed: int) -> None:
     """Of all ways to give q queries to any of the devices, with memory for some only."""
     queries, devices = random.Random(seed).randint(1, 6), 3
     profile, cluster = world(seed, devices=devices, memory=(6_000, 14_000))
-    asked = step_of(profile, cluster, queries, execution=("auto", "both", "sequential")[seed % 3])
+    problem = step_of(profile, cluster, queries, execution=("auto", "both", "sequential")[seed % 3])
     best = math.inf
     for counts in itertools.product(range(queries + 1), repeat=devices):
         if sum(counts) == queries:
             shares = {rank: count for rank, count in enumerate(counts) if count}
-            best = min(best, step_s(asked, query_plan((3, shares))))
+            best = min(best, step_s(problem, query_plan((3, shares))))
     try:
-        plan = plan_queries(asked)
+        plan = plan_queries(problem)
     except PlanError:
         assert math.isinf(best)
         return
     if len(plan.stages) == 1:
         assert sum(share.queries for share in plan.stages[0].shares) == queries
-        assert step_s(asked, plan) == pytest.approx(best)
+        assert step_s(problem, plan) == pytest.approx(best)
         assert plan.total_s == pytest.approx(best)
     else:
         assert plan.total_s < best
@@ -121,23 +121,23 @@ def test_no_chain_is_faster(seed: int, medium: Medium) -> None:
     """Of all orders of the devices and cuts of the layers, where none can hold the model."""
     profile, cluster = world(seed, devices=3, layers=5, memory=(4_000, 7_000))
     cluster = replace(cluster, medium=medium)
-    asked = step_of(profile, cluster, 3)
+    problem = step_of(profile, cluster, 3)
     best = math.inf
     for count in (2, 3):
         for order in itertools.permutations(range(3), count):
             for cuts in itertools.combinations(range(1, 5), count - 1):
                 layers = (stop - start for start, stop in itertools.pairwise((0, *cuts, 5)))
                 plan = query_plan(*((n, {rank: 3}) for n, rank in zip(layers, order, strict=True)))
-                best = min([best, *(chain_s(asked, plan, passing) for passing in passings(asked, 3, cut=True))])
+                best = min([best, *(chain_s(problem, plan, passing) for passing in passings(problem, 3, cut=True))])
     if math.isinf(best):
         with pytest.raises(PlanError, match=r"has .* need"):
-            plan_queries(asked)
+            plan_queries(problem)
         return
-    plan = plan_queries(asked)
+    plan = plan_queries(problem)
     assert len(plan.stages) > 1
     assert plan.total_s == pytest.approx(best)
-    (passing,) = set(chosen_passings(asked, plan).values())
-    assert chain_s(asked, plan, passing) == pytest.approx(best)
+    (passing,) = set(chosen_passings(problem, plan).values())
+    assert chain_s(problem, plan, passing) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("estimator", get_args(EstimatorName))
@@ -178,33 +178,33 @@ def test_the_closed_form_is_near_the_simulation(
 ) -> None:
     for seed in range(20):
         profile, cluster = world(seed, devices=devices, layers=5, memory=memory)
-        asked = step_of(profile, cluster, random.Random(seed).randint(1, 6))
-        plan = plan_queries(asked)
+        problem = step_of(profile, cluster, random.Random(seed).randint(1, 6))
+        plan = plan_queries(problem)
         assert len(plan.stages) > 1 or memory[0] == 10**6
-        assert least <= simulated_s(asked, plan) / plan.total_s <= most, seed
+        assert least <= simulated_s(problem, plan) / plan.total_s <= most, seed
 
 
 def test_memory_forces_smaller_passes() -> None:
     """A device that has no room for all parts at once computes them in several passes; a batched pass is chosen where
     it is faster."""
     profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
-    asked = step_of(profile, _one(10**9), 4)
+    problem = step_of(profile, _one(10**9), 4)
     ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
-    costs = RankCosts(problem=asked, rank=0, start=0, stop=1)
+    costs = RankCosts(problem=problem, rank=0, start=0, stop=1)
     needs = {way: costs.need_bytes(way.parts) for way in ways}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for way, need in needs.items():
-        tight = replace(asked, cluster=_one(need))
+        tight = replace(problem, cluster=_one(need))
         (chosen,) = chosen_passings(tight, plan_queries(tight)).values()
         assert (chosen.parts, costs.group_s(chosen) * chosen.groups(4)) == (
             way.parts,
             pytest.approx(costs.group_s(way) * way.groups(4)),
         )
     with pytest.raises(PlanError, match="Device 'd0' has"):
-        plan_queries(replace(asked, cluster=_one(min(needs.values()) - 1)))
+        plan_queries(replace(problem, cluster=_one(min(needs.values()) - 1)))
     with pytest.raises(PlanError, match="execution 'auto'"):
         plan_queries(step_of(profile, _one(needs[Passing(2, "both")]), 4, "both"))
-    momentum = replace(costs, problem=replace(asked, estimator="low_rank_momentum"))
+    momentum = replace(costs, problem=replace(problem, estimator="low_rank_momentum"))
     trained = profile.layers[0][0].trainable_bytes
     assert trained > 0
     assert momentum.need_bytes(8) - costs.need_bytes(8) == trained  # at most another copy of the trained values

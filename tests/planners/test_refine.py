@@ -102,11 +102,11 @@ def test_it_finds_its_way_from_a_poor_plan():
 
     poor = poor_plan(profile, cluster)
     good = refine([candidates(Problem(profile, cluster, **JOB))[0]], Problem(profile, cluster, **JOB), judge)
-    found = refine([poor], Problem(profile, cluster, **JOB), judge)
-    assert judge(found) < 0.3 * judge(poor)
-    assert judge(found) < 1.25 * judge(good)
-    assert found.notes[0].startswith("A search around the first plan (layers [1, 11] on 1 device each) shortened")
-    assert found.predicted_s != poor.predicted_s
+    result = refine([poor], Problem(profile, cluster, **JOB), judge)
+    assert judge(result) < 0.3 * judge(poor)
+    assert judge(result) < 1.25 * judge(good)
+    assert result.notes[0].startswith("A search around the first plan (layers [1, 11] on 1 device each) shortened")
+    assert result.predicted_s != poor.predicted_s
 
 
 def test_an_optimum_is_returned_as_it_is():
@@ -123,19 +123,22 @@ def test_the_judge_decides_and_the_budget_of_questions_is_kept():
     # A judge that wants many layers in front gets them, as far as the closed form does not rule it out.
     front = refine([start], Problem(profile, cluster, **JOB), lambda plan: 100.0 - plan.stages[0].num_layers)
     assert front.stages[0].num_layers > start.stages[0].num_layers
-    asked = []
+    requests = []
     refine(
-        [start], Problem(profile, cluster, **JOB), lambda plan: asked.append(plan) or float(len(asked)), max_prices=7
+        [start],
+        Problem(profile, cluster, **JOB),
+        lambda plan: requests.append(plan) or float(len(requests)),
+        max_prices=7,
     )
-    assert len(asked) == 7
+    assert len(requests) == 7
 
 
 def test_memory_holds_the_longest_sequence():
     profile, cluster = env_b(memory_bytes=(9000, 9000, 18000, 18000))
     problem = Problem(profile, cluster, **JOB, memory_length=3 * SEQUENCE_LENGTH)
     start = candidates(problem)[0]
-    found = refine([start], problem, lambda plan: simulated_s(profile, cluster, plan))
-    memory.check(profile, cluster, found, sequence_length=3 * SEQUENCE_LENGTH)
+    result = refine([start], problem, lambda plan: simulated_s(profile, cluster, plan))
+    memory.check(profile, cluster, result, sequence_length=3 * SEQUENCE_LENGTH)
 
 
 def test_cached_shares_stay():
@@ -143,11 +146,11 @@ def test_cached_shares_stay():
     cached = stages((12, {2: 16}))[0]
     poor = poor_plan(profile, cluster)
     start = plan_of(poor.stages, micro_batches=4, cached=cached)
-    found = refine(
+    result = refine(
         [start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan), max_prices=20
     )
-    assert found.stages != start.stages
-    assert found.cached == cached
+    assert result.stages != start.stages
+    assert result.cached == cached
 
 
 def test_a_limit_leaves_out_only_neighbours_that_are_slower():
@@ -182,5 +185,5 @@ def test_a_limit_leaves_out_only_neighbours_that_are_slower():
 def test_one_layer_leaves_only_samples_to_move(world_size):
     profile, cluster = unequal(4, num_layers=1, world_size=world_size, tight=False)
     start = candidates(Problem(profile, cluster, **JOB))[0]
-    found = refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan))
-    assert found.grouping() in ("[1]", "[2]", "[3]")
+    result = refine([start], Problem(profile, cluster, **JOB), lambda plan: simulated_s(profile, cluster, plan))
+    assert result.grouping() in ("[1]", "[2]", "[3]")

@@ -85,9 +85,11 @@ def drawn(seed: int) -> RingEstimate:
     num_layers = chance.randrange(max(2, world - 2), 13) if seed % 40 else 12
     speeds = [chance.choice((0.13, 0.27, 0.5, 0.5, 1.0, chance.uniform(0.1, 2))) for _ in range(world)]
     links = [Link(bytes_per_s=chance.choice((1e5, 1e6, 1e7))) for _ in range(world)] if seed % 2 else None
-    whole = 1000 * num_layers + 32 * 8 * 100 * num_layers
+    total_bytes = 1000 * num_layers + 32 * 8 * 100 * num_layers
     tight = (
-        [10**9, int(whole * 1.5 / world)] if seed % 2 else [int(share * whole / world) for share in (0.2, 0.8, 1.2, 2)]
+        [10**9, int(total_bytes * 1.5 / world)]
+        if seed % 2
+        else [int(share * total_bytes / world) for share in (0.2, 0.8, 1.2, 2)]
     )
     memory = [chance.choice(tight) for _ in range(world)] if seed % 3 == 0 else None
     return problem(speeds, num_layers, micro_batches=chance.choice((1, 2, 4, 8)), links=links, memory=memory)
@@ -130,11 +132,11 @@ def cut(
             for is_cached in (False, True)
         ]
 
-    asked = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
+    problem = Problem(pricer.profile, pricer.cluster, batch_size=32, micro_batches=4, sequence_length=8)
     trained, cached = counts(range(len(steps)))
-    whole = RingEstimate(asked, depths=trained, cached=cached)
+    reference = RingEstimate(problem, depths=trained, cached=cached)
     places = range(len(steps))
-    return [Segment(sum(steps[:n]), whole.counts(*counts(range(n, n + 1)))) for n in places], whole
+    return [Segment(sum(steps[:n]), reference.counts(*counts(range(n, n + 1)))) for n in places], reference
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -150,8 +152,8 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     )
     steps, depths = [chance.randrange(5, 40) for _ in range(3)], sorted(chance.sample(range(1, 7), 3))
     pricer = problem(speeds, 6, links=links)
-    segments, whole = cut(pricer, depths, steps, cached_from=chance.randrange(3))
-    once = plan_ring(whole)
+    segments, reference = cut(pricer, depths, steps, cached_from=chance.randrange(3))
+    once = plan_ring(reference)
 
     def moved_s(former: Stages, stages: Stages, first: int) -> float:
         return change_s(
@@ -163,12 +165,12 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
             inputs=dict.fromkeys(range(7 - depths[1]), 3000),
         )
 
-    plan = plan_segments(once, whole, segments, moved_s)
+    plan = plan_segments(once, reference, segments, moved_s)
     cuts = [(0, *inner, 6) for inner in itertools.combinations(range(1, 6), 2)]
     rings = [(order, each) for order in itertools.permutations(range(3)) for each in cuts]
     stages = [one_device_stages(order, each, 8) for order, each in rings]
     orders, all_cuts = np.array([order for order, _ in rings]), np.array([each for _, each in rings])
-    rounds_s = [whole.total_s(orders, all_cuts, segment.counts) for segment in segments]
+    rounds_s = [reference.total_s(orders, all_cuts, segment.counts) for segment in segments]
     moves_s = np.array([[0.0 if a == b else moved_s(a, b, 0) for b in stages] for a in stages])
     every_s = rounds_s[0][:, None, None] + moves_s[:, :, None] + rounds_s[1][:, None] + moves_s + rounds_s[2]
     kept = stages.index(once.stages)
@@ -178,7 +180,7 @@ def test_plans_that_follow_the_unfreezing_are_within_2_percent_of_the_best_and_n
     chosen = [stages.index(plan.at(segment.first).stages) for segment in segments]
     assert every_s[tuple(chosen)] == pytest.approx(sum(steps) * plan.total_s)
     assert seed or plan.later  # of seed 0 nothing but the blocks is read again
-    assert not plan_segments(once, whole, segments, lambda former, stages, first: 1e9).later
+    assert not plan_segments(once, reference, segments, lambda former, stages, first: 1e9).later
 
 
 def test_of_more_devices_than_blocks_the_fastest_with_room_are_on_the_ring() -> None:

@@ -53,16 +53,16 @@ def shown_by(html: str) -> str:
 
 def texts_of(figure: Any) -> str:
     """Return all texts of a figure as plotly shows them, having checked that plotly finds no tag in a name."""
-    found: list[str] = []
+    results: list[str] = []
 
     def walk(value: Any) -> None:
         if isinstance(value, str):
-            found.append(value)
+            results.append(value)
         elif isinstance(value, dict):
             [*map(walk, value.values())]
         elif isinstance(value, list | tuple):
             [*map(walk, value)]
 
     walk(figure.to_plotly_json())
-    assert not [text for text in found if "<img" in text]
-    return "\n".join(found).replace("&lt;", "<")
+    assert not [text for text in results if "<img" in text]
+    return "\n".join(results).replace("&lt;", "<")

@@ -205,13 +205,13 @@ def test_curves_show_every_step_and_epochs_from_one() -> None:
 
 
 def test_curves_and_summary_show_when_layers_are_unfrozen() -> None:
-    whole = report()
-    steps = tuple(replace(step, lowest_trained=max(0, 5 - number // 2)) for number, step in enumerate(whole.steps))
-    unfrozen = replace(whole, steps=steps)
+    reference = report()
+    steps = tuple(replace(step, lowest_trained=max(0, 5 - number // 2)) for number, step in enumerate(reference.steps))
+    unfrozen = replace(reference, steps=steps)
     [trained] = named(curves(unfrozen), "trained layers")
     assert (list(trained.y), trained.yaxis) == ([1, 1, 2, 2, 3, 3], "y2")
     assert ("Trained", "layers from the top: 1 from step 1, 2 from step 3, 3 from step 5") in summary_rows(unfrozen)
-    assert "Trained" not in dict(summary_rows(whole))
+    assert "Trained" not in dict(summary_rows(reference))
 
 
 def test_curves_show_where_a_device_was_lost() -> None:
@@ -248,8 +248,8 @@ def test_smoothing_keeps_a_constant_and_the_losses_stay_visible() -> None:
     assert smoothed([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 + 1.5) / 0.75])
     pale, smooth, *_ = named(overlay({"one": [report()]}, smoothing=0.5), "one")
     assert pale.opacity < 1 and not pale.showlegend and smooth.y[2] > pale.y[2]
-    said = overlay({"one": [report(executed=False)]}).layout.annotations[0].text
-    assert "None of these runs has losses" in said
+    text = overlay({"one": [report(executed=False)]}).layout.annotations[0].text
+    assert "None of these runs has losses" in text
 
 
 def test_epoch_times_with_and_without_cache() -> None:

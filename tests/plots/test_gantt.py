@@ -15,14 +15,14 @@ def traces(figure):
 
 
 def test_each_class_of_operation_is_one_trace_of_bars() -> None:
-    found = traces(gantt(timeline()))
-    assert set(found) == {"idle", "forward", "side forward", "side backward", "send", "receive", "optimizer"}
-    forward = found["forward"]
+    result = traces(gantt(timeline()))
+    assert set(result) == {"idle", "forward", "side forward", "side backward", "send", "receive", "optimizer"}
+    forward = result["forward"]
     assert list(forward.base) == [0.0, 3.0]
     assert list(forward.x) == [1.0, 3.0]
     assert list(forward.y) == pytest.approx([0 + COMPUTE[0], 1 + COMPUTE[0]])
     assert list(forward.text) == ["0", "0"]
-    assert list(found["send"].y) == pytest.approx([SENDING[0]])
+    assert list(result["send"].y) == pytest.approx([SENDING[0]])
     assert forward.marker.color == style.BLUE
 
 
@@ -61,10 +61,10 @@ def test_note_is_in_sight() -> None:
 
 
 def test_lateness_and_bytes_are_in_the_hover() -> None:
-    found = traces(gantt(timeline()))
-    assert "late" in found["optimizer"].hovertext[0]
-    assert "4.0 MB" in found["send"].hovertext[0]
-    assert "rank 0 to rank 1" in found["send"].hovertext[0]
+    result = traces(gantt(timeline()))
+    assert "late" in result["optimizer"].hovertext[0]
+    assert "4.0 MB" in result["send"].hovertext[0]
+    assert "rank 0 to rank 1" in result["send"].hovertext[0]
 
 
 def test_two_compute_streams_share_the_lane() -> None:

@@ -40,8 +40,8 @@ TENSOR, SEQUENCE = (replace(PLAN, paradigm=paradigm, schemes=()) for paradigm in
 
 
 def trace(figure, name):
-    [found] = [one for one in figure.data if one.name == name]
-    return found
+    [results] = [one for one in figure.data if one.name == name]
+    return results
 
 
 def texts(figure) -> str:

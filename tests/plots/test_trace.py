@@ -23,7 +23,7 @@ METADATA = {"process_name": str, "thread_name": str, "process_sort_index": int, 
 
 def faults(trace: dict[str, Any]) -> list[str]:
     """What contradicts the Trace Event Format, or would not be shown."""
-    found, slices, arrows = [], defaultdict(list), defaultdict(list)
+    results, slices, arrows = [], defaultdict(list), defaultdict(list)
     named = {
         (event["pid"], event["tid"])
         for event in trace["traceEvents"]
@@ -32,30 +32,30 @@ def faults(trace: dict[str, Any]) -> list[str]:
     for event in trace["traceEvents"]:
         place, phase, ts = (event["pid"], event["tid"]), event["ph"], event["ts"]
         if not all(isinstance(number, int) for number in place) or ts < 0:
-            found.append(f"place or time: {event}")
+            results.append(f"place or time: {event}")
         if phase == "M":
             [value] = event["args"].values()
-            found += [] if isinstance(value, METADATA[event["name"]]) else [f"metadata: {event}"]
+            results += [] if isinstance(value, METADATA[event["name"]]) else [f"metadata: {event}"]
         elif place not in named and (event["pid"], 0) not in named:
-            found.append(f"no name: {event}")
+            results.append(f"no name: {event}")
         if phase == "X":
             slices[place].append((ts, ts + event["dur"]))
-            found += [] if event["dur"] >= 0 and event["cat"] else [f"slice: {event}"]
+            results += [] if event["dur"] >= 0 and event["cat"] else [f"slice: {event}"]
         elif phase == "C":
-            found += [] if all(value >= 0 for value in event["args"].values()) else [f"counter: {event}"]
+            results += [] if all(value >= 0 for value in event["args"].values()) else [f"counter: {event}"]
         elif phase in "sf":
             arrows[event["id"]].append(event)
-            found += [] if phase == "s" or event["bp"] == "e" else [f"arrow: {event}"]
+            results += [] if phase == "s" or event["bp"] == "e" else [f"arrow: {event}"]
         elif phase != "M":
-            found.append(f"phase: {event}")
+            results.append(f"phase: {event}")
     for place, spans in slices.items():
-        found += [f"overlap: {place} {a} {b}" for a, b in pairwise(spans) if b[0] < a[1] - 1e-6]
+        results += [f"overlap: {place} {a} {b}" for a, b in pairwise(spans) if b[0] < a[1] - 1e-6]
     for ends in arrows.values():
         for end in ends:
             if not any(start <= end["ts"] <= stop for start, stop in slices[end["pid"], end["tid"]]):
-                found.append(f"arrow without a slice: {end}")
-        found += [] if [end["ph"] for end in ends] == ["s", "f"] else [f"half an arrow: {ends}"]
-    return found
+                results.append(f"arrow without a slice: {end}")
+        results += [] if [end["ph"] for end in ends] == ["s", "f"] else [f"half an arrow: {ends}"]
+    return results
 
 
 def names(events: Events, kind: str = "process_name") -> dict[tuple[int, int], str]:

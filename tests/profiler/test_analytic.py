@@ -131,14 +131,14 @@ def test_the_techniques_sizes_are_what_they_say():
 )
 def test_fig_17_groups_of_jetson_nanos(model, groupings):
     nano = load_cluster("pac-env-a").devices[0]
-    found = []
+    results = []
     for count in (2, 4, 6, 8):
         cluster = Cluster(name="nanos", devices=tuple(replace(nano, name=f"nano-{rank}") for rank in range(count)))
         profile = analytic_profile(model, cluster, batch_sizes=(1, 2, 4, 8))
-        found.append(
+        results.append(
             candidates(Problem(profile, cluster, batch_size=count, micro_batches=1, sequence_length=128))[0].grouping()
         )
-    assert found == groupings
+    assert results == groupings
 
 
 def test_table_5_which_baselines_run_out_of_memory():

@@ -137,8 +137,8 @@ def test_an_unreadable_file_is_measured_anew(tmp_path, profile, damage):
 def test_a_folder_that_cannot_be_written_to_costs_only_the_note(tmp_path, profile):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    found, note = cache.cached({}, Measure(profile), Profile, folder=blocked)
-    assert found == profile
+    result, note = cache.cached({}, Measure(profile), Profile, folder=blocked)
+    assert result == profile
     assert "could not be stored" in note
 
 
@@ -150,7 +150,7 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
 
 
 def test_the_fingerprint_names_processor_and_versions():
-    found = cache.host_fingerprint()
-    assert found["processor"]
-    assert found["torch"] != "none"
-    assert int(found["cores"]) >= 1
+    result = cache.host_fingerprint()
+    assert result["processor"]
+    assert result["torch"] != "none"
+    assert int(result["cores"]) >= 1

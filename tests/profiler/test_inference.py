@@ -82,13 +82,13 @@ def test_an_analytic_profile_has_a_row_for_every_device():
 
 
 def test_a_fit_finds_the_cost_that_made_the_samples():
-    made = PieceCost(fixed_s=2e-5, token_s=1e-7, unit_s=3e-6, token_unit_s=4e-8)
-    found = [(tokens, units, made.seconds(tokens, units)) for tokens in (8, 64, 300) for units in (1, 4, 12)]
-    fit = fit_piece("QKV", found)
-    assert max(errors(fit, found)) < 1e-6
+    piece_cost = PieceCost(fixed_s=2e-5, token_s=1e-7, unit_s=3e-6, token_unit_s=4e-8)
+    results = [(tokens, units, piece_cost.seconds(tokens, units)) for tokens in (8, 64, 300) for units in (1, 4, 12)]
+    fit = fit_piece("QKV", results)
+    assert max(errors(fit, results)) < 1e-6
     assert fit.token_unit_s == pytest.approx(4e-8, rel=1e-4)
     noisy = [
-        (tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(found)
+        (tokens, units, seconds * (1.1 if index % 2 else 0.9)) for index, (tokens, units, seconds) in enumerate(results)
     ]
     assert all(0.02 < error < 0.2 for error in errors(fit_piece("QKV", noisy), noisy))
     falling = fit_piece("ADD", [(10, 1, 2e-3), (100, 1, 1e-3)])
@@ -112,12 +112,14 @@ def products(sizes):
 
 def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
     stacks = stack_sizes(TINY_T5)
-    made = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
+    piece_cost = PieceCost(fixed_s=1e-4, token_s=1e-6, unit_s=1e-6, token_unit_s=1e-7)
     timed = []
 
     def time_them(cells, *, budget_s, clock):
         timed.append(budget_s)
-        return {cell: made.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3]) for cell in cells}
+        return {
+            cell: piece_cost.seconds(cell[2] ** 2 if cell[1] in ("ATT", "CATT") else cell[2], cell[3]) for cell in cells
+        }
 
     monkeypatch.setattr("workbench.methods.galaxy_plus.timing.time_calls", time_them)
 
@@ -158,14 +160,15 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
         if units == 1 or kind not in ("CONN", "ADD"):
             tokens = count**2 if kind in ("ATT", "CATT") else count
             assert (
-                max(errors(first.costs[0][stack].pieces[kind], [(tokens, units, made.seconds(tokens, units))])) < 1e-6
+                max(errors(first.costs[0][stack].pieces[kind], [(tokens, units, piece_cost.seconds(tokens, units))]))
+                < 1e-6
             )
     cluster = load_cluster("laptop")
     scaled = scaled_to(host, cluster)
     assert scaled.source == "scaled"
     for rank, device in enumerate(cluster.devices):
-        whole, own = host.costs[0][1].seconds("CATT", 36, 3), scaled.costs[rank][1].seconds("CATT", 36, 3)
-        assert own == pytest.approx(whole / device.host_share)
+        total, own = host.costs[0][1].seconds("CATT", 36, 3), scaled.costs[rank][1].seconds("CATT", 36, 3)
+        assert own == pytest.approx(total / device.host_share)
     with pytest.raises(ConfigError, match="one core, one device"):
         scaled_to(scaled, cluster)
     with pytest.raises(ConfigError, match="no host_share"):
@@ -176,8 +179,8 @@ def test_measured_pieces_are_fitted_scaled_and_kept(tmp_path, monkeypatch):
 
 def test_timing_this_host_gives_costs_above_zero():
     [sizes] = stack_sizes(TINY)
-    found = measure_inference("tiny", [sizes], [products(sizes)], tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
-    [[costs]] = found.costs
+    result = measure_inference("tiny", [sizes], [products(sizes)], tokens=(4, 64), shares=(0.5, 1.0), budget_s=0.3)
+    [[costs]] = result.costs
     for kind, cost in costs.pieces.items():
         assert cost.seconds(64 * 64, 4) > 0, kind
     assert costs.seconds("UP", 64, 64) == costs.pieces["UP"].seconds(64, 64)

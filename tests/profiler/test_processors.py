@@ -35,10 +35,10 @@ def test_cores_are_grouped_by_what_the_kernel_states(tmp_path: Path, monkeypatch
 def test_names_say_which_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processors, "core_groups", lambda: [[4, 5, 7], [0, 1, 2, 3]])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    found = places()
-    assert list(found)[:3] == ["cores 4-5,7", "cores 0-3", "cuda:0"]
-    assert found["cuda:0"] == Place(torch.device("cuda:0"), (4, 5, 7))
-    assert all(place_of(name, "d") == place for name, place in found.items())
+    result = places()
+    assert list(result)[:3] == ["cores 4-5,7", "cores 0-3", "cuda:0"]
+    assert result["cuda:0"] == Place(torch.device("cuda:0"), (4, 5, 7))
+    assert all(place_of(name, "d") == place for name, place in result.items())
     assert place_of("cores 1,4-5", "d").cores == (1, 4, 5)
     for name in ("gpu", "cores 0-8", "cores", "cores x"):
         with pytest.raises(

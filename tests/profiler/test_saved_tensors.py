@@ -25,12 +25,12 @@ def kept(model):
     import torch
 
     params = {param.untyped_storage()._cdata for param in model.parameters()}
-    found, alive = {}, []
+    results, alive = {}, []
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage._cdata not in params:
-            found[storage._cdata] = storage.nbytes()
+            results[storage._cdata] = storage.nbytes()
             alive.append(tensor)  # a storage's address must not be used again meanwhile
         return tensor
 
@@ -39,7 +39,7 @@ def kept(model):
         labels = torch.zeros(BATCH, TARGET, dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.train()(input_ids=tokens, labels=labels, use_cache=False)
-    return sum(found.values())
+    return sum(results.values())
 
 
 def build(name):

@@ -17,26 +17,26 @@ def test_calls_are_timed_in_turn_after_a_warm_up():
 
 def test_every_timing_is_reported_and_rounds_that_are_not_needed_are_no_longer_expected(monkeypatch):
     monkeypatch.delenv("WORKBENCH_TINY", raising=False)
-    clock, told = Clock(), []
+    clock, messages = Clock(), []
     quicker = iter(100 / step for step in range(1, 10**6))
     calls = {"steady": clock.call("steady", 1.0), "changing": clock.call("changing", lambda: next(quicker))}
-    with counted_timings(lambda *now: told.append(now)):
+    with counted_timings(lambda *now: messages.append(now)):
         time_calls(calls, budget_s=1e9, clock=clock)
         time_calls({"a": clock.call("a", 1.0)}, repeats=2, budget_s=1e9, clock=clock)
     warm_up, both, alone = 2, 2 * 2, 7  # after two rounds one is settled, and the other has seven left
-    assert told[:2] == [(1, 20), (2, 20)]
-    assert told[warm_up + both] == (7, 7 + 6)
+    assert messages[:2] == [(1, 20), (2, 20)]
+    assert messages[warm_up + both] == (7, 7 + 6)
     first = warm_up + both + alone
-    assert told[first - 1] == (first, first) and told[-1] == (first + 3, first + 3)
+    assert messages[first - 1] == (first, first) and messages[-1] == (first + 3, first + 3)
     time_calls({"a": clock.call("a", 1.0)}, repeats=2, budget_s=1e9, clock=clock)
-    assert len(told) == first + 3
+    assert len(messages) == first + 3
 
 
 def test_disturbances_do_not_show():
     clock, draw = Clock(), random.Random(0)
     disturbed = clock.call("a", lambda: 1.0 + (draw.random() < 0.4) * draw.uniform(1, 50))
-    found = time_calls({"a": disturbed}, repeats=25, budget_s=1e9, clock=clock)["a"]
-    assert found == 1.0
+    result = time_calls({"a": disturbed}, repeats=25, budget_s=1e9, clock=clock)["a"]
+    assert result == 1.0
 
 
 def test_drift_hits_all_alike():
@@ -113,8 +113,8 @@ def test_the_share_of_calls_with_a_core_is_counted(on_a_core, share):
 
 def test_short_calls_run_several_times_a_round():
     clock = Clock()
-    found = time_calls({"a": clock.call("a", 5e-5)}, repeats=2, budget_s=1e9, clock=clock)["a"]
-    assert found == pytest.approx(5e-5)
+    result = time_calls({"a": clock.call("a", 5e-5)}, repeats=2, budget_s=1e9, clock=clock)["a"]
+    assert result == pytest.approx(5e-5)
     assert len(clock.order) == 2 + 2 * 4
 
 

@@ -97,8 +97,8 @@ def test_dequantizing_is_saved_by_fewer_passes_and_sweeps_cost_by_parameter():
     plain = [step_s(LLAMA, MACHINE, **given, execution=execution) for execution in ("sequential", "inner")]
     assert plain[0] == pytest.approx(plain[1])
     assert apart - together == pytest.approx((LLAMA.params - 2 * LLAMA.vocab * LLAMA.hidden) / 1e10, rel=1e-3)
-    whole = step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64, swept_params=LLAMA.params)
-    assert whole - step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64) == pytest.approx(
+    reference = step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64, swept_params=LLAMA.params)
+    assert reference - step_s(LLAMA, MACHINE, batch_size=1, sequence_length=64) == pytest.approx(
         4 * LLAMA.params * 1e-11, rel=0.01
     )
     assert first_order_step_s(LLAMA, MACHINE, batch_size=16, sequence_length=256, updated_params=0) == pytest.approx(

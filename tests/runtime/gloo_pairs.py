@@ -65,10 +65,10 @@ def on_ranks(
     )
 
     def options() -> Any:
-        made = dist.ProcessGroupGloo._Options()
-        made._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
-        made._timeout = timedelta(seconds=60)
-        return made
+        result = dist.ProcessGroupGloo._Options()
+        result._devices = [dist.ProcessGroupGloo.create_device(interface=loopback)]
+        result._timeout = timedelta(seconds=60)
+        return result
 
     def serve(rank: int) -> None:
         groups: dict[tuple[int, ...], Any] = {}

@@ -257,8 +257,8 @@ def main(number: int, mbit_per_s: int, *command: str) -> int:
     from workbench_studies.bench.kit import JOB
 
     names = tuple(f"pi{index}" for index in range(number))
-    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="workbench-kit-") as temporary_directory:
+        folder = Path(temporary_directory)
         hosts = best_hosts(folder, names)
         try:
             assert isinstance(hosts, NetHosts), "no network namespaces"

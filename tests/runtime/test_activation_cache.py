@@ -112,14 +112,14 @@ def test_int8_takes_little_more_than_a_quarter() -> None:
 
 def test_a_stages_taps_are_one_run_of_bytes(tmp_path: Path) -> None:
     """What two stages taped, copied by raw_taps, is what a whole tape holds: encoder, border and decoder."""
-    whole = finished(tmp_path / "whole", DECODER)
+    reference = finished(tmp_path / "whole", DECODER)
     joined = ActivationCache.create(tmp_path / "joined", DECODER)
     for first, count in ((0, 2), (2, 2), (4, 1)):
         for sample in DECODER.samples:
-            joined.raw_taps(sample, first, count).copy_(whole.raw_taps(sample, first, count))
+            joined.raw_taps(sample, first, count).copy_(reference.raw_taps(sample, first, count))
     for sample in DECODER.samples:
-        assert torch.equal(joined.raw(sample), whole.raw(sample))
-    assert whole.raw_taps(7, 2, 2).shape[0] == 4 + 3
+        assert torch.equal(joined.raw(sample), reference.raw(sample))
+    assert reference.raw_taps(7, 2, 2).shape[0] == 4 + 3
 
 
 def test_an_empty_cache_is_whole(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_an_interrupted_tape_goes_on(tmp_path: Path) -> None:
     assert torch.equal(torch.stack(again.batch([5], None)), torch.stack(cache.batch([5], None)))
     again.write_batch([3], taps(2))
     again.finish()
-    whole = finished(tmp_path / "whole")
+    reference = finished(tmp_path / "whole")
     read = ActivationCache.open(tmp_path, fingerprint="mine")
-    assert all(torch.equal(read.raw(sample), whole.raw(sample)) for sample in MANIFEST.samples)
+    assert all(torch.equal(read.raw(sample), reference.raw(sample)) for sample in MANIFEST.samples)
     assert read.written == {7, 3, 5}
     assert not (tmp_path / "written.bin").exists()
     assert ActivationCache.reopen(tmp_path, MANIFEST).written == {

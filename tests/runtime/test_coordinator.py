@@ -21,33 +21,33 @@ KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 def test_without_faults_it_is_one_generation() -> None:
-    told = coordinate(Trainer(50))
-    assert members(told) == [(0, 1, 2, 3)] and told.policy.history == list(range(50)) and told.said == []
-    assert told.devices.now_s() == pytest.approx(0.5 + 50 * WORK_S / 4, abs=0.5)
-    assert len(told.sent(Stop)) == 4
+    outcome = coordinate(Trainer(50))
+    assert members(outcome) == [(0, 1, 2, 3)] and outcome.policy.history == list(range(50)) and outcome.said == []
+    assert outcome.devices.now_s() == pytest.approx(0.5 + 50 * WORK_S / 4, abs=0.5)
+    assert len(outcome.sent(Stop)) == 4
 
 
 @pytest.mark.parametrize("text", ["", "kill:d1@step12"])
 def test_a_run_that_has_converged_ends_on_all_devices_before_its_last_step(text: str) -> None:
-    told = coordinate(Trainer(50, converges_at=20), *faults(text))
-    assert 20 <= max(told.policy.history) + 1 <= 22 and told.policy.step == 50  # a step may be under way
-    assert told.sent(Pause)
-    assert len(told.sent(Stop)) == (3 if text else 4)
+    outcome = coordinate(Trainer(50, converges_at=20), *faults(text))
+    assert 20 <= max(outcome.policy.history) + 1 <= 22 and outcome.policy.step == 50  # a step may be under way
+    assert outcome.sent(Pause)
+    assert len(outcome.sent(Stop)) == (3 if text else 4)
 
 
 def test_a_device_that_is_killed_comes_back_and_the_others_do_not_wait_for_it() -> None:
-    told = coordinate(Trainer(80), *faults("kill:d1@step12; return:d1@step20"))
-    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
-    assert told.policy.losses == [(12, 10)]  # two steps since the last backup
-    assert told.policy.planned_ahead == [(2, (0, 2, 3))]  # while they end their work
-    first, second = told.coordinator.recoveries
+    outcome = coordinate(Trainer(80), *faults("kill:d1@step12; return:d1@step20"))
+    assert members(outcome) == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
+    assert outcome.policy.losses == [(12, 10)]  # two steps since the last backup
+    assert outcome.policy.planned_ahead == [(2, (0, 2, 3))]  # while they end their work
+    first, second = outcome.coordinator.recoveries
     assert list(first.parts_s) == ["stopping", "planning", "meeting"]
     assert sum(first.parts_s.values()) == pytest.approx(first.planned_s + first.resumed_s)
     assert (first.what, second.what) == ("kill d1", "return d1")
     assert first.seconds < 0.05 + 3 * 0.05 + WORK_S / 3 + 0.1
     assert second.seconds > 2.0  # a process takes that long to start
     assert second.stood_still_s < 0.3  # the others paused for a new group only
-    assert "d1 has come back" in " ".join(told.said)
+    assert "d1 has come back" in " ".join(outcome.said)
 
 
 class Long(Work):
@@ -58,19 +58,19 @@ class Long(Work):
 
 
 def test_the_others_end_the_operation_in_which_they_are() -> None:
-    told = prepared(Trainer(80), *faults("kill:d1@step12; freeze:d2@step30"))
-    told.devices._work = Long()
-    told.coordinator.run()
-    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.step == 80
-    killed, frozen = told.coordinator.recoveries
+    outcome = prepared(Trainer(80), *faults("kill:d1@step12; freeze:d2@step30"))
+    outcome.devices._work = Long()
+    outcome.coordinator.run()
+    assert members(outcome) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and outcome.policy.step == 80
+    killed, frozen = outcome.coordinator.recoveries
     assert killed.parts_s["stopping"] == pytest.approx(0.3 - 0.05, abs=0.01)
     assert frozen.parts_s["stopping"] < 0.1  # it had ended when the silence was noticed
 
 
 def test_a_frozen_device_is_found_silent_and_ended() -> None:
-    told = coordinate(Trainer(60), *faults("freeze:d3@step7"))
-    assert members(told) == [(0, 1, 2, 3), (0, 1, 2)]
-    [recovery] = told.coordinator.recoveries
+    outcome = coordinate(Trainer(60), *faults("freeze:d3@step7"))
+    assert members(outcome) == [(0, 1, 2, 3), (0, 1, 2)]
+    [recovery] = outcome.coordinator.recoveries
     assert 2.0 < recovery.noticed_s < 2.7
     assert recovery.seconds < 3.0
 
@@ -80,34 +80,40 @@ def test_a_starved_device_is_not_taken_for_a_frozen_one() -> None:
     is ended."""
 
     def starved(until_s: float, cpu_share: float, *late: tuple[float, float]) -> list[tuple[int, ...]]:
-        told = prepared(Trainer(300))
-        told.devices.starved, told.devices.cpu_share, told.devices.late = {2: (2.0, until_s)}, cpu_share, [*late]
-        told.coordinator.run()
-        return members(told)
+        outcome = prepared(Trainer(300))
+        outcome.devices.starved, outcome.devices.cpu_share, outcome.devices.late = (
+            {2: (2.0, until_s)},
+            cpu_share,
+            [*late],
+        )
+        outcome.coordinator.run()
+        return members(outcome)
 
-    whole = [(0, 1, 2, 3)]
-    assert starved(9.0, 0.3) == whole and starved(9.0, 0.0)[1] == (0, 1, 3)
+    all_devices = [(0, 1, 2, 3)]
+    assert starved(9.0, 0.3) == all_devices and starved(9.0, 0.0)[1] == (0, 1, 3)
     assert starved(50.0, 0.3)[1] == (0, 1, 3)  # it computes, but something else is wrong with it
-    assert starved(5.0, 0.0, (2.6, 3.4), (3.5, 4.5)) == whole and starved(5.0, 0.0)[1] == (0, 1, 3)
+    assert starved(5.0, 0.0, (2.6, 3.4), (3.5, 4.5)) == all_devices and starved(5.0, 0.0)[1] == (0, 1, 3)
 
 
 def test_one_that_leaves_costs_no_step() -> None:
-    told = coordinate(Trainer(60), *faults("leave:d0@step8; return:d0@step20"))
-    assert members(told) == [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3)] and told.policy.losses == []
-    assert told.policy.history == list(range(60))
-    assert told.coordinator.recoveries[0].stood_still_s < 0.3
+    outcome = coordinate(Trainer(60), *faults("leave:d0@step8; return:d0@step20"))
+    assert members(outcome) == [(0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3)] and outcome.policy.losses == []
+    assert outcome.policy.history == list(range(60))
+    assert outcome.coordinator.recoveries[0].stood_still_s < 0.3
 
 
 def test_an_idle_device_makes_ready_while_one_that_leaves_works_on() -> None:
-    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8"))
+    outcome = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8"))
     assert (
-        members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+        members(outcome) == [(0, 1, 2), (0, 2, 3)]
+        and outcome.policy.history == list(range(60))
+        and outcome.policy.losses == []
     )
-    [(prepared_s, rank, _)], [(paused_s, *_), *_] = told.sent(Prepare), told.sent(Pause)
+    [(prepared_s, rank, _)], [(paused_s, *_), *_] = outcome.sent(Prepare), outcome.sent(Pause)
     assert (
-        rank == 3 and paused_s - prepared_s >= 0.2 and told.policy.generations[1].job.first_step > 8 + 1
+        rank == 3 and paused_s - prepared_s >= 0.2 and outcome.policy.generations[1].job.first_step > 8 + 1
     )  # steps were made meanwhile
-    assert told.coordinator.recoveries[0].stood_still_s < 0.3
+    assert outcome.coordinator.recoveries[0].stood_still_s < 0.3
 
 
 @pytest.mark.parametrize(
@@ -127,18 +133,20 @@ def test_a_device_leaves_on_notice_by_itself(device: dict[str, Any], fault: str,
     """Its charge falls, by the power model or as it says, or heat slows it down: an idle device takes its place, and no
     step is lost."""
     described = (DEVICES[0], replace(DEVICES[1], **device), *DEVICES[2:])
-    told = prepared(Trainer(60, idle=(3,)), *faults(fault), described=described)
-    told.devices.health[1] = lambda now_s: Pong(
+    outcome = prepared(Trainer(60, idle=(3,)), *faults(fault), described=described)
+    outcome.devices.health[1] = lambda now_s: Pong(
         charge=max(0.0, 1 - 0.4 * now_s), is_throttled=now_s > 2.5, meter_j=100 + 5 * now_s
     )
-    told.coordinator.run()
+    outcome.coordinator.run()
     assert (
-        members(told) == [(0, 1, 2), (0, 2, 3)] and told.policy.history == list(range(60)) and told.policy.losses == []
+        members(outcome) == [(0, 1, 2), (0, 2, 3)]
+        and outcome.policy.history == list(range(60))
+        and outcome.policy.losses == []
     )
-    assert [line for line in told.said if "notice" in line] == [f"d1 gives notice: {reason}"]
-    assert [recovery.what for recovery in told.coordinator.recoveries if "leave" in recovery.what] == ["leave d1"]
-    assert 0 < told.coordinator.fleet.metered_j["d1"] < 5 * told.devices.now_s() and list(
-        told.coordinator.fleet.metered_j
+    assert [line for line in outcome.said if "notice" in line] == [f"d1 gives notice: {reason}"]
+    assert [recovery.what for recovery in outcome.coordinator.recoveries if "leave" in recovery.what] == ["leave d1"]
+    assert 0 < outcome.coordinator.fleet.metered_j["d1"] < 5 * outcome.devices.now_s() and list(
+        outcome.coordinator.fleet.metered_j
     ) == ["d1"]
 
 
@@ -147,57 +155,59 @@ def test_a_curve_heats_emulated_devices_alone(address: str | None, gives_notice:
     """A real device reports its own throttling, also after it was lost and came back."""
     curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=0.5, speed=0.5))
     hot = replace(DEVICES[1], address=address, sustained=curve, leave_if_throttled=True)
-    told = prepared(Trainer(60), *faults("kill:d1@step5; return:d1@step8"), described=(DEVICES[0], hot, *DEVICES[2:]))
-    told.coordinator.run()
-    assert members(told)[:3] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
-    assert any("heat slows it down" in line for line in told.said) is gives_notice
+    outcome = prepared(
+        Trainer(60), *faults("kill:d1@step5; return:d1@step8"), described=(DEVICES[0], hot, *DEVICES[2:])
+    )
+    outcome.coordinator.run()
+    assert members(outcome)[:3] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
+    assert any("heat slows it down" in line for line in outcome.said) is gives_notice
 
 
 def test_memory_that_other_programs_take_of_a_real_device_is_noticed() -> None:
     """The device says how much the run may use; small changes, and more than is described, are none."""
     described = (DEVICES[0], replace(DEVICES[1], address="pi@d1", memory_bytes=1000), *DEVICES[2:])
-    told = prepared(Trainer(60), described=described, adapts=True)
-    told.devices.health[1] = lambda now_s: Pong(memory_bytes=2000 if now_s < 3 else 480 + int(now_s))
-    told.coordinator.run()
-    assert [line for line in told.said if "memory" in line] == ["d1 has 48% of its memory for the run"]
-    assert told.coordinator.pace.factors["d1"] == pytest.approx(0.48, abs=0.02)
+    outcome = prepared(Trainer(60), described=described, adapts=True)
+    outcome.devices.health[1] = lambda now_s: Pong(memory_bytes=2000 if now_s < 3 else 480 + int(now_s))
+    outcome.coordinator.run()
+    assert [line for line in outcome.said if "memory" in line] == ["d1 has 48% of its memory for the run"]
+    assert outcome.coordinator.pace.factors["d1"] == pytest.approx(0.48, abs=0.02)
 
 
 def test_a_notice_that_is_followed_by_an_early_death_is_a_loss() -> None:
-    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d1@step9"))
-    assert members(told) == [(0, 1, 2), (0, 2)] and told.policy.losses == [(9, 5)]
+    outcome = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d1@step9"))
+    assert members(outcome) == [(0, 1, 2), (0, 2)] and outcome.policy.losses == [(9, 5)]
 
 
 def test_a_stand_in_that_dies_while_it_makes_ready_is_replaced_or_missed() -> None:
-    told = coordinate(Trainer(60, idle=(3, 4)), *faults("leave:d1@step8; kill:d3@step9"), world_size=5)
-    assert members(told) == [(0, 1, 2), (0, 2, 4)] and told.policy.losses == []
-    told = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d3@step9"))
-    assert members(told) == [(0, 1, 2), (0, 2)] and told.policy.losses == []
+    outcome = coordinate(Trainer(60, idle=(3, 4)), *faults("leave:d1@step8; kill:d3@step9"), world_size=5)
+    assert members(outcome) == [(0, 1, 2), (0, 2, 4)] and outcome.policy.losses == []
+    outcome = coordinate(Trainer(60, idle=(3,)), *faults("leave:d1@step8; kill:d3@step9"))
+    assert members(outcome) == [(0, 1, 2), (0, 2)] and outcome.policy.losses == []
 
 
 def test_two_losses_at_once_and_a_loss_while_the_others_form_a_group() -> None:
-    told = coordinate(Trainer(60), *faults("kill:d1@step12; kill:d2@step12"))
-    assert members(told) == [(0, 1, 2, 3), (0, 3)] and told.policy.losses == [(12, 10)]
+    outcome = coordinate(Trainer(60), *faults("kill:d1@step12; kill:d2@step12"))
+    assert members(outcome) == [(0, 1, 2, 3), (0, 3)] and outcome.policy.losses == [(12, 10)]
     one = coordinate(Trainer(60), *faults("kill:d1@step12"))
     formed_s = max(seconds for seconds, *_ in one.sent(Train)) - 0.501  # of the run
     during = Fault(kind="kill", rank=2, start=formed_s)
-    told = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
-    assert members(told) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and told.policy.losses == [(12, 10), (10, 10)]
-    assert told.policy.history == [*range(12), *range(10, 60)]
+    outcome = coordinate(Trainer(60), *faults("kill:d1@step12"), during)
+    assert members(outcome) == [(0, 1, 2, 3), (0, 2, 3), (0, 3)] and outcome.policy.losses == [(12, 10), (10, 10)]
+    assert outcome.policy.history == [*range(12), *range(10, 60)]
 
 
 def test_a_slow_device_is_planned_for_within_five_steps() -> None:
-    told = coordinate(Trainer(80), *faults("slow:d2:4@step10-40"), adapts=True)
-    shares = [generation.job.shares[2] for generation in told.policy.generations]
+    outcome = coordinate(Trainer(80), *faults("slow:d2:4@step10-40"), adapts=True)
+    shares = [generation.job.shares[2] for generation in outcome.policy.generations]
     assert shares == [pytest.approx(1 / 4), pytest.approx(1 / 13), pytest.approx(1 / 4)]
-    starts = [generation.job.first_step for generation in told.policy.generations]
+    starts = [generation.job.first_step for generation in outcome.policy.generations]
     assert 10 < starts[1] <= 10 + 5 + 1 and 40 < starts[2] <= 46  # the step under way is ended
-    assert [message.factor for *_, message in told.sent(Slow)] == [4.0, 1.0]
+    assert [message.factor for *_, message in outcome.sent(Slow)] == [4.0, 1.0]
 
 
 def test_one_too_slow_for_any_work_is_probed_until_it_is_fast_again() -> None:
-    told = coordinate(Trainer(120), *faults("slow:d2:20@step10-40"), adapts=True)
-    assert members(told) == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
+    outcome = coordinate(Trainer(120), *faults("slow:d2:20@step10-40"), adapts=True)
+    assert members(outcome) == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 2, 3)]
 
 
 def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_work() -> None:
@@ -209,19 +219,19 @@ def test_members_of_a_generation_that_the_policy_wants_make_ready_while_they_wor
 
     begun: list[tuple[Fault, bool]] = []
     slow = Fault(kind="slow", rank=1, start=1.0, factor=2.0)
-    told = coordinate(
+    outcome = coordinate(
         policy, slow, turn=turn, injected=lambda *fault: begun.append(fault), clock=lambda: float(policy.step >= 30)
     )
-    assert members(told) == [(0, 1, 2, 3), (0, 1, 3)]
-    prepared, [(paused_s, *_), *_] = told.sent(Prepare), told.sent(Pause)
+    assert members(outcome) == [(0, 1, 2, 3), (0, 1, 3)]
+    prepared, [(paused_s, *_), *_] = outcome.sent(Prepare), outcome.sent(Pause)
     assert [rank for _, rank, _ in prepared] == [0, 1, 3] and paused_s - prepared[-1][0] >= 0.2
     assert (
         policy.generations[1].job.first_step > 20 and policy.losses == []
     )  # steps were made meanwhile, and none is repeated
     assert begun == [(slow, True)]  # by the given clock
     # The run ended before all was done, and the step under way was given up.
-    assert 50 <= policy.step < 60 and isinstance(told.devices.commands[-1][2], Stop)
-    assert len(told.sent(Abort)) == 3
+    assert 50 <= policy.step < 60 and isinstance(outcome.devices.commands[-1][2], Stop)
+    assert len(outcome.sent(Abort)) == 3
 
 
 class LateForThePause(Checked):
@@ -240,16 +250,16 @@ class LateForThePause(Checked):
 
 
 def test_nobody_waits_for_a_device_that_was_too_late_for_a_pause() -> None:
-    told = prepared(Trainer(30), *faults("leave:d3@step7"))
-    told.devices.__class__ = LateForThePause
-    told.coordinator.run()
-    assert told.policy.step == 30 and members(told) == [(0, 1, 2, 3), (0, 1, 2)]
-    assert not [line for line in told.said if "is lost" in line]
+    outcome = prepared(Trainer(30), *faults("leave:d3@step7"))
+    outcome.devices.__class__ = LateForThePause
+    outcome.coordinator.run()
+    assert outcome.policy.step == 30 and members(outcome) == [(0, 1, 2, 3), (0, 1, 2)]
+    assert not [line for line in outcome.said if "is lost" in line]
 
 
 def test_devices_that_are_needed_are_waited_for_and_their_absence_is_told() -> None:
-    told = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
-    assert members(told) == [(0, 1, 2, 3)] * 2
+    outcome = coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12-13"))
+    assert members(outcome) == [(0, 1, 2, 3)] * 2
     with pytest.raises(DeviceLostError, match=r"Step 11 was to be done without d1.*3 devices are too few.*--resume"):
         coordinate(Trainer(60, at_least=4), *faults("kill:d1@step12"))
     with pytest.raises(
@@ -285,16 +295,16 @@ def test_whatever_happens_every_step_is_done_and_nobody_is_told_anything_who_has
 
 
 def test_a_device_that_reports_a_step_which_the_run_does_not_have_is_ended_alone() -> None:
-    told = prepared(Trainer(40))
-    done = told.devices._work.done
-    told.devices._work.done = lambda job, place, step, factor: (  # type: ignore[method-assign]
+    outcome = prepared(Trainer(40))
+    done = outcome.devices._work.done
+    outcome.devices._work.done = lambda job, place, step, factor: (  # type: ignore[method-assign]
         done(job, place, step, factor)._replace(step=10**6)
         if (place, step) == (1, 7) and len(job.shares) == 4
         else done(job, place, step, factor)
     )
-    told.coordinator.run()
-    assert members(told) == [(0, 1, 2, 3), (0, 2, 3)] and told.policy.step == 40
-    assert any("d1 is lost" in said and "it reports step 1000001 of 40" in said for said in told.said)
+    outcome.coordinator.run()
+    assert members(outcome) == [(0, 1, 2, 3), (0, 2, 3)] and outcome.policy.step == 40
+    assert any("d1 is lost" in said and "it reports step 1000001 of 40" in said for said in outcome.said)
 
 
 class Timed(Work):
@@ -323,11 +333,11 @@ def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: boo
     devices.news(1.0)
     for rank in (0, 1):
         devices.command(rank, Train(1, (0, 1), job))
-    told: list[tuple[float, Any]] = []
+    outcome: list[tuple[float, Any]] = []
 
     def listen_until(time_s: float) -> None:
         while devices.now_s() < time_s:
-            told.extend((round(devices.now_s(), 6), news.content) for news in devices.news(time_s - devices.now_s()))
+            outcome.extend((round(devices.now_s(), 6), news.content) for news in devices.news(time_s - devices.now_s()))
 
     listen_until(1.0)
     devices.command(1, Slow(3.0))  # the step takes 0.2 s of device 1, now 0.6 s
@@ -335,9 +345,11 @@ def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: boo
     if pauses:
         devices.command(0, Pause(1, 1))
     listen_until(6.0)
-    assert [time_s for time_s, content in told if content == "begun"] == [0.5]
+    assert [time_s for time_s, content in outcome if content == "begun"] == [0.5]
     parts = [
-        (time_s, pytest.approx(content)) for time_s, content in told if isinstance(content, tuple) and len(content) == 2
+        (time_s, pytest.approx(content))
+        for time_s, content in outcome
+        if isinstance(content, tuple) and len(content) == 2
     ]
     assert parts[:5] == [
         (1.0, (0.0, 0.0)),
@@ -347,6 +359,6 @@ def test_virtual_steps_begin_when_they_are_due_and_report_as_they_go(pauses: boo
         (1.6, (0.75, 1.0)),
     ]
     assert devices.taken_s == pytest.approx({0: 0.6} if pauses else {0: 0.6, 1: 0.6})
-    assert [content.end for _, content in told if isinstance(content, Ended)] == [
+    assert [content.end for _, content in outcome if isinstance(content, Ended)] == [
         "paused" if pauses else "finished"
     ] * 2

@@ -24,9 +24,9 @@ def slot(tmp_path: Path) -> Iterator[SshSlot]:
     """The laptop's side of a device whose files go to tmp_path / 'run' and may have 1000 bytes."""
     engines = SshEngines(real_cluster(), tmp_path / "run", CallTable({}), command_of=over_pipes(tmp_path))
     engines.inbox.most_bytes = 1000
-    made = SshSlot(0, engines.cluster.devices[0], engines)
-    yield made
-    made.close()
+    ssh_slot = SshSlot(0, engines.cluster.devices[0], engines)
+    yield ssh_slot
+    ssh_slot.close()
 
 
 def keep(slot: SshSlot, *parts: FilePart) -> None:

@@ -25,14 +25,14 @@ from workbench.runtime.ssh_devices import SshEngines, SshSlot
 
 def wait_for(service: EngineService, wanted: set[tuple[int, str]]) -> dict[tuple[int, str], object]:
     """Take news until all of the wanted (rank, kind or name of the event) were there."""
-    found: dict[tuple[int, str], object] = {}
+    results: dict[tuple[int, str], object] = {}
     deadline_s = time.monotonic() + LIMIT_S
-    while not wanted <= set(found):
-        assert time.monotonic() < deadline_s, f"only {found}"
+    while not wanted <= set(results):
+        assert time.monotonic() < deadline_s, f"only {results}"
         for news in service.news(0.05):
             name, content = news.content if news.kind == "event" else (news.kind, news.content)
-            found[news.rank, name] = content
-    return found
+            results[news.rank, name] = content
+    return results
 
 
 def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCluster) -> None:
@@ -51,8 +51,8 @@ def test_one_device_dies_and_comes_back_while_the_others_go_on(engines: EngineCl
         # The others answer meanwhile, also among themselves.
         for rank in (0, 2):
             assert service.command(rank, ("pair", (0, 2)))
-        found = wait_for(service, {(0, "sum"), (2, "sum"), (1, "restarted")})  # in any order
-        assert (found[0, "sum"], found[2, "sum"], found[1, "restarted"]) == (2.0, 2.0, None)
+        result = wait_for(service, {(0, "sum"), (2, "sum"), (1, "restarted")})  # in any order
+        assert (result[0, "sum"], result[2, "sum"], result[1, "restarted"]) == (2.0, 2.0, None)
         assert not service.command(1, "anybody there?")
         service.start(1)
         wait_for(service, {(1, "ready")})

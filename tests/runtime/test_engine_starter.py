@@ -34,9 +34,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="engines are for
 @pytest.fixture(scope="module")
 def own_template() -> Iterator[engine_starter._Template]:
     """Another template than the one of the other tests, which must not have to import everything again."""
-    made = engine_starter._Template()
-    yield made
-    made.end()
+    result = engine_starter._Template()
+    yield result
+    result.end()
 
 
 @pytest.fixture(autouse=True)
@@ -73,10 +73,10 @@ def who(context, payload) -> tuple[int, int, str | None, str]:
 
 def test_engines_are_children_of_one_template_that_outlives_them() -> None:
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
-        first, found = template(), engines.run(who, [None] * 2)
-        assert {parent for _, parent, _, _ in found} == {first.pid}
-        assert [name.rpartition(" ")[2] for *_, name in found] == ["0", "1"]
-        assert all("workbench.runtime.engine --folder" in name for *_, name in found)
+        first, result = template(), engines.run(who, [None] * 2)
+        assert {parent for _, parent, _, _ in result} == {first.pid}
+        assert [name.rpartition(" ")[2] for *_, name in result] == ["0", "1"]
+        assert all("workbench.runtime.engine --folder" in name for *_, name in result)
     assert first.alive
     with EngineCluster.start(CLUSTER, fidelity="paced") as engines:
         assert {parent for _, parent, _, _ in engines.run(who, [None] * 2)} == {first.pid}

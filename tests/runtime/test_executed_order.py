@@ -73,7 +73,7 @@ def test_the_executed_order_is_the_simulated_order(path: Path) -> None:
         for rank in range(schedule.world_size)
     ]
     kinds = {op.kind for ops in schedule.ops for op in ops} - TRANSFERS
-    made = program(schedule, lambda value: Spec((SIZE,), "float64"), **dict.fromkeys(kinds, 1e-3))
+    executed_program = program(schedule, lambda value: Spec((SIZE,), "float64"), **dict.fromkeys(kinds, 1e-3))
     seen: list[dict[Value, torch.Tensor]] = [{} for _ in schedule.ops]
 
     def work(executor: Executor) -> list[Span]:
@@ -84,7 +84,7 @@ def test_the_executed_order_is_the_simulated_order(path: Path) -> None:
             own.update(zip(op.reads, reads, strict=True))
             return (contribution if op.kind in COLLECTIVES else computed)(op, reads)
 
-        done = executor.run(made, dict.fromkeys(kinds, handle), inputs[executor.rank])
+        done = executor.run(executed_program, dict.fromkeys(kinds, handle), inputs[executor.rank])
         own.update(done.outputs)
         return done.spans
 
@@ -93,7 +93,7 @@ def test_the_executed_order_is_the_simulated_order(path: Path) -> None:
         for value, content in seen[rank].items():
             torch.testing.assert_close(content, present[value], msg=f"rank {rank}, {value}")
 
-    simulated = simulate(made, memory=False)
+    simulated = simulate(executed_program, memory=False)
     of_op = [{id(op): index for index, op in enumerate(ops)} for ops in schedule.ops]
     placed = {(rank, of_op[rank][id(span.op)]): span for rank, own in enumerate(spans) for span in own}
     assert len(placed) == sum(map(len, schedule.ops)), "every operation has one span"

@@ -111,8 +111,8 @@ def run(
     def work(executor: Executor) -> tuple[Execution, Layer]:
         rank = executor.rank
         layer = Layer(schedule, rank, weights[rank], inputs[rank])
-        made = program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S)
-        return executor.run(made, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
+        executed_program = program(schedule, lambda value: Spec((SAMPLES, WIDTH)), F=FORWARD_S, B=BACKWARD_S)
+        return executor.run(executed_program, layer.table(), dict.fromkeys(schedule.inputs[rank])), layer
 
     return on_executors(
         2, work, factor=factor, links=lambda rank: RankLinks(cluster=cluster, rank=rank, fidelity="paced")

@@ -77,9 +77,9 @@ def test_two_streams_of_a_device_compute_at_the_same_time() -> None:
 
     def work(rank: int, transport: Transport) -> Execution:
         pacer = Pacer(1.0, clock=lambda: now_s[0], sleep=sleep)
-        return Executor(rank, transport, pacer).run(made, handlers, inputs)
+        return Executor(rank, transport, pacer).run(executed_program, handlers, inputs)
 
-    made = program(schedule, small, ATTN=0.05)
+    executed_program = program(schedule, small, ATTN=0.05)
     inputs = {Value("hidden", 0, 0): torch.ones(WIDTH), Value("ghidden", 1, 0): torch.ones(WIDTH)}
     handlers = {"ATTN": attend, "MLP": ones, "MLPB": ones, "ATTNB": ones}
     done = only(on_ranks(1, work))
@@ -178,11 +178,11 @@ def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
             executor.run(program(schedule, small), handlers, {})
         return waits[threading.get_native_id()]
 
-    told = on_ranks(2, work, links=links and (lambda rank: links(rank=rank)))
+    text = on_ranks(2, work, links=links and (lambda rank: links(rank=rank)))
     if not factor:
-        assert told == [[], []]
+        assert text == [[], []]
         return
-    [[first], [message, second]] = told
+    [[first], [message, second]] = text
     assert min(first[0], second[0], message[0]) > 0
     for _, late_s in (message, first, second):
         assert late_s >= message_late_s - MESSAGE_S - GRAIN_S if message_late_s else late_s == 0
@@ -217,10 +217,10 @@ def test_all_gather_and_reduce_scatter_of_unequal_parts(rows: tuple[int, ...], o
     def work(executor: Executor) -> Execution:
         return executor.run(program(schedule, spec), handlers, {tokens[executor.rank]: parts[executor.rank]})
 
-    whole = torch.cat([parts[rank] for rank in ranks])
-    sums = dict(zip(ranks, (size * whole).split([rows[rank] for rank in ranks]), strict=True))
+    reference = torch.cat([parts[rank] for rank in ranks])
+    sums = dict(zip(ranks, (size * reference).split([rows[rank] for rank in ranks]), strict=True))
     for rank, done in enumerate(on_executors(size, work)):
-        torch.testing.assert_close(done.outputs[gathered], whole)
+        torch.testing.assert_close(done.outputs[gathered], reference)
         torch.testing.assert_close(done.outputs[blocks[rank]], sums[rank])
         simulated = simulate(program(schedule, spec))
         sent = [
@@ -252,7 +252,7 @@ def test_steps_follow_without_a_pause() -> None:
     ahead = threading.Event()
 
     def work(executor: Executor) -> list[Any]:
-        made: Program = program(schedule, small)
+        executed_program: Program = program(schedule, small)
         seen: list[float] = []
         count = iter(range(num_steps))
 
@@ -267,9 +267,9 @@ def test_steps_follow_without_a_pause() -> None:
             return (reads[0] + reads[1],)
 
         start = {one: torch.zeros(WIDTH) for one in schedule.inputs[executor.rank]}
-        steps = [executor.begin(made, {"MAKE": make, "USE": use}, start)]
+        steps = [executor.begin(executed_program, {"MAKE": make, "USE": use}, start)]
         for _ in range(num_steps - 1):
-            steps.append(executor.begin(made, {"MAKE": make, "USE": use}, {}))
+            steps.append(executor.begin(executed_program, {"MAKE": make, "USE": use}, {}))
             assert steps[-2].finish().outputs == {}, "what is carried stays with the executor"
         steps[-1].finish()
         return seen
@@ -279,12 +279,12 @@ def test_steps_follow_without_a_pause() -> None:
 
 def test_several_steps_as_one_program_is_simulated_without_a_pause() -> None:
     schedule = chain()
-    made = program(schedule, small, MAKE=1.0, USE=1.0)
-    (alone,) = {span.end_s for span in simulate(made).spans if span.op.kind == "USE"}
-    whole = simulate(chained([made] * 4))
-    ends = [span.end_s for span in whole.spans if span.op.kind in ("MAKE", "USE")]
+    executed_program = program(schedule, small, MAKE=1.0, USE=1.0)
+    (alone,) = {span.end_s for span in simulate(executed_program).spans if span.op.kind == "USE"}
+    reference = simulate(chained([executed_program] * 4))
+    ends = [span.end_s for span in reference.spans if span.op.kind in ("MAKE", "USE")]
     assert alone == 1.0 and sorted(ends) == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
-    text = chained([made] * 2).to_text()
+    text = chained([executed_program] * 2).to_text()
     assert Program.from_text(text).to_text() == text
     with pytest.raises(ScheduleError, match="carry"):
         Schedule(ops=((),), carried=(((value("a"), value("b")),),))
@@ -363,40 +363,40 @@ def test_streams_run_on_the_cores_of_their_processors() -> None:
     before = os.sched_getaffinity(0)
     host, first, last = torch.device("cpu"), min(before), max(before)
     streams = {"compute": first, "compute1": last, "other": first}
-    made = {stream: value(stream) for stream in streams}
-    ops = tuple(op("WHERE", (), (made[stream],), *(() if stream == "compute" else (stream,))) for stream in streams)
-    schedule = Schedule(ops=(ops,), outputs=(tuple(made.values()),))
+    results = {stream: value(stream) for stream in streams}
+    ops = tuple(op("WHERE", (), (results[stream],), *(() if stream == "compute" else (stream,))) for stream in streams)
+    schedule = Schedule(ops=(ops,), outputs=(tuple(results.values()),))
 
     def where(made: Op, reads: Contents) -> Contents:
         return (os.sched_getaffinity(0),)
 
     def work(executor: Executor) -> tuple[dict[Value, Any], set[int]]:
         executor.place({stream: Place(host, (core,)) for stream, core in list(streams.items())[:2]})
-        found = executor.run(program(schedule, small), {"WHERE": where}, {}).outputs
+        result = executor.run(program(schedule, small), {"WHERE": where}, {}).outputs
         executor.close()
-        return found, os.sched_getaffinity(0)
+        return result, os.sched_getaffinity(0)
 
     [(found, after)] = on_executors(1, work)
-    assert found == {made[stream]: {core} for stream, core in streams.items()} and after == before
+    assert found == {results[stream]: {core} for stream, core in streams.items()} and after == before
 
 
 def test_what_a_step_held_is_freed_at_once() -> None:
     """By reference counts alone: a device's memory is too small to wait for the garbage collector."""
-    made, end = value("made"), value("end")
-    schedule = Schedule(ops=((op("MAKE", (), (made,)), op("END", (made,), (end,), "compute1")),), outputs=((end,),))
+    result, end = value("made"), value("end")
+    schedule = Schedule(ops=((op("MAKE", (), (result,)), op("END", (result,), (end,), "compute1")),), outputs=((end,),))
 
     class Handlers:
         def make(self, made: Op, reads: Contents) -> Contents:
             return (torch.ones(WIDTH),)
 
     def work(executor: Executor) -> list[object]:
-        held = []
+        values = []
         for _ in range(3):
             handlers = Handlers()
-            held.append(weakref.ref(handlers))
+            values.append(weakref.ref(handlers))
             executor.run(program(schedule, small), {"MAKE": handlers.make, "END": lambda made, reads: reads}, {})
             del handlers
-        return [one() for one in held]
+        return [one() for one in values]
 
     gc.disable()
     try:

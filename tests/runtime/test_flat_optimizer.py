@@ -62,9 +62,9 @@ def test_parameters_and_gradients_are_views_of_one_vector() -> None:
 
 
 def test_goes_on_from_what_was_saved() -> None:
-    whole, first, second = make_module(), make_module(), make_module()
-    uninterrupted = FlatAdamW(whole, learning_rate=SCHEDULE, weight_decay=0.1)
-    train(whole, lambda number: uninterrupted.step())
+    reference, first, second = make_module(), make_module(), make_module()
+    uninterrupted = FlatAdamW(reference, learning_rate=SCHEDULE, weight_decay=0.1)
+    train(reference, lambda number: uninterrupted.step())
     before = FlatAdamW(first, learning_rate=SCHEDULE, weight_decay=0.1)
     train(first, lambda number: before.step(), last=3)
     after = FlatAdamW(second, learning_rate=SCHEDULE, weight_decay=0.1)

@@ -69,35 +69,35 @@ def changed_value(value: Any, draw: random.Random) -> Any:
     """Return a value with one place changed: replaced, removed, doubled or renamed."""
     if isinstance(value, dict | list | tuple) and value and draw.random() < 0.85:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        key, made = draw.choice(keys), dict(value) if isinstance(value, dict) else list(value)
+        key, result = draw.choice(keys), dict(value) if isinstance(value, dict) else list(value)
         what = draw.random()
         if what < 0.7:
-            made[key] = changed_value(value[key], draw)
+            result[key] = changed_value(value[key], draw)
         elif what < 0.85:
-            del made[key]
-        elif isinstance(made, dict):
-            made[draw.choice(["extra", "id", "kind", ""])] = draw.choice(HOSTILE)
+            del result[key]
+        elif isinstance(result, dict):
+            result[draw.choice(["extra", "id", "kind", ""])] = draw.choice(HOSTILE)
         else:
-            made.append(draw.choice(HOSTILE))
-        return made
+            result.append(draw.choice(HOSTILE))
+        return result
     return draw.choice(HOSTILE)
 
 
 def changed_bytes(data: bytes, draw: random.Random) -> bytes:
     """Return bytes with some flipped, cut, doubled or foreign ones."""
-    made = bytearray(data)
+    result = bytearray(data)
     for _ in range(draw.choice([1, 1, 2, 8])):
-        at = draw.randrange(len(made) or 1)
+        at = draw.randrange(len(result) or 1)
         match draw.randrange(4):
             case 0:
-                made[at : at + 1] = bytes([draw.randrange(256)])
+                result[at : at + 1] = bytes([draw.randrange(256)])
             case 1:
-                del made[at:]
+                del result[at:]
             case 2:
-                made[at:at] = made[at : at + draw.randrange(40)]
+                result[at:at] = result[at : at + draw.randrange(40)]
             case 3:
-                made[at:at] = draw.randbytes(draw.randrange(1, 20))
-    return bytes(made)
+                result[at:at] = draw.randbytes(draw.randrange(1, 20))
+    return bytes(result)
 
 
 def changed_json(answer: bytes, draw: random.Random) -> bytes:
@@ -332,26 +332,26 @@ def test_a_device_that_is_not_read_for_long_cannot_fill_the_memory(tmp_path: Pat
 
 
 def test_a_mute_device_is_given_up_by_whoever_waits(scripted: list[ScriptedAgent]) -> None:
-    asked = threading.Event()
+    was_asked = threading.Event()
 
     def mute(operation: dict[str, Any], answer: bytes) -> bytes | None:
         if operation["op"] != "ping":
             return None
-        asked.set()
+        was_asked.set()
         return b""
 
     scripted.append(ScriptedAgent(mute, ends=False))
-    connection, found = Connection("alpha", ["ssh"]), list[RuntimeSetupError]()
+    connection, results = Connection("alpha", ["ssh"]), list[RuntimeSetupError]()
 
     def wait() -> None:
         try:
             connection.open()
         except RuntimeSetupError as error:
-            found.append(error)
+            results.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert asked.wait(LIMIT_S)
+    assert was_asked.wait(LIMIT_S)
     connection.give_up(Failure("It was interrupted.", ""))
     waiting.join(LIMIT_S)
-    assert [error.found for error in found] == ["It was interrupted."]
+    assert [error.found for error in results] == ["It was interrupted."]

@@ -61,8 +61,8 @@ THREE |= {"in3_input": "no data", "curr3_input": "70", "in4_input": "2", "curr4_
 def test_the_power_of_ina_sensors(tmp_path: Path, chips: list[tuple[str, dict[str, str]]], watts: float | None) -> None:
     for index, (name, files) in enumerate(chips):
         ina(tmp_path / f"class/hwmon/hwmon{index}", name, files)
-    found = power.ina_watts(tmp_path)
-    assert found is None if watts is None else found == pytest.approx(watts)
+    result = power.ina_watts(tmp_path)
+    assert result is None if watts is None else result == pytest.approx(watts)
 
 
 PI_5 = """\
@@ -89,22 +89,22 @@ def test_the_power_of_a_raspberry_pi_5(
         (tmp_path / "vcgencmd").write_text(f"#!/bin/sh\n[ $1 = pmic_read_adc ] || exit 1\n{script}\n")
         (tmp_path / "vcgencmd").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    found = power.pmic_watts()
-    assert found is None if watts is None else found == pytest.approx(watts)
+    result = power.pmic_watts()
+    assert result is None if watts is None else result == pytest.approx(watts)
 
 
 def test_power_is_summed_up_where_nothing_counts_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    readings, asked, now = iter([2.0, 4.0, None, 4.0]), [], [10.0]
+    readings, requests, now = iter([2.0, 4.0, None, 4.0]), [], [10.0]
 
     def none() -> None:
-        asked.append(now[0])
+        requests.append(now[0])
 
     meter = power.PowerMeter((none, lambda: next(readings)), clock=lambda: now[0])
     monkeypatch.setattr(health, "SYSTEM", tmp_path)
     read, joules = health.Health(meter).read, []
     for now[0] in (10.0, 12.0, 13.0, 15.0):
         joules.append(read().meter_j)
-    assert joules == [0.0, 6.0, 6.0, 18.0] and asked == [10.0]  # a gap is bridged; what is not there is asked once
+    assert joules == [0.0, 6.0, 6.0, 18.0] and requests == [10.0]  # a gap is bridged; what is not there is asked once
     ina(tmp_path / "class/powercap/intel-rapl:0", "package", {"energy_uj": "5000000"})
     assert read().meter_j == pytest.approx(5.0)
     assert power.PowerMeter((none,)).read_j() is None

@@ -168,29 +168,29 @@ def test_how_late_a_message_was_may_become_known_after_the_wait_for_it() -> None
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_wait_is_late_by_no_more_than_itself(stream: bool) -> None:
     fake = FakeTime()
-    whole = pacer(1.0, fake)
-    device = whole.for_stream() if stream else whole
+    reference = pacer(1.0, fake)
+    device = reference.for_stream() if stream else reference
     device.run(lambda: fake.work(0.01), 0.1)
     device.wait(0.02, lambda: 0.0)
-    assert (whole.late_s, whole.paced_s, whole.overrun_share) == (0.0, pytest.approx(0.12), 0.0)
+    assert (reference.late_s, reference.paced_s, reference.overrun_share) == (0.0, pytest.approx(0.12), 0.0)
     device.wait(0.06, lambda: 0.015)
     device.wait(0.02, lambda: 0.9)  # of several threads, one after the other
-    assert (whole.late_s, whole.paced_s) == pytest.approx((0.015 + 0.02, 0.2))
-    assert whole.overrun_share == pytest.approx(0.035 / 0.2)
-    whole.reset()
-    assert (whole.late_s, whole.paced_s) == (0.0, 0.0)
+    assert (reference.late_s, reference.paced_s) == pytest.approx((0.015 + 0.02, 0.2))
+    assert reference.overrun_share == pytest.approx(0.035 / 0.2)
+    reference.reset()
+    assert (reference.late_s, reference.paced_s) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_dilation_slows_every_operation_down_and_gives_the_host_time(stream: bool) -> None:
     fake = FakeTime()
-    whole = pacer(2.0, fake, dilation=3.0)
-    device = whole.for_stream() if stream else whole
+    reference = pacer(2.0, fake, dilation=3.0)
+    device = reference.for_stream() if stream else reference
     for _ in range(100):
         device.run(lambda: fake.work(0.05), 0.01)
     assert fake.now_s - 100.0 == pytest.approx(100 * 2 * 3 * 0.01)
-    assert whole.paced_s == pytest.approx(100 * 2 * 3 * 0.01)
-    assert whole.overrun_share == 0
+    assert reference.paced_s == pytest.approx(100 * 2 * 3 * 0.01)
+    assert reference.overrun_share == 0
     hurried = pacer(2.0, fake)
     for _ in range(100):
         hurried.run(lambda: fake.work(0.05), 0.01)

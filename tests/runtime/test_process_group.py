@@ -130,11 +130,11 @@ def test_peers_that_do_not_come(make_cluster: Callable[..., Cluster], tmp_path: 
 
 
 def test_what_is_not_wanted_any_more_is_not_waited_for(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    asked: list[None] = []
+    requests: list[None] = []
 
     def is_wanted() -> bool:
-        asked.append(None)
-        return len(asked) < 3
+        requests.append(None)
+        return len(requests) < 3
 
     with pytest.raises(GroupNotFormedError, match=r"given up.*\[1\]"):
         open_group(alone(make_cluster(1), tmp_path, world_size=2), 600.0, is_wanted=is_wanted)

@@ -77,22 +77,22 @@ def stations(make_cluster: Callable[..., Cluster], *mbit_per_s: float) -> Cluste
 @given(st.floats(1, 31))
 def test_the_copies_of_all_packets_take_the_times_on_air(times: float) -> None:
     """A packet's number ends with each byte equally often.  No packet gets two additional copies."""
-    whole, keys = copies(times)
+    reference, keys = copies(times)
     patterns = [[int(number, 16) for number in key.removesuffix("+5").split("/")] for key in keys]
     more = [sum(number & mask == value for value, mask in patterns) for number in range(256)]
     assert max(more) <= 1
-    assert 1 + whole + sum(more) / 256 == pytest.approx(times, abs=1 / 128)
+    assert 1 + reference + sum(more) / 256 == pytest.approx(times, abs=1 / 128)
 
 
 def test_of_packets_in_a_row_about_as_many_have_a_copy_more_as_of_all() -> None:
     """Also of every second one: two devices that answer each other number data and acknowledgements by turns."""
     for times in (1.25, 1.5, 1.75, 2.5):
-        whole, keys = copies(times)
+        reference, keys = copies(times)
         patterns = [[int(number, 16) for number in key.removesuffix("+5").split("/")] for key in keys]
         for step in (1, 2, 3):
             numbers = [number % 256 for number in range(0, 64 * step, step)]
             chosen = sum(number & mask == value for value, mask in patterns for number in numbers)
-            assert whole + chosen / 64 == pytest.approx(times - 1, abs=0.07)
+            assert reference + chosen / 64 == pytest.approx(times - 1, abs=0.07)
 
 
 def test_stations_whose_rates_differ_too_much_are_refused(make_cluster: Callable[..., Cluster]) -> None:

@@ -33,12 +33,12 @@ from workbench.runtime.ssh_agent import CERTIFICATE, LOWEST
 def agents(tmp_path: Path) -> Iterator[list[Connection]]:
     certificate = tmp_path / "run.pem"
     certificate.write_bytes(make_certificate())
-    found = [Connection(device.name, over_pipes(tmp_path)(device)) for device in real_cluster().devices]
-    for agent in found:
+    results = [Connection(device.name, over_pipes(tmp_path)(device)) for device in real_cluster().devices]
+    for agent in results:
         agent.open()
         agent.send_file(certificate, CERTIFICATE).result(LIMIT_S)
-    yield found
-    for agent in found:
+    yield results
+    for agent in results:
         agent.close()
 
 

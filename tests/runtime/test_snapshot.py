@@ -284,7 +284,7 @@ take(places, mine, (0, 5))
 
 def test_a_copy_is_written_while_the_state_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the state as it was, and is written before the next one and before the writer is closed."""
-    mine, may_write, told = optimizer(), threading.Event(), list[list[tuple[int, int]]]()
+    mine, may_write, messages = optimizer(), threading.Event(), list[list[tuple[int, int]]]()
     places = writer(tmp_path, mine)
 
     def wait_and_write(*contents: Any) -> None:
@@ -294,13 +294,13 @@ def test_a_copy_is_written_while_the_state_changes(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(snapshot, "write_sealed_tensors", wait_and_write)
     take_step(mine)
     expected = {name: tensor.clone() for name, tensor in mine.named_tensors().items()}
-    places.write_copy(Position(0, 1), lambda: told.append(whole(tmp_path)))
+    places.write_copy(Position(0, 1), lambda: messages.append(whole(tmp_path)))
     take_step(mine)
-    assert whole(tmp_path) == [] and told == []
+    assert whole(tmp_path) == [] and messages == []
     may_write.set()
-    places.write_copy(Position(0, 2), lambda: told.append(whole(tmp_path)))
+    places.write_copy(Position(0, 2), lambda: messages.append(whole(tmp_path)))
     places.close()
-    assert told == [[(0, 1)], [(0, 1), (0, 2)]]
+    assert messages == [[(0, 1)], [(0, 1), (0, 2)]]
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state_at(tmp_path, (0, 1)).items())
     newest = state_at(tmp_path, (0, 2))
     assert all(torch.equal(tensor, newest[name]) for name, tensor in mine.named_tensors().items())
@@ -336,7 +336,7 @@ def test_no_copy_is_made_for_which_no_plan_leaves_room(
 def test_a_copy_that_could_not_be_written_is_told_of_at_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, told = optimizer(), list[int]()
+    mine, messages = optimizer(), list[int]()
     places = writer(tmp_path, mine)
 
     def refuse(*about: object) -> None:
@@ -344,8 +344,8 @@ def test_a_copy_that_could_not_be_written_is_told_of_at_the_next_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(sealed_tensors, "_digest", refuse)
-        places.write_copy(Position(0, 1), lambda: told.append(1))
+        places.write_copy(Position(0, 1), lambda: messages.append(1))
         with pytest.raises(WriteError, match="No space left on device"):
-            places.write_copy(Position(0, 2), lambda: told.append(2))
+            places.write_copy(Position(0, 2), lambda: messages.append(2))
     places.close()
-    assert told == [] and whole(tmp_path) == []
+    assert messages == [] and whole(tmp_path) == []

@@ -49,16 +49,16 @@ class Agent:
 
     def wait_for(self, kind: str) -> Any:
         while True:
-            found, content = self.told.get(timeout=LIMIT_S)
-            if found == kind:
+            result, content = self.told.get(timeout=LIMIT_S)
+            if result == kind:
                 return content
 
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path)
-    yield made
-    made.connection.close()
+    agent = Agent(tmp_path)
+    yield agent
+    agent.connection.close()
 
 
 def start_sleeper(agent: Agent, folder: Path) -> int:
@@ -229,10 +229,10 @@ def test_a_silent_laptop_is_taken_for_gone(agent: Agent, tmp_path: Path, monkeyp
 
 def test_messages_cross_a_stream_in_any_pieces() -> None:
     sent = [Message("event", 1, b"x" * 1000), Message("answer", 2, b"")]
-    data, found, messages = b"".join(one.framed() for one in sent), [], Messages(FROM_ENGINE, 2000)
+    data, results, messages = b"".join(one.framed() for one in sent), [], Messages(FROM_ENGINE, 2000)
     for at in range(0, len(data), 7):
-        found += list(messages.of(data[at : at + 7]))
-    assert found == sent
+        results += list(messages.of(data[at : at + 7]))
+    assert results == sent
     with pytest.raises(RuntimeSetupError, match="was expected"):
         list(Messages(FROM_ENGINE, 2000).of(b"\0\0\0\3abc"))
 
@@ -241,10 +241,10 @@ def test_a_device_without_memory_is_told_from_one_whose_peer_fell_silent() -> No
     call = CallTable({"workbench.runtime.measuring:measure_rank_host": ""}).named(
         "workbench.runtime.measuring:measure_rank_host"
     )
-    asked = AnswerMessage.of_error(
+    answer = AnswerMessage.of_error(
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2000000 bytes.")
     )
-    error = asked.outcome(0, call, "pi0").error
+    error = answer.outcome(0, call, "pi0").error
     assert isinstance(error, MemoryBudgetError) and "'pi0' asked for 2.000 MB more. Its system refused." in str(error)
     other = AnswerMessage.of_error(
         RuntimeError("gloo: connection to a peer: Resource temporarily unavailable")

@@ -78,9 +78,9 @@ class Case:
         """What a rank holds after the move; nothing for one that is lost."""
         if rank not in self.left:
             return {}
-        held = {name: self.whole[name].clone() for name in self.names(rank)}
+        values = {name: self.whole[name].clone() for name in self.names(rank)}
         into = {name: empty(spec_of(self.whole[name])) for name, ranks in self.wanted().items() if rank in ranks}
-        carry_out(self.rounds(), rank, run, held, into)
+        carry_out(self.rounds(), rank, run, values, into)
         return into
 
     def check(self, results: list[dict[str, Tensor]]) -> None:
@@ -155,8 +155,8 @@ def test_snapshots_survive_a_device_that_is_lost_while_they_travel() -> None:
     assert {at: set(names) for at, names in kept[1].names().items()} == {second: {"a", "b"}, third: {"a", "b"}}
     kept[1].forget_after(second)  # the third never arrived there, and rank 0 is gone
     left = {rank: kept[rank].names() for rank in (1, 2)}
-    held = {at: held_by({rank: names.get(at, ()) for rank, names in left.items()}) for at in (second, third)}
-    assert list(whole_states(held, layers)) == [second]
+    values = {at: held_by({rank: names.get(at, ()) for rank, names in left.items()}) for at in (second, third)}
+    assert list(whole_states(values, layers)) == [second]
     assert kept[1].at(second)["a"].tolist() == [200.0] * 5
     assert kept[2].at(second)["c"].tolist() == [202.0] * 5
     assert kept[1].at(third) == {}
@@ -164,18 +164,18 @@ def test_snapshots_survive_a_device_that_is_lost_while_they_travel() -> None:
 
 def test_files_are_read_by_name(tmp_path: Path) -> None:
     """From any division among files, only what is asked for; what is missing is named."""
-    whole = {f"layer.{number}": torch.randn(4, 3).to(dtype) for number, dtype in enumerate(DTYPES[:4])}
+    reference = {f"layer.{number}": torch.randn(4, 3).to(dtype) for number, dtype in enumerate(DTYPES[:4])}
     paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     for path, names in zip(paths, (["layer.0", "layer.3"], ["layer.1", "layer.2"]), strict=True):
-        save_sealed(path, owner_of("run", path), {name: whole[name] for name in names})
+        save_sealed(path, owner_of("run", path), {name: reference[name] for name in names})
     for names in (["layer.1", "layer.3"], None):
-        into = None if names is None else {name: torch.zeros_like(whole[name]) for name in names}
-        found = load_state(paths, "run", into)
-        assert set(found) == set(names or whole)
-        assert all(found[name] is tensor for name, tensor in (into or {}).items())
-        for name, tensor in found.items():
-            same_bits(tensor, whole[name])
+        into = None if names is None else {name: torch.zeros_like(reference[name]) for name in names}
+        result = load_state(paths, "run", into)
+        assert set(result) == set(names or reference)
+        assert all(result[name] is tensor for name, tensor in (into or {}).items())
+        for name, tensor in result.items():
+            same_bits(tensor, reference[name])
     with pytest.raises(StateError, match=r"layer\.9 missing.*without --resume"):
-        load_state(paths, "run", {"layer.0": torch.zeros_like(whole["layer.0"]), "layer.9": torch.zeros(4, 3)})
+        load_state(paths, "run", {"layer.0": torch.zeros_like(reference["layer.0"]), "layer.9": torch.zeros(4, 3)})
     with pytest.raises(StateError, match=r"layer\.1 missing"):  # of another shape
         load_state(paths, "run", {"layer.1": torch.zeros(3, 4)})

@@ -144,10 +144,10 @@ def swap(count: int) -> Schedule:
     ops = []
     for rank in range(2):
         mine, theirs = ([value(f"from-{one}", part) for part in range(count)] for one in (rank, 1 - rank))
-        made = compute("MAKE", (), tuple(mine))
+        result = compute("MAKE", (), tuple(mine))
         sums = compute("SUM", tuple(reversed(theirs)), (value("total"),))
         ops.append(
-            (made, *(send(one, rank, 1 - rank) for one in mine), *(recv(one, 1 - rank, rank) for one in theirs), sums)
+            (result, *(send(one, rank, 1 - rank) for one in mine), *(recv(one, 1 - rank, rank) for one in theirs), sums)
         )
     return Schedule(ops=tuple(ops), outputs=((value("total"),),) * 2)
 

@@ -170,19 +170,21 @@ def prepared(
     **more: Any,
 ) -> Told:
     devices = Checked(world_size, Work(), VirtualWorld(seed=seed))
-    said: list[str] = []
+    messages: list[str] = []
     fleet = Fleet(devices, [f"d{rank}" for rank in range(world_size)], FaultSchedule(faults), described=described)
-    return Told(policy, devices, Coordinator(fleet=fleet, policy=policy, say=said.append, adapts=adapts, **more), said)
+    return Told(
+        policy, devices, Coordinator(fleet=fleet, policy=policy, say=messages.append, adapts=adapts, **more), messages
+    )
 
 
 def coordinate(policy: Trainer, *faults: Fault, **settings: Any) -> Told:
     """Run to the end or to a DeviceLostError; every command is checked."""
-    told = prepared(policy, *faults, **settings)
+    outcome = prepared(policy, *faults, **settings)
     try:
-        told.coordinator.run()
+        outcome.coordinator.run()
     finally:
-        told.devices.check(policy)
-    return told
+        outcome.devices.check(policy)
+    return outcome
 
 
 class Checked(VirtualDevices):
@@ -206,11 +208,11 @@ class Checked(VirtualDevices):
             while self._agenda.next_s <= until_s:
                 self._agenda.step()
             self._agenda.now_s = until_s
-        found = super().news(timeout_s)
-        for rank, kind, _ in found:
+        result = super().news(timeout_s)
+        for rank, kind, _ in result:
             if kind in ("died", "ended"):
                 self.gone.add(rank)
-        return found
+        return result
 
     def start(self, rank: int) -> None:
         self.gone.discard(rank)

@@ -46,18 +46,18 @@ def test_a_stage_is_computed_layer_by_layer_on_both_processors(columns: tuple[in
     faster."""
     plan = staged_plan((2, {0: 1}), (2, {1: 1}))
     division = Division(heads=(1, 1), columns=columns, slower=(1.0, 1.0), names=("cpu", "gpu"))
-    whole = asynchronous_1f1b(plan, 12)
-    schedule = check(insert_transfers(divide_layers(whole, plan, {1: division})))
+    reference = asynchronous_1f1b(plan, 12)
+    schedule = check(insert_transfers(divide_layers(reference, plan, {1: division})))
     assert {op.stream for op in schedule.ops[1] if not op.is_communication} == {"compute", "compute1"}
     assert {op.stage for op in schedule.ops[1] if op.kind == "ATTN"} == {2, 3}
-    assert schedule.outputs == whole.outputs
+    assert schedule.outputs == reference.outputs
     # A layer forward: 3 of attention, 3 of columns, 2 of the rest; 2 of the rest go to JOIN if there is one.
     rest = {"JOIN": 1.0, "MLP": 1.0} if columns else {"MLP": 5.0}
     seconds = {"F": 16.0, "B": 16.0, "ATTN": 1.5, "COLS": 1.5} | rest
     seconds |= {f"{kind}B": own for kind, own in seconds.items() if kind not in "FB"}
-    found = timed(schedule, **seconds)
-    assert found.busy_s(1) == 12 * 2 * 2 * (5.0 if columns else 6.5)
-    assert {(s.op.stage, s.op.microbatch) for s in found.spans if s.op.kind == "ATTN"} == {
+    result = timed(schedule, **seconds)
+    assert result.busy_s(1) == 12 * 2 * 2 * (5.0 if columns else 6.5)
+    assert {(s.op.stage, s.op.microbatch) for s in result.spans if s.op.kind == "ATTN"} == {
         (layer, m) for layer in (2, 3) for m in range(12)
     }
 

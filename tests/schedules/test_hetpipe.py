@@ -31,23 +31,23 @@ def updates_seen(workers: VirtualWorkers, schedule: Schedule) -> tuple[Held, Rea
     Returns what every value of every rank contains, and which weights F and B of (rank, mini-batch) read.
     """
     count = len(workers.pipelines)
-    held: Held = {(rank, value): set() for rank, values in enumerate(schedule.inputs) for value in values}
+    tensors: Held = {(rank, value): set() for rank, values in enumerate(schedule.inputs) for value in values}
     read: Read = {}
     waiting = [list(ops) for ops in schedule.ops]
     pushed: dict[int, set[Update]] = {rank: set() for rank in workers.ranks}
 
     def run(rank: int, op: Op) -> None:
         own = worker_of(workers, rank)
-        contents = [held[rank, value] for value in op.reads]
+        contents = [tensors[rank, value] for value in op.reads]
         weights = [value for value in op.reads if value.name == "weight"]
         if op.kind == SEND:
-            held[op.ranks[1], op.reads[0]] = contents[0]
+            tensors[op.ranks[1], op.reads[0]] = contents[0]
             return
         if op.kind in ("F", "B"):
             read[rank, op.microbatch // count, op.kind] = weights[0]
         result: set[Update] = set().union(*contents)
         if op.kind == "STEP":
-            result = held[rank, weights[0]] | {(own, op.microbatch // count)}
+            result = tensors[rank, weights[0]] | {(own, op.microbatch // count)}
         elif op.kind == "PUSH":
             result = {update for update in contents[0] if update[0] == own} - pushed[rank]
             pushed[rank] |= result
@@ -55,23 +55,23 @@ def updates_seen(workers: VirtualWorkers, schedule: Schedule) -> tuple[Held, Rea
             assert sum(map(len, contents)) == len(result), "an update was merged twice"
         elif op.kind == "PULL":
             # The shards of a stage hold the same updates; its own that they lack are added.
-            shards = [held[rank, value] for value in op.reads if value.name == "global"]
+            shards = [tensors[rank, value] for value in op.reads if value.name == "global"]
             assert all(shard == shards[0] for shard in shards)
-            result = shards[0] | {update for update in held[rank, weights[0]] if update[0] == own}
+            result = shards[0] | {update for update in tensors[rank, weights[0]] if update[0] == own}
         for value in op.writes:
-            held[rank, value] = result
+            tensors[rank, value] = result
 
     progress = True
     while progress:
         progress = False
         for rank, ops in enumerate(waiting):
-            while ops and (ops[0].kind == RECV or all((rank, value) in held for value in ops[0].reads)):
+            while ops and (ops[0].kind == RECV or all((rank, value) in tensors for value in ops[0].reads)):
                 op = ops.pop(0)
                 if op.kind != RECV:
                     run(rank, op)
                 progress = True
     assert not any(waiting), "run from top to bottom, without streams, the schedule stops"
-    return held, read
+    return tensors, read
 
 
 def pieces(num_layers: int, cuts: set[int]) -> list[int]:
@@ -94,28 +94,28 @@ def test_staleness_is_bounded_and_all_end_with_the_same_weights(shape, in_flight
     workers = workers_of(*shape, in_flight=in_flight)
     schedule = check(insert_transfers(hetpipe(workers, num_waves)))
     assert Schedule.from_text(schedule.to_text()) == schedule
-    held, read = updates_seen(workers, schedule)
+    values, read = updates_seen(workers, schedule)
     count, total = len(workers.pipelines), num_waves * in_flight
     everything = {(worker, p) for worker in range(count) for p in range(total)}
     for rank in workers.ranks:
         own = worker_of(workers, rank)
         for p in range(total):
             assert read[rank, p, "B"] == read[rank, p, "F"]
-            seen = held[rank, read[rank, p, "F"]]
+            seen = values[rank, read[rank, p, "F"]]
             for worker in range(count):
                 allowed = in_flight - 1 if worker == own else 2 * in_flight - 2
                 missing = {(worker, other) for other in range(p)} - seen
                 assert len(missing) <= allowed
             assert all(other < p for worker, other in seen if worker == own)
         (last,) = (value for value in schedule.outputs[rank] if value.name == "weight")
-        assert held[rank, last] == everything
+        assert values[rank, last] == everything
 
 
 def test_the_bound_is_reached() -> None:
     """So it is no looser than it need be: some mini-batch lacks exactly s_global of the other's."""
     workers = workers_of((1, 1), (2,), in_flight=2)
-    held, read = updates_seen(workers, insert_transfers(hetpipe(workers, 6)))
-    missing = [p - sum(worker == 1 for worker, _ in held[0, read[0, p, "F"]]) for p in range(12)]
+    values, read = updates_seen(workers, insert_transfers(hetpipe(workers, 6)))
+    missing = [p - sum(worker == 1 for worker, _ in values[0, read[0, p, "F"]]) for p in range(12)]
     assert max(missing) == 2 * workers.in_flight - 2 == 2
 
 

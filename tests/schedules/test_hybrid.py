@@ -20,8 +20,8 @@ def test_makespan_of_equal_stages(num_stages: int, m: int) -> None:
     # F hands its activations on before SF begins, so a warm-up of p - 1 stages costs F each, and the side network's
     # forward only once.
     schedule = insert_transfers(hybrid_1f1b(plan_of(*[(1,)] * num_stages), (1,) * m))
-    whole = timed(schedule, **SECONDS).makespan_s
-    assert m * 5.0 + (num_stages - 1) * (2.0 + 2.0) <= whole <= (m + num_stages - 1) * 5.0
+    reference = timed(schedule, **SECONDS).makespan_s
+    assert m * 5.0 + (num_stages - 1) * (2.0 + 2.0) <= reference <= (m + num_stages - 1) * 5.0
     assert timed(schedule, F=0.0, SF=1.0, SB=2.0).makespan_s == (m + num_stages - 1) * 3.0
 
 

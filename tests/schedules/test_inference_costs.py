@@ -131,9 +131,9 @@ def test_resident_bytes_by_hand() -> None:
     assert costs.resident_bytes(0) == 3 * 1000 + 3 * 4 * 100 + 3 * 5 + 80
     assert costs.resident_bytes(1) == (0 + 10 + 10) * 100 + 3 * 5 + 80
     assert costs.resident_bytes(3) == 0
-    whole = InferenceLayout.build(replace(plan, paradigm="pipeline", layers=(1, 2, 0)), (stack,), 8)
+    reference = InferenceLayout.build(replace(plan, paradigm="pipeline", layers=(1, 2, 0)), (stack,), 8)
     assert (
-        inference_costs(profile_of((1.0,) * 4, stack), switched((1.0,) * 4, 100), whole).resident_bytes(0)
+        inference_costs(profile_of((1.0,) * 4, stack), switched((1.0,) * 4, 100), reference).resident_bytes(0)
         == 2 * 5005 + 80
     )
 
@@ -226,16 +226,16 @@ def test_tuning_shifts_what_the_formulas_do_not_see() -> None:
     free = tuned()
     assert free.units[free.ranks.index(3)] < 3 and sum(free.units) == 12 and sum(free.tokens(284)) == 284
     assert priced(free) < 0.75 * priced(bad)
-    asked = priced.problem
-    needed = needs(asked, bad)
+    request = priced.problem
+    needed = needs(request, bad)
     room = {device.name: needed[rank].total_bytes for rank, device in enumerate(priced.cluster.devices)}
     bound = tuned(**room)
     assert priced(free) < priced(bound) < priced(bad)
-    kept = needs(asked, bound)
+    kept = needs(request, bound)
     assert all(need.total_bytes <= room[f"d{rank}"] for rank, need in kept.items())
-    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in needs(asked, free).items())
+    assert any(need.total_bytes > room[f"d{rank}"] for rank, need in needs(request, free).items())
     alone = inference_plan("pipeline", layers=(4,))
-    assert replace(tune(asked, [alone], priced), predicted_s=0.0) == alone
+    assert replace(tune(request, [alone], priced), predicted_s=0.0) == alone
 
 
 def test_many_devices() -> None:

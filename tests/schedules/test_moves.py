@@ -28,7 +28,7 @@ def linked(*bytes_per_s: float) -> Cluster:
 
 def delivered(rounds: tuple[Move, ...], held: Homes) -> dict[tuple[str, int], set[tuple[int, int]]]:
     """What every rank has received of each tensor, after checking that a sender has what it sends."""
-    found: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    results: dict[tuple[str, int], set[tuple[int, int]]] = {}
     for move in rounds:
         check(move.program.schedule)
         for rank, values in enumerate(move.program.schedule.inputs):
@@ -37,9 +37,9 @@ def delivered(rounds: tuple[Move, ...], held: Homes) -> dict[tuple[str, int], se
         for rank, values in enumerate(move.program.schedule.outputs):
             for value in values:
                 for piece in move.chunks[value.microbatch]:
-                    assert (piece.start, piece.stop) not in found.get((piece.name, rank), ()), "sent twice"
-                    found.setdefault((piece.name, rank), set()).add((piece.start, piece.stop))
-    return found
+                    assert (piece.start, piece.stop) not in results.get((piece.name, rank), ()), "sent twice"
+                    results.setdefault((piece.name, rank), set()).add((piece.start, piece.stop))
+    return results
 
 
 def seconds(rounds: tuple[Move, ...]) -> float:
@@ -71,15 +71,15 @@ def test_random_moves_deliver_every_byte_once(seed: int) -> None:
     specs = {
         name: Spec((rng.randint(0, 3_000_000 if large else 3000),), rng.choice(("uint8", "float32"))) for name in names
     }
-    held = {name: tuple(rng.sample(range(size), rng.randint(1, size))) for name in names}
-    wanted = {name: tuple(rng.sample(range(size), rng.randint(0, size))) for name in names}
-    rounds = moves(wanted, held, specs, cluster)
-    found = delivered(rounds, held)
+    values = {name: tuple(rng.sample(range(size), rng.randint(1, size))) for name in names}
+    expected = {name: tuple(rng.sample(range(size), rng.randint(0, size))) for name in names}
+    rounds = moves(expected, values, specs, cluster)
+    result = delivered(rounds, values)
     for name in names:
         for rank in range(size):
-            pieces = sorted(found.get((name, rank), ()))
+            pieces = sorted(result.get((name, rank), ()))
             total = sum(stop - start for start, stop in pieces)
-            assert total == (specs[name].nbytes if rank in wanted[name] and rank not in held[name] else 0)
+            assert total == (specs[name].nbytes if rank in expected[name] and rank not in values[name] else 0)
             assert all(before[1] == after[0] for before, after in pairwise(pieces))
     for move in rounds:
         sizes = [sum(piece.stop - piece.start for piece in pieces) for pieces in move.chunks]
@@ -90,7 +90,7 @@ def test_random_moves_deliver_every_byte_once(seed: int) -> None:
                 < ROUND_BYTES + CHUNK_BYTES
             )
     if large and rounds:
-        assert seconds(rounds) <= 2.0 * lower_bound_s(wanted, held, specs, cluster)
+        assert seconds(rounds) <= 2.0 * lower_bound_s(expected, values, specs, cluster)
 
 
 def test_nothing_to_move_takes_no_round() -> None:

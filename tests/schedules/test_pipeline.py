@@ -58,12 +58,12 @@ def test_a_stage_recomputes_while_it_waits_for_the_gradient() -> None:
 
 def test_a_big_pipeline_needs_each_price_once() -> None:
     """256 stages, 32 micro-batches: the closed form holds with m < p too, and every activity is priced exactly once."""
-    asked: list[Op] = []
+    requests: list[Op] = []
 
     def forward(rank: int, op: Op) -> float:
-        asked.append(op)
+        requests.append(op)
         return 1.0
 
     schedule = insert_transfers(backpropagation(equal_plan(256), (1,) * 32))
     assert timed(schedule, F=forward, B=2.0).makespan_s == (32 + 255) * 3.0
-    assert len(asked) == 256 * 32
+    assert len(requests) == 256 * 32

@@ -139,13 +139,13 @@ def test_what_the_rule_costs(micro_batches: int, average: float, all_unfrozen: f
 
     The figures are those of an independent event simulation; ours are up to 2.1 % below, never above.
     """
-    found = []
+    results = []
     for depth, blocks in enumerate(BEST[micro_batches].split(), start=1):
         timeline = simulated(ring(*map(int, blocks)), [Iteration(0, 12 - depth, micro_batches)] * 40)[1]
-        found.append(timeline.makespan_s / 40)
-    mean = (40 * sum(found[:-1]) + 260 * found[-1]) / 700
+        results.append(timeline.makespan_s / 40)
+    mean = (40 * sum(results[:-1]) + 260 * results[-1]) / 700
     assert 0.978 * average <= mean <= average
-    assert 0.978 * all_unfrozen <= found[-1] <= all_unfrozen
+    assert 0.978 * all_unfrozen <= results[-1] <= all_unfrozen
 
 
 @pytest.mark.parametrize(
@@ -197,15 +197,15 @@ def test_on_slow_air_the_trained_layers_are_on_fewer_devices_and_the_cut_is_near
     for message_s in (0.001, 0.25, 0.5, 1.0):
         link = Link(bytes_per_s=2 * nbytes / message_s)  # a message between two stations takes the air twice
         cluster = replace(with_devices(free, link=link), medium="wifi")
-        found = {}
+        results = {}
         for blocks in ((a, b, 6 - a - b) for a in range(1, 5) for b in range(1, 6 - a)):
             iterations = [Iteration(number % 3, 2, 4) for number in range(12)]
             _, timeline = simulated(ring(*blocks), iterations, cluster=cluster, message_bytes=nbytes)
-            found[blocks] = timeline.makespan_s
+            results[blocks] = timeline.makespan_s
         problem = Problem(profile, cluster, batch_size=SAMPLES, micro_batches=4, sequence_length=1)
         plan = plan_ring(RingEstimate(problem, depths={4: 12}))
         chosen = tuple(stage.num_layers for stage in plan.stages)
-        assert found[chosen] <= 1.07 * min(found.values()), (chosen, found)
+        assert results[chosen] <= 1.07 * min(results.values()), (chosen, results)
         trained_on[message_s] = sum(stage.stop > 2 for stage in plan.stages)
-    assert trained_on[1.0] == 1 and found[chosen] == min(found.values())
+    assert trained_on[1.0] == 1 and results[chosen] == min(results.values())
     assert trained_on[0.001] == 3

@@ -25,7 +25,7 @@ def torch_csv(
         )
         for place in range(stages_per_rank)
     ]
-    made = kind(stages[0] if kind in SINGLE else stages, num_micro_batches)
+    result = kind(stages[0] if kind in SINGLE else stages, num_micro_batches)
     text = io.StringIO()
-    csv.writer(text).writerows((made.pipeline_order_with_comms if lowered else made.pipeline_order).values())
+    csv.writer(text).writerows((result.pipeline_order_with_comms if lowered else result.pipeline_order).values())
     return text.getvalue()

@@ -80,15 +80,15 @@ def expected(prompt: Any) -> str:
 def test_the_official_client_reads_texts_whole_and_in_pieces(address: str) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
-        whole = client.chat.completions.create(model=MODEL, messages=TALK, **SEEDED)
-        assert whole.choices[0].message.content == expected(TALK) and whole.choices[0].finish_reason == "length"
-        assert whole.usage is not None and whole.usage.completion_tokens == 6
+        reference = client.chat.completions.create(model=MODEL, messages=TALK, **SEEDED)
+        assert reference.choices[0].message.content == expected(TALK) and reference.choices[0].finish_reason == "length"
+        assert reference.usage is not None and reference.usage.completion_tokens == 6
         stream = client.chat.completions.create(
             model=MODEL, messages=TALK, stream=True, stream_options={"include_usage": True}, **SEEDED
         )
         *chunks, last = stream
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected(TALK)
-        assert chunks[-1].choices[0].finish_reason == "length" and last.usage == whole.usage
+        assert chunks[-1].choices[0].finish_reason == "length" and last.usage == reference.usage
         assert client.completions.create(model=MODEL, prompt="hello", **SEEDED).choices[0].text == expected("hello")
         with pytest.raises(openai.NotFoundError, match="This server has 'tiny-llama-2'"):
             client.chat.completions.create(model="another", messages=TALK)
@@ -328,11 +328,11 @@ def test_an_encoder_gives_embeddings_and_no_texts() -> None:
         serving(offer) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        found = client.embeddings.create(model="tiny-bert-2", input=texts)
+        result = client.embeddings.create(model="tiny-bert-2", input=texts)
         with pytest.raises(openai.BadRequestError, match="writes no text"):
             client.chat.completions.create(model="tiny-bert-2", messages=TALK)
     stack, tokenizer = load_stack("tiny-bert-2"), load_tokenizer("tiny-bert-2")
-    for text, trace in zip(texts, found.data, strict=True):
+    for text, trace in zip(texts, result.data, strict=True):
         ids = torch.tensor(tokenizer.encode([text], max_length=64))
         mean = stack(ids, torch.ones_like(ids))[0].mean(1)[0]
         assert np.allclose(trace.embedding, mean / mean.norm(), atol=1e-6)

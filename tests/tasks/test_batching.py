@@ -56,10 +56,10 @@ def test_shards_are_in_proportion(lengths, weights, seed):
 def test_shards_have_the_same_lengths():
     lengths, weights = sentences(4000), [16, 8, 5, 3]
     owners = assign_shards(lengths, weights, 0)
-    whole = statistics.mean(lengths)
+    total = statistics.mean(lengths)
     for rank in range(4):
         mine = [length for length, owner in zip(lengths, owners, strict=True) if owner == rank]
-        assert abs(statistics.mean(mine) - whole) < 0.3
+        assert abs(statistics.mean(mine) - total) < 0.3
         assert abs(statistics.stdev(mine) - statistics.stdev(lengths)) < 0.5
 
 

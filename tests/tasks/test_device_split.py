@@ -25,11 +25,11 @@ def samples(count, classes=2, sources=None):
 def largest_share(split, shares):
     """The mean over labels of the largest device's share of a label: 1 / devices if even, 1 if a device has all of
     it."""
-    found = []
+    results = []
     for label in set(split.labels):
         counts = [sum(split.labels[index] == label for index in share) for share in shares]
-        found.append(max(counts) / sum(counts))
-    return sum(found) / len(found)
+        results.append(max(counts) / sum(counts))
+    return sum(results) / len(results)
 
 
 @settings(max_examples=80, deadline=None)
@@ -68,10 +68,10 @@ def test_a_dirichlet_share_has_the_distributions_mean_and_variance():
     split = samples(300_000, classes=1000)
     shares = split_samples(split, 3, "dirichlet:2", 0)
     counts = Counter(split.labels[index] for index in shares[0])
-    found = [counts[label] / 300 for label in range(1000)]
-    mean = sum(found) / 1000
+    results = [counts[label] / 300 for label in range(1000)]
+    mean = sum(results) / 1000
     assert mean == pytest.approx(1 / 3, abs=0.02)
-    assert sum((share - mean) ** 2 for share in found) / 1000 == pytest.approx(2 / 9 / 7, rel=0.12)
+    assert sum((share - mean) ** 2 for share in results) / 1000 == pytest.approx(2 / 9 / 7, rel=0.12)
 
 
 def test_a_source_is_on_one_device_and_the_load_is_balanced():

@@ -46,9 +46,9 @@ def test_the_embedded_instructions_are_made_of_the_rated_sentences() -> None:
 def test_alpacas_files_are_read_with_or_without_an_input(tmp_path: Path) -> None:
     task = load_task("instruction_tuning", data=write(tmp_path / "a.json", ROWS))
     assert sizes(task) == [14, 2, 4]
-    whole = task.train + task.validation + task.test
-    found = sorted(zip(whole.texts, whole.pairs, whole.answers, strict=True))
-    assert found == sorted((row["instruction"], row["input"], row["output"]) for row in ROWS)
+    reference = task.train + task.validation + task.test
+    results = sorted(zip(reference.texts, reference.pairs, reference.answers, strict=True))
+    assert results == sorted((row["instruction"], row["input"], row["output"]) for row in ROWS)
     renamed = write(
         tmp_path / "b.json", [{"ask": row["instruction"], "input": row["input"], "say": row["output"]} for row in ROWS]
     )
@@ -111,9 +111,11 @@ def test_conversations_teach_their_first_answer_and_a_note_counts_those_that_go_
     else:
         path.write_text("\n".join(map(json.dumps, rows)))
     task = load_task("instruction_tuning", data=path)
-    whole = task.train + task.validation + task.test
+    reference = task.train + task.validation + task.test
     expected = {(row["instruction"], row["output"]) for row in ROWS} | {("Be brief.\n\nWho?", "We.")}
-    assert set(zip(whole.texts, whole.answers or (), strict=True)) == expected and set(whole.pairs or ()) == {""}
+    assert set(zip(reference.texts, reference.answers or (), strict=True)) == expected and set(
+        reference.pairs or ()
+    ) == {""}
     assert task.notes == ("3 of 21 conversations go on after the first answer; that is not learnt.",)
 
 
@@ -169,8 +171,8 @@ def test_the_score_is_the_mean_over_samples_whose_answer_begins_and_less_loss_is
     predicted = Predictions(
         [torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 0.0], [6.0, 0.5]])], [labels], [torch.arange(4)]
     )
-    found = score(task, task.test, tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400), predicted)
-    assert found == {"loss": pytest.approx(3.0), "token_accuracy": pytest.approx(0.5)}
+    result = score(task, task.test, tokenize(task.test, load_tokenizer("tiny-gpt2"), max_length=400), predicted)
+    assert result == {"loss": pytest.approx(3.0), "token_accuracy": pytest.approx(0.5)}
     assert quality(task, {"loss": 1.0}) > quality(task, {"loss": 2.0})
 
 

@@ -66,8 +66,8 @@ def test_files_and_folders_give_questions_and_contexts_are_not_shared_between_sp
         [{"topic 1"}, {"topic 0"}],
     )
     squad(tmp_path, "dev-v2.0.json", contexts=4)
-    whole = load_task("question_answering", data=tmp_path)
-    assert len(whole.test) == 6 and len(whole.train) + len(whole.validation) == 30
+    reference = load_task("question_answering", data=tmp_path)
+    assert len(reference.test) == 6 and len(reference.train) + len(reference.validation) == 30
     one = load_task("question_answering", data=squad(tmp_path, "alone.json", impossible=False), train_samples=5)
     assert len(one.train) == 5 and set(one.train.labels) == {1}
 
@@ -119,7 +119,7 @@ def test_every_answer_is_in_a_window_and_all_of_the_context_is_read(model: str, 
     rows = tokenize(split, encoder, max_length=64)
     assert max(rows.lengths) <= 64 < len(encoder.locate([split.pairs[-1]])[0].ids)
     assert len(set(rows.sample_ids)) == len(rows) > len(split) and rows.left_out == 0
-    found, read = set(), [0] * len(split)
+    results, read = set(), [0] * len(split)
     for window in rows.windows:
         assert window.offsets[0][0] <= read[window.sample], "a gap between two windows"
         read[window.sample] = window.offsets[-1][1]
@@ -127,12 +127,12 @@ def test_every_answer_is_in_a_window_and_all_of_the_context_is_read(model: str, 
         if first:
             spans = window.offsets[first - window.first][0], window.offsets[last - window.first][1]
             assert split.pairs[window.sample][slice(*spans)].strip() == split.spans[window.sample][0].text
-            found.add(window.sample)
+            results.add(window.sample)
     assert read == [len(pair) for pair in split.pairs]
     assert sorted(rows.rows_of([0, 2]) + rows.rows_of([n for n in range(len(split)) if n not in (0, 2)])) == list(
         range(len(rows))
     )
-    assert found == {sample for sample, spans in enumerate(split.spans) if spans}
+    assert results == {sample for sample, spans in enumerate(split.spans) if spans}
     batch = collate(rows, [0, 1, 2])
     assert batch.labels.shape == (3, 2) and batch.labels.dtype == torch.int64
 
@@ -199,12 +199,12 @@ def test_scores_are_the_official_scripts() -> None:
     words = ["the", "a", "An", "Rollo,", "10th", "century.", "Normans'", "(of)", "x", "-", "!", ""]
     chance = random.Random(0)
     for _ in range(2000):
-        found, one, other = (" ".join(chance.choices(words, k=chance.randint(0, 4))) for _ in range(3))
-        assert answer_f1(found, one) == pytest.approx(official_f1(one, found), abs=1e-12)
-        assert exact_match(found, one) == (official(one) == official(found))
+        result, one, other = (" ".join(chance.choices(words, k=chance.randint(0, 4))) for _ in range(3))
+        assert answer_f1(result, one) == pytest.approx(official_f1(one, result), abs=1e-12)
+        assert exact_match(result, one) == (official(one) == official(result))
         usable = [text for text in (one, other) if official(text)] or [""]
-        assert mean_of(answer_f1, [found], [[one, other]]) == pytest.approx(
-            max(official_f1(text, found) for text in usable), abs=1e-12
+        assert mean_of(answer_f1, [result], [[one, other]]) == pytest.approx(
+            max(official_f1(text, result) for text in usable), abs=1e-12
         )
     assert mean_of(exact_match, ["", "x"], [[], []]) == 0.5
 

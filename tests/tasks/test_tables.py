@@ -147,8 +147,8 @@ def test_values_of_json_and_parquet_become_what_the_task_needs(tmp_path: Path) -
     import pyarrow.parquet
 
     rows: list[dict[str, Any]] = [{"text": 7, "label": 3.0}, {"text": True, "label": 2}, {"text": "x", "label": True}]
-    found = rows_of(load_task("classification", data=write(tmp_path / "a.json", json.dumps(rows * 2))))
-    assert found == {"7": "3", "True": "2", "x": "True"}
+    result = rows_of(load_task("classification", data=write(tmp_path / "a.json", json.dumps(rows * 2))))
+    assert result == {"7": "3", "True": "2", "x": "True"}
     columns = {"text": [b"caf\xc3\xa9", b"tea"] * 3, "label": [1.0, 2.0] * 3}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     assert rows_of(load_task("classification", data=tmp_path / "a.parquet")) == {"café": "1", "tea": "2"}
@@ -168,8 +168,8 @@ def test_half_an_emoji_becomes_one_character_and_is_told(tmp_path: Path) -> None
             {"title": "a", "paragraphs": [{"context": f"nice lamp {n} \ud83d", "qas": questions} for n in range(8)]}
         ]
     }
-    asked = load_task("question_answering", data=write(tmp_path / "b.json", json.dumps(squad)))
-    assert (asked.train.pairs or ("",))[0].endswith("\ufffd") and "rows hold broken characters" in asked.notes[0]
+    request = load_task("question_answering", data=write(tmp_path / "b.json", json.dumps(squad)))
+    assert (request.train.pairs or ("",))[0].endswith("\ufffd") and "rows hold broken characters" in request.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_the_file_that_was_named_is_read(tmp_path: Path, name: str) -> None:
 def test_a_folder_of_many_small_files(tmp_path: Path) -> None:
     for number in range(2000):
         write(tmp_path / f"d/r{number:05}.csv", f"text,label\nw {number},{'ab'[number % 2]}\n")
-    found = read_tables("classification", tmp_path / "d")["train"]
-    assert len(found) == 2000 and found.values("text")[7] == "w 7" and found.values("file")[7] == "r00007"
+    result = read_tables("classification", tmp_path / "d")["train"]
+    assert len(result) == 2000 and result.values("text")[7] == "w 7" and result.values("file")[7] == "r00007"
     write(tmp_path / "d/r3.csv", "Text,label\nw,a\n")
     with pytest.raises(ConfigError, match=r"has no column 'Text'"):
         read_tables("classification", tmp_path / "d")
@@ -295,9 +295,9 @@ def saved(path: Path, names: list[str], labels: list[int]) -> Any:
 
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     rows = {"text": [f"w {number}" for number in range(len(labels))], "label": labels}
-    made = datasets.Dataset.from_dict(rows, features=features)
-    made.save_to_disk(str(path))
-    return made
+    result = datasets.Dataset.from_dict(rows, features=features)
+    result.save_to_disk(str(path))
+    return result
 
 
 def test_classes_are_their_names_whatever_their_numbers(tmp_path: Path) -> None:

@@ -53,11 +53,12 @@ def test_words_that_are_cut_count_as_outside(tmp_path: Path) -> None:
         for at, window in enumerate(rows.windows):
             for token, label in enumerate(window.targets):
                 logits[at, token, max(label, 0)] = 5.0
-        found = score(
+        result = score(
             task, task.test, rows, Predictions([logits], [torch.zeros(len(rows), 2)], [torch.tensor(rows.sample_ids)])
         )
         assert (
-            found == {"entity_f1": pytest.approx(f1), "accuracy": pytest.approx(accuracy)} and rows.left_out == left_out
+            result == {"entity_f1": pytest.approx(f1), "accuracy": pytest.approx(accuracy)}
+            and rows.left_out == left_out
         )
 
 
@@ -78,16 +79,16 @@ def test_what_cannot_be_learnt_is_said(row: dict, columns: str, said: str, tmp_p
 
 def conlleval(names: list[str]) -> set[tuple[str, int, int]]:
     """Entities by the start and end rules of conlleval, as seqeval writes them out one by one."""
-    found, begin, before, kind_before = set(), 0, "O", ""
+    results, begin, before, kind_before = set(), 0, "O", ""
     for at, name in enumerate([*names, "O"]):
         mark, kind = name[0], name[1:].split("-", 1)[-1] or "_"
         end = before in "ES" or (before in "BI" and mark in "BSO") or (before != "O" and kind_before != kind)
         start = mark in "BS" or (before in "ESO" and mark in "EI") or (mark != "O" and kind_before != kind)
         if end:
-            found.add((kind_before, begin, at - 1))
+            results.add((kind_before, begin, at - 1))
         begin = at if start else begin
         before, kind_before = mark, kind
-    return found
+    return results
 
 
 def test_f1_over_entities() -> None:

@@ -62,10 +62,10 @@ def test_each_combination_is_explained_and_copied(answered: Adviser) -> None:
 
 
 def test_it_asks_what_the_controls_say_and_shows_an_error_as_one_line() -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def refuse(job: Job, cluster: Any, **settings: Any) -> Advice:
-        asked.append((job, cluster, settings))
+        requests.append((job, cluster, settings))
         raise ConfigError("Advice was asked for.", "Nothing can run.", "Add a device.")
 
     form = ClusterForm("pair")
@@ -76,7 +76,7 @@ def test_it_asks_what_the_controls_say_and_shows_an_error_as_one_line() -> None:
         adviser.controls[name].value = value
     adviser.ask()
     adviser.wait()
-    [(job, cluster, settings)] = asked
+    [(job, cluster, settings)] = requests
     del settings["progress"]
     assert (job.model, job.task, job.epochs) == ("tiny-gpt2", "mrpc", 1) and cluster == load_cluster("pair")
     assert settings == {"goal": "energy", "score": 0.7, "keeps_data": False, "serves": True, "computed": True}

@@ -205,13 +205,13 @@ def test_a_device_cannot_have_every_value(name: str, typed: str, said: str) -> N
     ],
 )
 def test_a_job_is_copied_as_a_command_and_as_python(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[object, ...]] = []
-    monkeypatch.setattr(app, "_run", lambda *given, **_: told.append(given[:3]))
+    messages: list[tuple[object, ...]] = []
+    monkeypatch.setattr(app, "_run", lambda *given, **_: messages.append(given[:3]))
     cluster = load_cluster("pac-env-b")
     words = shlex.split(as_command(job, cluster))
     assert words[:2] == ["workbench", "run"]
     result = CliRunner().invoke(app.app, words[1:], catch_exceptions=False)
-    assert result.exit_code == 0 and told == [(job, "pac-env-b", "execute")]
+    assert result.exit_code == 0 and messages == [(job, "pac-env-b", "execute")]
     ran: list[tuple[object, ...]] = []
     monkeypatch.setattr("workbench.experiment.run", lambda *given: ran.append(given))
     for one in (cluster, replace(cluster, name="mine")):
@@ -281,8 +281,8 @@ def test_fields_change_one_device_and_reset_puts_it_back() -> None:
     assert [*after.devices[:2], after.devices[3]] == [*before.devices[:2], before.devices[3]]
     assert after.name == "laptop-edited" == seen[-1].name
     assert "laptop-edited" in form.caption.value
-    said = "gamma: share of one core of this machine 0.135 of a core, memory for the job, in MB 123 MB"
-    assert said in form.map.cards[2]["drawing"] and "20 Mbit/s" in form.still
+    text = "gamma: share of one core of this machine 0.135 of a core, memory for the job, in MB 123 MB"
+    assert text in form.map.cards[2]["drawing"] and "20 Mbit/s" in form.still
     assert "<script" not in form.still and "Drag" in form.caption.value and "Drag" not in form.still
     form.reset.click()
     assert form.cluster == before
@@ -366,13 +366,13 @@ def test_unknown_cluster_is_told() -> None:
 
 
 def test_the_cluster_form_lists_devices_of_the_network_as_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [discovery.Candidate("<b>pi\x1b[31m0", "10.0.0.4", 22, {"cores": "4"})]
-    monkeypatch.setattr(discovery, "discover", lambda: tuple(found))
+    results = [discovery.Candidate("<b>pi\x1b[31m0", "10.0.0.4", 22, {"cores": "4"})]
+    monkeypatch.setattr(discovery, "discover", lambda: tuple(results))
     form = ClusterForm("laptop")
     form.discover.click()
     assert "10.0.0.4 (4 cores)" in form.message.value and "kit init USER@10.0.0.4" in form.message.value
     assert "<b>pi" not in form.message.value and "\x1b" not in form.message.value
-    found.clear()
+    results.clear()
     form.discover.click()
     assert "--announce" in form.message.value
 

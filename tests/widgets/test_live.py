@@ -126,8 +126,8 @@ def test_a_collective_goes_round_its_members() -> None:
 
     ring = tuple(Span(rank, Op(ALLREDUCE, ranks=(0, 1, 2)), 0.0, 1.0, 400) for rank in range(3))
     timeline = Timeline(source="simulated", device_names=("a", "b", "c"), spans=ring)
-    found = traffic_of(timeline, [0, 2, 3])
-    assert [(one.source, one.target, one.nbytes, one.is_collective) for one in found] == [
+    result = traffic_of(timeline, [0, 2, 3])
+    assert [(one.source, one.target, one.nbytes, one.is_collective) for one in result] == [
         (0, 2, 400, True),
         (2, 3, 400, True),
         (3, 0, 400, True),
@@ -140,8 +140,8 @@ def test_what_travels_is_named_as_several(name: str, words: str) -> None:
     from workbench.core.timeline import Span
 
     span = Span(0, send(Value(name, 0, 0), 0, 1), 0.0, 1.0, 4)
-    [found] = traffic_of(Timeline(source="simulated", device_names=("a", "b"), spans=(span,)), [0, 1])
-    assert found.what == (words,)
+    [result] = traffic_of(Timeline(source="simulated", device_names=("a", "b"), spans=(span,)), [0, 1])
+    assert result.what == (words,)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 7, 16, 40])

@@ -131,9 +131,9 @@ def test_a_run_answers_every_request(data: Path, engines: EngineCluster, tmp_pat
     assert {(span.rank, span.op.kind) for span in shown.spans} == {(span.rank, span.op.kind) for span in measured.spans}
     assert min(span.start_s for span in shown.spans) == 0
     assert all(measured.peak_bytes(rank) > 0 for rank in (report.plan.inference or pytest.fail("no plan")).ranks)
-    told, drawn = summary(report), [captioned.name for captioned in figures(report)]
-    assert "Latency" in told and "differ from the local model's" in told and "hybrid model parallelism" in told
-    assert not any(word in told.lower() for word in ("loss", "epoch", "micro-batch", "cache"))
+    text, drawn = summary(report), [captioned.name for captioned in figures(report)]
+    assert "Latency" in text and "differ from the local model's" in text and "hybrid model parallelism" in text
+    assert not any(word in text.lower() for word in ("loss", "epoch", "micro-batch", "cache"))
     assert {"gantt-request_measured", "gantt-request_predicted", "predicted_against_measured"} <= set(drawn)
     assert not {"curves", "epoch_times"} & set(drawn)
     assert report.bytes["sent for a request"] == round(mean_bytes(job, report))
@@ -182,11 +182,11 @@ def test_texts_and_pictures(data: Path, engines: EngineCluster, tmp_path: Path) 
     assert len({span.rank for span in written.timelines["request, measured"].spans if not span.op.is_communication}) > 1
     assert written.metrics["first token s"] > 0 and written.metrics["further token s"] > 0
     assert {"request, measured", "next token, measured", "next token, predicted"} <= set(written.timelines)
-    held = [
+    values = [
         [written.timelines[f"next token, {kind}"].peak_bytes(rank) for rank in range(4)]
         for kind in ("measured", "predicted")
     ]
-    assert held[0] == pytest.approx(held[1], rel=0.03)  # weights, keys and values, and what the token needs
+    assert values[0] == pytest.approx(values[1], rel=0.03)  # weights, keys and values, and what the token needs
     assert all(" | " in written.artifacts[f"text {number}"] for number in range(4))
     seen = execute(
         Job(method="galaxy_plus", model="tiny-vit-2", task="digits", test_samples=3, options={"system": "galaxy"}),
@@ -201,16 +201,16 @@ def test_too_little_memory(data: Path, engines: EngineCluster) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORKBENCH_CACHE")
         folder = asset_path("all-MiniLM-L6-v2")
-    whole = job_for(data, str(folder), system="sequence_parallel")
+    reference = job_for(data, str(folder), system="sequence_parallel")
     with pytest.raises(PlanError, match=r"Device 'device-\d'.*MB"):
-        experiment.run(whole, of_another_make(four_devices(memory_bytes=MEMORY_BYTES)), "simulate")
-    policy = run_of(whole, of_another_make(four_devices()))
+        experiment.run(reference, of_another_make(four_devices(memory_bytes=MEMORY_BYTES)), "simulate")
+    policy = run_of(reference, of_another_make(four_devices()))
     setup = SessionSetup(model=str(folder), cluster=policy.job.cluster, timeout_s=LIMIT_S, is_run=True)
     with (
         pytest.raises(MemoryBudgetError, match=r"Device 'device-\d' asked for"),
         engines.service(serve_with_little, [setup] * 4) as devices,
     ):
-        policy.run(devices, policy.job.cluster, whole)
+        policy.run(devices, policy.job.cluster, reference)
 
 
 def of_another_make(cluster: Cluster) -> Cluster:

@@ -41,8 +41,8 @@ def times(**factors: float) -> dict[int, dict[int, float]]:
 
 def test_devices_are_compared_in_the_same_block_by_what_is_expected_of_each() -> None:
     assert compare(times(), EXPECTED) == pytest.approx(dict.fromkeys(EXPECTED, 1.0))
-    found = compare(times(d1=3.0), EXPECTED)
-    assert found[1] == pytest.approx(3.0) and found[0] < 1.5 and found[2] < 1.5
+    result = compare(times(d1=3.0), EXPECTED)
+    assert result[1] == pytest.approx(3.0) and result[0] < 1.5 and result[2] < 1.5
     # What slows all of them down alike, or is a common error of the costs, makes no straggler.
     assert compare(times(d0=4.0, d1=4.0, d2=4.0), EXPECTED) == pytest.approx(dict.fromkeys(EXPECTED, 1.0))
     # Of two, too, the slow one is found; one alone is compared with nobody.
@@ -84,7 +84,7 @@ def test_reports_of_parts_of_requests_are_put_together() -> None:
 
 def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> None:
     now_s = 0.0
-    told: list[dict[int, float]] = []
+    messages: list[dict[int, float]] = []
 
     def sleep(seconds: float) -> None:
         nonlocal now_s
@@ -93,30 +93,32 @@ def test_pacer_reports_whole_blocks_in_the_middle_and_the_rest_at_the_end() -> N
     def compute(stage: int, duration_s: float, host_s: float = 0.0) -> None:
         pacer.run(partial(lambda op, reads: sleep(host_s), Op(kind="UP", stage=stage), ()), duration_s)
 
-    pacer = ReportingPacer(2.0, every_s=0.03, tell=told.append, clock=lambda: now_s, sleep=sleep)
+    pacer = ReportingPacer(2.0, every_s=0.03, tell=messages.append, clock=lambda: now_s, sleep=sleep)
     for block in range(8):
         compute(block, 0.004)
         compute(block, 0.004)
     pacer.run(lambda: None, 0.004)  # what is no operation belongs to no block
-    assert told and max(block for report in told for block in report) < 6, "of the last two blocks tiles may still come"
+    assert messages and max(block for report in messages for block in report) < 6, (
+        "of the last two blocks tiles may still come"
+    )
     pacer.tell()
-    seconds = {block: [report[block] for report in told if block in report] for block in range(8)}
+    seconds = {block: [report[block] for report in messages if block in report] for block in range(8)}
     assert seconds == {block: [pytest.approx(2 * 0.004 / 0.5)] for block in range(8)}  # each once, and whole
     # An injected slow-down shows in what is reported; by what a busy host is late does not.
     pacer.factor = 4.0
     compute(0, 0.004, host_s=0.05)
     compute(0, 0.004)  # makes up for a little of it
     pacer.tell()
-    assert told[-1] == {0: pytest.approx(2 * 0.016)}
+    assert messages[-1] == {0: pytest.approx(2 * 0.016)}
     compute(1, 0.004)
     pacer.forget()
     pacer.tell()
-    assert 1 not in told[-1]
+    assert 1 not in messages[-1]
     # A real device's time is what it took.
-    real = ReportingPacer(0.0, every_s=1.0, tell=told.append, clock=lambda: now_s, sleep=sleep)
+    real = ReportingPacer(0.0, every_s=1.0, tell=messages.append, clock=lambda: now_s, sleep=sleep)
     real.run(partial(lambda op, reads: sleep(0.05), Op(kind="UP", stage=3), ()), 0.0)
     real.tell()
-    assert told[-1] == {3: pytest.approx(0.05)}
+    assert messages[-1] == {3: pytest.approx(0.05)}
 
 
 def test_faults_begin_and_end_once_and_in_order() -> None:
@@ -157,10 +159,10 @@ def test_samples_keep_every_busy_second() -> None:
     samples.loads[1].append((1.0, 0.75))
     samples.loads[1].append((2.5, 0.0))
     samples.slowness[1].append((1.2, 4.0))
-    found = samples.over(1.0, 2.9)
-    busy = {sample.start_s: sample.busy_s for sample in found if sample.rank == 0}
+    result = samples.over(1.0, 2.9)
+    busy = {sample.start_s: sample.busy_s for sample in result if sample.rank == 0}
     assert busy == {0.0: pytest.approx(0.25), 1.0: pytest.approx(0.5), 2.0: pytest.approx(0.55)}
-    second = [sample for sample in found if sample.rank == 1]
+    second = [sample for sample in result if sample.rank == 1]
     assert [sample.load for sample in second] == [0.0, pytest.approx(0.75), pytest.approx(0.375)]
     assert [sample.slowness for sample in second] == [0.0, 4.0, 0.0]
     assert second[1].utilisation == pytest.approx(0.75) and second[0].utilisation == 0.0
@@ -176,24 +178,24 @@ def test_only_what_is_missing_is_read(make_world: type) -> None:
     assert bytes_to_read(old, more, world.profile, 0) == 20 * 10_000  # the second layer's feed-forward network whole
     assert bytes_to_read(old, more, world.profile, 1) == 2 * 5 * 20_000 + 20 * 10_000
     assert bytes_to_read(more, old, world.profile, 1) == 0
-    whole = inference_plan("pipeline", method="local", ranks=(1,), layers=(2,))
-    assert bytes_to_read(old, whole, world.profile, 1) == 2 * 20 * (20_000 + 10_000)
+    reference = inference_plan("pipeline", method="local", ranks=(1,), layers=(2,))
+    assert bytes_to_read(old, reference, world.profile, 1) == 2 * 20 * (20_000 + 10_000)
 
 
 def test_equal_plans_are_one_in_the_log() -> None:
     log = ServingLog()
-    made = [
+    results = [
         inference_plan(units=units, columns=(1, 1), shares=(1.0, 1.0), schemes=(1,), predicted_s=s)
         for units, s in (((2, 2), 0.1), ((2, 2), 0.2), ((3, 1), 0.1))
     ]
-    assert [log.plan(plan) for plan in made] == [0, 0, 1]
+    assert [log.plan(plan) for plan in results] == [0, 0, 1]
 
 
 def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     """It reads nothing then, and says so; what it says again when it begins to serve is no second event."""
-    cluster, layout, said = soak_cluster(), model_layout(SOAK_MODEL), []
+    cluster, layout, messages = soak_cluster(), model_layout(SOAK_MODEL), []
     plan = inference_plan("pipeline", method="local", ranks=(1,), layers=(layout.num_layers,))
-    channel: Any = SimpleNamespace(send=said.append)
+    channel: Any = SimpleNamespace(send=messages.append)
     context = RankContext(
         rank=1, world_size=4, device=cluster.devices[1], cluster=cluster, fidelity="real", channel=channel
     )
@@ -212,7 +214,7 @@ def test_a_device_that_returns_with_its_slices_has_loaded_them() -> None:
     with ServingWorker(context, SessionSetup(model=SOAK_MODEL, cluster=cluster)) as worker:
         for _ in range(2):
             worker.prepare(job, 0)
-    first, again = said
+    first, again = messages
     assert first.read_bytes > 0 and again == Loaded(0, 0.0, 0)
 
     parts: Any = dict.fromkeys(
@@ -252,6 +254,6 @@ def test_a_request_is_repeated_if_its_only_device_is_lost_while_it_serves_it(is_
         policy.stepped(generation, 0, StepDone(number, 0.0, done))
     policy.ended(generation, {}, frozenset({0}))  # idle again: nothing is repeated
     assert (policy.late_s, policy.paced_s) == ({0: 0.5}, {0: 2.0})
-    found = [(request.start_s, request.queueing_s, request.end_s, request.attempts) for request in log.requests]
-    assert found == [(1.0, 0.5, 7.0, 2) if is_under_way else (6.0, 5.5, 7.0, 1), (8.0, 1.0, 9.0, 1)]
+    results = [(request.start_s, request.queueing_s, request.end_s, request.attempts) for request in log.requests]
+    assert results == [(1.0, 0.5, 7.0, 2) if is_under_way else (6.0, 5.5, 7.0, 1), (8.0, 1.0, 9.0, 1)]
     assert [(event.kind, event.value) for event in log.events] == [("repeated", 0.0)] * is_under_way

@@ -50,7 +50,7 @@ def test_a_draft_on_one_device_changes_no_text(
     draft: str, ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It guesses on the fastest device that the plan leaves out, or on the plan's first; also after a loss."""
-    model, said = "tiny-llama-4", list[str]()
+    model, messages = "tiny-llama-4", list[str]()
     monkeypatch.setattr(text_service, "host_profile", lambda asked, told: made_up_host(asked.model, SOAK_FLOPS_PER_S))
     patient = partial(ReschedulingSettings, slow_factor=1000.0)  # a busy host makes no device a straggler
     monkeypatch.setattr(text_service, "ReschedulingSettings", patient)
@@ -73,7 +73,7 @@ def test_a_draft_on_one_device_changes_no_text(
     slow_first = replace(cluster.devices[1], host_share=0.4)  # of the first plan, so that another device guesses
     cluster = replace(cluster, devices=(cluster.devices[0], slow_first, *cluster.devices[2:]))
     with text_service.text_service(
-        model, cluster, "paced", ends=[], say=said.append, first_plan=plan, draft=draft
+        model, cluster, "paced", ends=[], say=messages.append, first_plan=plan, draft=draft
     ) as service:
         assert list(service.writer.write(*lasting)) == expected_last
         passes, panel = service.policy.passes, DevicePanel(service)
@@ -83,12 +83,12 @@ def test_a_draft_on_one_device_changes_no_text(
         assert "device-0: 1 GFLOP/s (1 core), draft" in state["svg"]
         assert written_together(service.writer, wanted) == expected
         text = service.writer.write(*lasting)
-        found = [next(text)]
+        results = [next(text)]
         running = service.policy._running
         assert running is not None and running.job.draft_rank == 0
         panel.act(service.cluster.devices[running.job.draft_rank].name, "kill")
-        assert found + list(text) == expected_last
-    assert any("guesses tokens: a round of 4 takes" in line for line in said)
+        assert results + list(text) == expected_last
+    assert any("guesses tokens: a round of 4 takes" in line for line in messages)
 
 
 @pytest.mark.parametrize("model", ["tiny-llama-2", "tiny-t5-4"])
@@ -113,11 +113,11 @@ def test_texts_of_mixed_lengths_equal_each_alone_and_go_on_after_a_loss(model: s
         assert len(wanted) > MOST_ROWS and written_together(service.writer, wanted) == expected
         state = panel.state()
         assert "4 of 4 devices compute each token" in state["svg"] and all(device["up"] for device in state["devices"])
-        found, text = list[int](), service.writer.write(*lasting)
-        found += [next(text), next(text)]
+        results, text = list[int](), service.writer.write(*lasting)
+        results += [next(text), next(text)]
         panel.act(state["devices"][1]["name"], "kill")
         assert written_together(service.writer, wanted) == expected  # they come before, while and after it is lost
-        assert found + list(text) == expected_last and policy.num_again
+        assert results + list(text) == expected_last and policy.num_again
         wait_for(lambda: not panel.state()["devices"][1]["up"], "the loss is shown")
         stopped = service.writer.write(*wanted[1])
         assert next(stopped) == expected[1][0]

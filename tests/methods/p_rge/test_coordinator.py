@@ -91,8 +91,8 @@ class Story(NamedTuple):
     @property
     def jobs(self) -> list[Train]:
         """Each generation's command."""
-        found = {message.generation: message for _, _, message in self.devices.commands if isinstance(message, Train)}
-        return [found[number] for number in sorted(found)]
+        results = {message.generation: message for _, _, message in self.devices.commands if isinstance(message, Train)}
+        return [results[number] for number in sorted(results)]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -167,18 +167,18 @@ def test_a_resumed_run_has_all_steps_and_a_damaged_log_is_told(
     damage: Callable[[list[bytes]], list[bytes]], kept: int, said: str, coordinate: Coordinate
 ) -> None:
     """What is behind the damage is done again: the log and the report's losses are those of the unbroken run."""
-    whole = coordinate(shared(2, 2), "")
-    log = whole.history.path
+    reference = coordinate(shared(2, 2), "")
+    log = reference.history.path
     expected = log.read_bytes()
-    assert [at[:2] for at in reported(whole)] == [divmod(step, whole.steps_per_epoch) for step in range(16)]
+    assert [at[:2] for at in reported(reference)] == [divmod(step, reference.steps_per_epoch) for step in range(16)]
     log.write_bytes(b"".join(damage(expected.splitlines(keepends=True))))
     again = coordinate(shared(2, 2), "", resume=True)
     assert again.history.continues and again.history.resumed == kept
     notes = notes_of(again.history, prepared_job(), resume=True)
     assert (said in notes[1] and "are done again" in notes[1]) if said else len(notes) == 1
     assert log.read_bytes() == expected
-    assert again.history.records == whole.history.records
-    assert reported(again) == reported(whole)
+    assert again.history.records == reference.history.records
+    assert reported(again) == reported(reference)
 
 
 def test_another_runs_log_is_refused(coordinate: Coordinate) -> None:
@@ -208,11 +208,11 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
     assert first.members == (0, 1, 2, 3)
     assert 1 not in second.members and sum(share.queries for share in second.job.plan.stages[0].shares) == Q
     assert "device-1 is lost, in step 4." in story.policy.notes
-    told = reported(story)
+    outcome = reported(story)
     losses = [
         loss_of(0, 3, 2 * query + sign) for query in ((0, 3) if after_loss == "drop" else range(Q)) for sign in (0, 1)
     ]
-    assert len(told) == 16 and told[3][2] == pytest.approx(fmean(losses))
+    assert len(outcome) == 16 and outcome[3][2] == pytest.approx(fmean(losses))
 
 
 def test_a_step_without_the_loss_in_the_middle_is_repeated(coordinate: Coordinate) -> None:

@@ -52,16 +52,16 @@ def audited_losses(prepared: PreparedJob, records: tuple[StepLog, ...]) -> list[
     would have found others.
     """
     model = load_model(prepared)
-    estimator, found = Prge(model, prepared.zeroth_order(prepared.setting)), []
+    estimator, results = Prge(model, prepared.zeroth_order(prepared.setting)), []
     for record in records:
         queries = [query for query in range(Q) if query_seed(prepared.job.seed, record.step, query) in record.seeds]
         assert record.seeds == tuple(query_seed(prepared.job.seed, record.step, query) for query in queries)
         batch = training_batch(prepared.train, E, prepared.job.seed, record.step)
         losses = estimator.losses(batch, record.step, queries)
         assert record.gradients == pytest.approx(gradients_of(losses, prepared.options.epsilon), abs=2e-3)
-        found.append(float(losses.mean()))
+        results.append(float(losses.mean()))
         model.trainables.apply(record)
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_weights_of_a_precision(precision: str, compute: str | None, engines: En
     prepared = prepared_job(precision=precision, compute_dtype=compute, steps=3)
     model = load_model(prepared)
     assert model.dtype is (torch.bfloat16 if precision == "bfloat16" else torch.float32)
-    whole = load_model(prepared_job())
-    assert held_bytes(model.backbone) < 0.6 * held_bytes(whole.backbone)
+    reference = load_model(prepared_job())
+    assert held_bytes(model.backbone) < 0.6 * held_bytes(reference.backbone)
     _, logs, _ = in_one_process(prepared)
     outcome = run(prepared, engines, shared(2, 1, 1), tmp_path)
     trained, records = trained_by(outcome, prepared)
@@ -212,22 +212,22 @@ def test_a_run_that_was_stopped_goes_on_from_its_log(engines: EngineCluster, tmp
         if event.kind == "step" and (event.epoch, event.step) == (0, 3):
             raise InterruptedError
 
-    whole = run(prepared, engines, shared(3, 1), tmp_path / "whole")
+    reference = run(prepared, engines, shared(3, 1), tmp_path / "whole")
     with pytest.raises(InterruptedError):
         run(prepared, engines, shared(3, 1), tmp_path / "stopped", on_event=stop)
     log = tmp_path / "stopped" / "steps" / "log.jsonl"
     kept = log.read_bytes()
     log.write_bytes(kept + b"[4,0.005,[12")  # torn by the crash
     again = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
-    assert read_log(log) == read_log(Path(whole.artifacts["log"]))
+    assert read_log(log) == read_log(Path(reference.artifacts["log"]))
     assert log.read_bytes().startswith(kept)
-    assert again.metrics == whole.metrics
+    assert again.metrics == reference.metrics
     assert again.notes[0].startswith("Resumed after ")
-    assert_same_report(again, whole)
+    assert_same_report(again, reference)
     log.write_bytes(kept)
     elsewhere = run(prepared, engines, chain(3, 6, ranks=(2, 0)), tmp_path / "stopped", resume=True)
     torch.testing.assert_close(
-        theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(whole, prepared)[0]), atol=2e-5, rtol=1e-4
+        theta(trained_by(elsewhere, prepared)[0]), theta(trained_by(reference, prepared)[0]), atol=2e-5, rtol=1e-4
     )
     finished = run(prepared, engines, shared(3, 1), tmp_path / "stopped", resume=True)
     assert_same_report(finished, elsewhere)

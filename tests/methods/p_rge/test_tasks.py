@@ -63,17 +63,17 @@ def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(
     engines: EngineCluster, tmp_path: Path
 ) -> None:
     """MeZO's loss for classifications; a task without label words has none."""
-    among, whole = prepared_job("tiny-llama-2", loss="label_words"), prepared_job("tiny-llama-2")
+    among, reference = prepared_job("tiny-llama-2", loss="label_words"), prepared_job("tiny-llama-2")
     expected, logs, losses = in_one_process(among)
     assert (
-        float(losses[0].mean()) < 1.5 < float(in_one_process(whole)[2][0].mean())
+        float(losses[0].mean()) < 1.5 < float(in_one_process(reference)[2][0].mean())
     )  # near ln 2, and near ln of the vocabulary
     with one_pace():
         outcome = run(among, engines, shared(1, 3, layers=2), tmp_path / "run")
     trained, records = trained_by(outcome, among)
     assert [record.seeds for record in records] == [log.seeds for log in logs]
     torch.testing.assert_close(theta(trained), theta(expected), atol=2e-5, rtol=1e-4)
-    assert among.identity()["prompts"] != whole.identity()["prompts"]
+    assert among.identity()["prompts"] != reference.identity()["prompts"]
     write_official(tmp_path / "data", "copa")
     with pytest.raises(ConfigError, match="has no label words"):
         prepared_job("tiny-llama-2", task="copa", data=str(tmp_path / "data"), loss="label_words")

@@ -48,12 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def samples() -> list[dict[str, list[int]]]:
     """Return the training samples of the method's job as transformers has them: a label is a token of the text."""
-    found = []
+    results = []
     for row in worlds.prepared_job().train.rows:
         ids = [*row.ids, *row.targets]
         labels = [IGNORED] * len(row.ids) + list(row.targets)
-        found.append({"input_ids": ids, "labels": labels})
-    return found
+        results.append({"input_ids": ids, "labels": labels})
+    return results
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
@@ -86,24 +86,24 @@ def trainer(folder: Path, out: Path, arguments: type[TrainingArguments] = ZeroOr
     ],
 )
 def test_every_step_is_the_methods_own(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
-    made = trainer(folder, tmp_path, settings=options)
-    made.train()
+    result = trainer(folder, tmp_path, settings=options)
+    result.train()
     model, logs, losses = worlds.in_one_process(worlds.prepared_job(**options))
-    assert made.step_logs == logs  # seeds and scalars, bit for bit
-    assert torch.equal(worlds.theta(made.trained), worlds.theta(model))
-    logged = [record["loss"] for record in made.state.log_history if "loss" in record]
+    assert result.step_logs == logs  # seeds and scalars, bit for bit
+    assert torch.equal(worlds.theta(result.trained), worlds.theta(model))
+    logged = [record["loss"] for record in result.state.log_history if "loss" in record]
     assert logged == pytest.approx([float(step.mean()) for step in losses], abs=1e-4)
 
 
 def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(folder: Path, tmp_path: Path) -> None:
-    whole = trainer(folder, tmp_path / "whole")
-    whole.train()
+    reference = trainer(folder, tmp_path / "whole")
+    reference.train()
     begun = trainer(folder, tmp_path / "cut", settings={"max_steps": 6, "save_strategy": "steps", "save_steps": 3})
     begun.train()
     resumed = trainer(folder, tmp_path / "cut")
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-6"))
-    assert resumed.step_logs == whole.step_logs[6:]
-    assert torch.equal(worlds.theta(resumed.trained), worlds.theta(whole.trained))
+    assert resumed.step_logs == reference.step_logs[6:]
+    assert torch.equal(worlds.theta(resumed.trained), worlds.theta(reference.trained))
     moving = trainer(folder, tmp_path / "cut", settings={"estimator": "low_rank_momentum"})
     with pytest.raises(ConfigError, match="A checkpoint has no momentum"):
         moving.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-6"))
@@ -111,18 +111,18 @@ def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(folder:
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's
 def test_what_it_saves_is_loaded_by_the_workbench_and_by_peft(folder: Path, tmp_path: Path) -> None:
-    made = trainer(folder, tmp_path, eval_dataset=samples())
-    before = made.evaluate()["eval_loss"]
-    made.train()
-    after = made.evaluate()["eval_loss"]
+    result = trainer(folder, tmp_path, eval_dataset=samples())
+    before = result.evaluate()["eval_loss"]
+    result.train()
+    after = result.evaluate()["eval_loss"]
     assert after < before
-    made.save_model(str(tmp_path / "saved"))
+    result.save_model(str(tmp_path / "saved"))
     ours, described = load_trained(tmp_path / "saved")
-    assert described.model == str(folder) and torch.equal(worlds.theta(ours), worlds.theta(made.trained))
+    assert described.model == str(folder) and torch.equal(worlds.theta(ours), worlds.theta(result.trained))
     theirs = import_peft().PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "saved")
     batch = collate(samples()[:3])
     with torch.no_grad():
-        assert float(theirs(**batch).loss) == pytest.approx(float(made.model(**batch).loss), abs=1e-5)
+        assert float(theirs(**batch).loss) == pytest.approx(float(result.model(**batch).loss), abs=1e-5)
 
 
 def test_transformers_own_arguments_metrics_and_callbacks(folder: Path, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_transformers_own_arguments_metrics_and_callbacks(folder: Path, tmp_path
     def metrics(prediction: Any) -> dict[str, float]:
         return {"rows": float(len(prediction.predictions))}
 
-    made = trainer(
+    result = trainer(
         folder,
         tmp_path,
         TrainingArguments,
@@ -144,10 +144,10 @@ def test_transformers_own_arguments_metrics_and_callbacks(folder: Path, tmp_path
         compute_metrics=metrics,
         callbacks=[Seen()],
     )
-    made.train()
-    assert seen == [1, 2] and made.evaluate()["eval_rows"] == 4
-    assert made.predict(samples()[:3]).metrics["test_rows"] == 3
-    assert [log.learning_rate for log in made.step_logs] == [5e-3, 2.5e-3]  # the scheduler's
+    result.train()
+    assert seen == [1, 2] and result.evaluate()["eval_rows"] == 4
+    assert result.predict(samples()[:3]).metrics["test_rows"] == 3
+    assert [log.learning_rate for log in result.step_logs] == [5e-3, 2.5e-3]  # the scheduler's
 
 
 def test_labels_become_targets_at_the_positions_before_them() -> None:

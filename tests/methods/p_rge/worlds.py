@@ -138,11 +138,11 @@ def in_one_process(prepared: PreparedJob) -> tuple[CausalModel, list[StepLog], l
     """Return the model that one process trains, and the steps with their losses."""
     model = load_model(prepared)
     estimator = Prge(model, prepared.zeroth_order(prepared.setting))
-    found = [
+    results = [
         estimator.step(training_batch(prepared.train, prepared.job.batch_size, prepared.job.seed, step), step)
         for step in range(prepared.num_steps)
     ]
-    return model, [result.log for result in found], [result.losses for result in found]
+    return model, [result.log for result in results], [result.losses for result in results]
 
 
 def trained_by(outcome: Outcome, prepared: PreparedJob) -> tuple[CausalModel, tuple[StepLog, ...]]:

@@ -133,15 +133,15 @@ def test_other_estimators_train_as_their_formulas_say(estimator: str, program, r
     model.packs, theta, logs = False, np.zeros(model.trainables.num_values, dtype=np.float32), []
     slots = trainer.description.slots
     for number in range(4):
-        made = trainer.step(prompts(number), RATE)
-        logs.append(made.log)
-        rows = [direction(seed, made.log.directions, slots) for seed in made.log.seeds]
+        outcome = trainer.step(prompts(number), RATE)
+        logs.append(outcome.log)
+        rows = [direction(seed, outcome.log.directions, slots) for seed in outcome.log.seeds]
         places = [0 * rows[0], *rows] if estimator == "one_sided" else [sign * z for z in rows for sign in (1, -1)]
         model.trainables.bind(torch.from_numpy(theta + np.float32(config.epsilon) * np.stack(places)))
         with torch.no_grad():
             expected = model.part_losses(prompts(number), len(places)).numpy()
-        np.testing.assert_allclose(made.losses, expected, rtol=1e-4)
-        losses = np.asarray(made.losses, dtype=np.float64)
+        np.testing.assert_allclose(outcome.losses, expected, rtol=1e-4)
+        losses = np.asarray(outcome.losses, dtype=np.float64)
         if estimator == "one_sided":
             assert set(np.unique(rows)) == {-1, 1}
             factors = (losses[1:] - losses[0]) / losses[1:].std()
@@ -149,14 +149,14 @@ def test_other_estimators_train_as_their_formulas_say(estimator: str, program, r
             matrix = np.concatenate([row[: slots[0].size].reshape(slots[0].shape) for row in rows])
             assert np.linalg.matrix_rank(matrix) == 2
             factors = (losses[0::2] - losses[1::2]) / (2 * config.epsilon) / 2
-        np.testing.assert_allclose(made.gradients, factors, rtol=1e-4)
+        np.testing.assert_allclose(outcome.gradients, factors, rtol=1e-4)
         theta -= np.float32(RATE / 3) * (factors @ np.stack(rows)).astype(np.float32)
         np.testing.assert_allclose(trainer.theta(), theta, atol=1e-4)
     assert logs[0].directions == logs[1].directions
     assert (logs[1].directions == logs[2].directions) == (estimator == "one_sided")
     again = EngineTrainer(result.path)
     again.resume(logs[:3])
-    np.testing.assert_allclose(again.step(prompts(3), RATE).losses, made.losses, rtol=1e-4)
+    np.testing.assert_allclose(again.step(prompts(3), RATE).losses, outcome.losses, rtol=1e-4)
 
 
 def test_an_estimator_that_the_engine_cannot_make_is_refused_in_words() -> None:
@@ -170,9 +170,9 @@ def test_an_estimator_that_the_engine_cannot_make_is_refused_in_words() -> None:
 
 @needs_executorch
 def test_a_file_for_some_tokens_holds_no_others(program, one_sided, tmp_path) -> None:
-    whole, model = program
+    reference, model = program
     rows = model.head.weight
-    assert whole.file_bytes - one_sided.file_bytes > 0.9 * 4 * rows.numel() * (1 - len(CHOICES) / len(rows))
+    assert reference.file_bytes - one_sided.file_bytes > 0.9 * 4 * rows.numel() * (1 - len(CHOICES) / len(rows))
     trainer = EngineTrainer(one_sided.path)
     assert trainer.config.choices == CHOICES
     given = among(0, CHOICES)
@@ -191,10 +191,10 @@ def test_engine_trains_as_pytorch_and_its_values_predict_the_same_there(program)
     size = trainer.description.num_values
     logs = []
     for number in range(100):
-        made = trainer.step(batch(number), RATE)
-        logs.append(made.log)
-        expected = eager.step(batch(number), noise_of(made.log, size))
-        np.testing.assert_allclose(made.losses, expected.numpy(), rtol=1e-4)
+        outcome = trainer.step(batch(number), RATE)
+        logs.append(outcome.log)
+        expected = eager.step(batch(number), noise_of(outcome.log, size))
+        np.testing.assert_allclose(outcome.losses, expected.numpy(), rtol=1e-4)
     theta = trainer.theta()
     assert np.abs(theta).max() > 0.01
     np.testing.assert_allclose(theta, eager.theta.numpy(), atol=1e-4)
@@ -226,18 +226,18 @@ def test_memory_does_not_grow_with_steps(program) -> None:
 @needs_executorch
 def test_interrupted_run_goes_on_from_its_log_and_from_its_values(program) -> None:
     result, _ = program
-    whole = EngineTrainer(result.path, seed=5)
-    made = [whole.step(batch(number), RATE) for number in range(6)]
+    reference = EngineTrainer(result.path, seed=5)
+    results = [reference.step(batch(number), RATE) for number in range(6)]
     resumed = EngineTrainer(result.path, seed=5)
-    resumed.resume([step.log for step in made[:4]])
+    resumed.resume([step.log for step in results[:4]])
     for number in (4, 5):
-        np.testing.assert_allclose(resumed.step(batch(number), RATE).losses, made[number].losses, rtol=1e-5)
-    np.testing.assert_allclose(resumed.theta(), whole.theta(), atol=1e-6)
+        np.testing.assert_allclose(resumed.step(batch(number), RATE).losses, results[number].losses, rtol=1e-5)
+    np.testing.assert_allclose(resumed.theta(), reference.theta(), atol=1e-6)
     copied = EngineTrainer(result.path)
-    copied.set_theta(whole.theta())
-    np.testing.assert_allclose(copied.theta(), whole.theta(), atol=1e-7)
+    copied.set_theta(reference.theta())
+    np.testing.assert_allclose(copied.theta(), reference.theta(), atol=1e-7)
     with pytest.raises(ConfigError, match="other seeds"):
-        EngineTrainer(result.path, seed=6).resume([step.log for step in made])
+        EngineTrainer(result.path, seed=6).resume([step.log for step in results])
     with pytest.raises(ConfigError, match="trained values"):
         copied.set_theta(np.zeros(3))
 
@@ -276,8 +276,8 @@ def test_train_command_goes_on_from_its_log(program, tmp_path) -> None:
             log, more = ["--log", str(tmp_path / "whole.jsonl")], more[:2]
         runs.append(answer(*words, *more, *log)["losses"])
     np.testing.assert_allclose(runs[0] + runs[1], runs[2], rtol=1e-5)
-    held = load_file(tmp_path / "b.safetensors")
-    assert {name: tuple(values.shape) for name, values in held.items()} == {
+    tensors = load_file(tmp_path / "b.safetensors")
+    assert {name: tuple(values.shape) for name, values in tensors.items()} == {
         slot.name: slot.shape for slot in model.trainables.slots
     }
     refused = call(*words[:3], "--seed", "1", "--log", tmp_path / "log.jsonl")
@@ -336,13 +336,13 @@ def test_program_that_draws_its_own_noise(tmp_path) -> None:
     trainer = EngineTrainer(result.path)
     drawn = []
     for number in range(20):
-        made = trainer.step(batch(number), RATE)
-        assert made.log is None
+        outcome = trainer.step(batch(number), RATE)
+        assert outcome.log is None
         copies = torch.from_numpy(trainer.copies())
         drawn.append(((copies[0::2] - copies[1::2]) / (2 * config.epsilon)).flatten())
         # Nobody can draw that noise again, but the copies say what was computed.
         model.trainables.bind(copies)
-        np.testing.assert_allclose(made.losses, model.part_losses(batch(number), 4).detach().numpy(), rtol=1e-4)
+        np.testing.assert_allclose(outcome.losses, model.part_losses(batch(number), 4).detach().numpy(), rtol=1e-4)
     values = torch.cat(drawn)
     # Standard errors: 1 / sqrt(N) of the mean, sqrt(2 / N) of the variance.
     assert abs(values.mean()) < 5 * len(values) ** -0.5

@@ -67,11 +67,11 @@ class Case:
             types = {} if self.layout.config.model_type != "bert" else {"token_type_ids": self.token_types()}
             decoder = {} if self.decoder_ids is None else {"decoder_input_ids": self.decoder_ids}
             ids = torch.where(self.ids < 0, ~self.ids, self.ids)
-            found = base(
+            result = base(
                 input_ids=ids, attention_mask=torch.ones_like(self.ids), output_hidden_states=True, **types, **decoder
             )
             # T5 with a head is its own base model, which names the states of its last layer in another way.
-            return found.decoder_hidden_states[-1] if self.layout.has_decoder else found.last_hidden_state
+            return result.decoder_hidden_states[-1] if self.layout.has_decoder else result.last_hidden_state
 
     def token_types(self) -> Tensor:
         """Return BERT's token types: 1 for a token of the second text."""
@@ -141,9 +141,9 @@ def run_plan(plan, shards, ids, decoder_ids=None, *, what="hidden", caches=None)
             shard.begin(ids.shape[1], target_length=lengths[-1], cache=cache)
             for shard, cache in zip(shards, caches or [None] * len(shards), strict=True)
         ]
-        made = InferenceLayout.build(plan, layout.stacks, lengths)
-        handlers = [InferenceHandlers(shard, made, run, output=what) for shard, run in zip(shards, runs, strict=True)]
-        return _output(inference_schedule(made), handlers, (ids, decoder_ids))
+        result = InferenceLayout.build(plan, layout.stacks, lengths)
+        handlers = [InferenceHandlers(shard, result, run, output=what) for shard, run in zip(shards, runs, strict=True)]
+        return _output(inference_schedule(result), handlers, (ids, decoder_ids))
 
 
 def run_step(plan, shards, tokens, caches, memory_length=0):
@@ -151,15 +151,15 @@ def run_step(plan, shards, tokens, caches, memory_length=0):
     read."""
     with torch.inference_mode():
         stacks = shards[0].layout.stacks
-        made = InferenceLayout.decode(
+        result = InferenceLayout.decode(
             plan, stacks, past=caches[0].length, memory_length=memory_length if len(stacks) > 1 else 0
         )
         pairs = zip(shards, caches, strict=True)
         handlers = [
-            InferenceHandlers(shard, made, shard.positions.step([Row(cache, cache.length)]), output="last")
+            InferenceHandlers(shard, result, shard.positions.step([Row(cache, cache.length)]), output="last")
             for shard, cache in pairs
         ]
-        logits = _output(inference_schedule(made), handlers, (tokens[:, None],) * len(stacks))
+        logits = _output(inference_schedule(result), handlers, (tokens[:, None],) * len(stacks))
     for cache in caches:
         cache.length += 1
     return logits
@@ -179,10 +179,10 @@ def generate(plan, shards, ids, max_new_tokens):
 def _output(schedule, handlers, ids):
     """Run a schedule in this process and return what its first position says.  ids: what each stack reads."""
     blocks = handlers[0]._layout.blocks
-    held = [{value: ids[blocks[value.stage].stack] for value in values} for values in schedule.inputs]
+    tensors = [{value: ids[blocks[value.stage].stack] for value in values} for values in schedule.inputs]
     ranks = handlers[0]._layout.plan.ranks
-    found = run_schedule(schedule, dict(zip(ranks, (handler.table() for handler in handlers), strict=True)), held)
-    return found[ranks[0]][schedule.outputs[ranks[0]][0]]
+    result = run_schedule(schedule, dict(zip(ranks, (handler.table() for handler in handlers), strict=True)), tensors)
+    return result[ranks[0]][schedule.outputs[ranks[0]][0]]
 
 
 def assert_equal_to(found: Tensor, expected: Tensor) -> None:

@@ -39,8 +39,8 @@ def test_every_scheme_and_partition_equals_the_local_model(family):
     for units, columns, shares in partitions(shape.num_units, shape.columns):
         for schemes in SCHEMES:
             plan = hybrid(case, units, columns, shares, schemes, next(tiles))
-            found = run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids)
-            assert_equal_to(found, expected)
+            actual = run_plan(plan, shards_of(case, plan), case.ids, case.decoder_ids)
+            assert_equal_to(actual, expected)
 
 
 @pytest.mark.parametrize("family", CUT_FAMILIES)
@@ -69,11 +69,11 @@ def test_attention_of_parts_of_the_queries(family):
     length = ids.shape[1]
     with torch.inference_mode():
         tile = shard.qkv(block, shard.enter(block, shard.embed(stack, ids)))
-        whole = shard.attend(block, [tile], shard.begin(13, target_length=length))
+        reference = shard.attend(block, [tile], shard.begin(13, target_length=length))
         run = shard.begin(13, target_length=length)
         for start, stop in ((4, length), (0, 2), (2, 4), (0, length)):
             part = shard.attend(block, [tile[:, :3], tile[:, 3:]], run, start, stop)
-            torch.testing.assert_close(part, whole[:, start:stop], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(part, reference[:, start:stop], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])

@@ -70,18 +70,18 @@ def test_a_text_that_joins_others_equals_transformers(family):
     prompts = [case.ids[:1, :7], case.ids[1:2, :4]]
     expected = [expected_of(case, ids, 8)[0].tolist() for ids in prompts]
     start = [case.layout.config.decoder_start_token_id] if case.layout.has_decoder else []
-    model, states, found = WholeModel(case.model), [], [[], []]
+    model, states, results = WholeModel(case.model), [], [[], []]
     with torch.inference_mode():
         for step in range(9):
             if step in (0, 2):
                 state, logits = model.start(prompts[len(states)][0].tolist(), start, 8)
-                found[len(states)].append(int(logits.argmax(-1)))
+                results[len(states)].append(int(logits.argmax(-1)))
                 states.append(state)
-            going = [at for at in range(len(states)) if len(found[at]) < 8]
-            rows = model.step([states[at] for at in going], [[found[at][-1]] for at in going])
+            going = [at for at in range(len(states)) if len(results[at]) < 8]
+            rows = model.step([states[at] for at in going], [[results[at][-1]] for at in going])
             for at, token in zip(going, rows.argmax(-1).tolist(), strict=True):
-                found[at].append(token)
-    assert found == expected
+                results[at].append(token)
+    assert results == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,13 +92,13 @@ def test_the_first_layers_are_a_model_without_the_others(family):
         case = case_of(model_config(f"tiny-{family}-6"))
     start = [] if case.decoder_ids is None else case.decoder_ids[0].tolist()
     with torch.inference_mode():
-        _, found = WholeModel(case.model).first_layers(2).start(case.ids[0].tolist(), start, 1)
+        _, actual = WholeModel(case.model).first_layers(2).start(case.ids[0].tolist(), start, 1)
         cut = copy.deepcopy(case.model)
         del cut.base_model.get_submodule((case.layout.family.decoder or case.layout.family).layers)[2:]
         texts = {"input_ids": case.ids[:1]} | ({} if not start else {"decoder_input_ids": case.decoder_ids[:1]})
         expected = cut(**texts).logits[:, -1]
     assert not torch.allclose(expected, case.model(**texts).logits[:, -1], atol=1e-3)
-    assert_equal_to(found, expected)
+    assert_equal_to(actual, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -116,9 +116,9 @@ def test_logits_of_given_tokens_one_by_one(family):
     shards = shards_of(case, plan)
     caches = [shard.new_cache(texts.shape[1]) for shard in shards]
     first = (case.ids, texts[:, :start]) if case.layout.has_decoder else (texts[:, :start],)
-    found = [run_plan(plan, shards, *first, what="last", caches=caches)]
-    found += [run_step(plan, shards, texts[:, at], caches, case.ids.shape[1]) for at in range(start, texts.shape[1])]
-    assert_equal_to(torch.stack(found, dim=1), expected[:, start - 1 :])
+    results = [run_plan(plan, shards, *first, what="last", caches=caches)]
+    results += [run_step(plan, shards, texts[:, at], caches, case.ids.shape[1]) for at in range(start, texts.shape[1])]
+    assert_equal_to(torch.stack(results, dim=1), expected[:, start - 1 :])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "t5"])
@@ -150,8 +150,8 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
         twice = needs(replace(problem, kept_tokens=2 * room, kept_texts=2), plan)
         assert [need.cache_bytes for need in twice.values()] == [2 * cache.nbytes for cache in caches]
         lengths = (13, 1)[: len(stacks)]
-        whole, without = (simulate(programs.sequence(plan, lengths, room=counted).program) for counted in (room, 0))
-        more = [whole.peak_bytes(rank) - without.peak_bytes(rank) for rank in (0, 1)]
+        reference, without = (simulate(programs.sequence(plan, lengths, room=counted).program) for counted in (room, 0))
+        more = [reference.peak_bytes(rank) - without.peak_bytes(rank) for rank in (0, 1)]
         assert more == [cache.nbytes for cache in caches]
         token, bare = (programs.token(plan, lengths, room=tokens).program.costs for tokens in (room, 1))
         per_token = [(token.resident_bytes(rank) - bare.resident_bytes(rank)) / (room - 1) for rank in (0, 1)]
@@ -174,10 +174,10 @@ def test_devices_without_a_part_of_the_layers_hold_what_is_planned_and_simulated
     planned = needs(Problem(profile, cluster, sequence_length=13), plan)
     weights = [need.total_bytes - need.working_bytes for need in planned.values()]
     # Everyone holds the norm behind the stack, which counts as the end's.
-    held = [
+    values = [
         shard.held_bytes - extra * (place > 0) for place, (shard, extra) in enumerate(zip(shards, behind, strict=True))
     ]
-    assert weights == held
+    assert weights == values
     simulated = Programs(cluster, stacks, profile).sequence(plan, (13,)).program.costs
     assert [simulated.resident_bytes(rank) for rank in range(4)] == [need.total_bytes for need in planned.values()]
 

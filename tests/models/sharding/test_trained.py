@@ -46,12 +46,12 @@ def test_a_layer_in_parts(
     """
     torch.manual_seed(0)
     stack = load_stack(name)
-    whole = technique_part(stack, technique_config(stack, technique), 1, 2)
+    reference = technique_part(stack, technique_config(stack, technique), 1, 2)
     with torch.no_grad():
-        for parameter in whole.parameters():  # no LoRA that begins at zero
+        for parameter in reference.parameters():  # no LoRA that begins at zero
             parameter.add_(0.05 * torch.randn_like(parameter))
-    divided = copy.deepcopy(whole)
-    backbone, layer = whole.backbone, TrainedLayer(divided, 1)
+    divided = copy.deepcopy(reference)
+    backbone, layer = reference.backbone, TrainedLayer(divided, 1)
     assert (heads[-1], columns[-1]) == (layer.num_groups, layer.num_columns)
 
     hidden, gradient = torch.randn(3, 6, stack.hidden_size, requires_grad=True), torch.randn(3, 6, stack.hidden_size)
@@ -72,11 +72,11 @@ def test_a_layer_in_parts(
     torch.testing.assert_close(output[real], expected[real], rtol=1e-5, atol=1e-5)
     if not padded:  # what padding computes is nobody's business, and goes back nowhere in a run
         torch.testing.assert_close(source.grad, hidden.grad, rtol=1e-5, atol=1e-5)
-        found = divided.trained()
-        assert found and all(name.startswith("head.") or one.grad is not None for name, one in found.items())
-        for name_of, one in whole.trained().items():
+        actual = divided.trained()
+        assert actual and all(name.startswith("head.") or one.grad is not None for name, one in actual.items())
+        for name_of, one in reference.trained().items():
             scale = max(1.0, float(one.grad.abs().max()))  # small entries are differences of large terms
-            torch.testing.assert_close(found[name_of].grad, one.grad, rtol=1e-5, atol=2e-5 * scale)
+            torch.testing.assert_close(actual[name_of].grad, one.grad, rtol=1e-5, atol=2e-5 * scale)
 
 
 def test_only_the_channels_that_have_angles_turn() -> None:
@@ -87,8 +87,8 @@ def test_only_the_channels_that_have_angles_turn() -> None:
     angles = torch.randn(1, 5, 2).repeat(1, 1, 2)
     expected = apply_rotary_pos_emb(queries[..., :4], keys[..., :4], angles.cos(), angles.sin())
     for heads, own in zip((queries, keys), expected, strict=True):
-        found = turned(heads, rotary_of(angles.cos(), angles.sin()))
-        torch.testing.assert_close(found, torch.cat([own, heads[..., 4:]], dim=-1))
+        actual = turned(heads, rotary_of(angles.cos(), angles.sin()))
+        torch.testing.assert_close(actual, torch.cat([own, heads[..., 4:]], dim=-1))
         assert turned(heads, None) is heads
 
 

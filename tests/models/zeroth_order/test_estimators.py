@@ -122,8 +122,8 @@ def test_a_step_is_that_of_the_formulas(name: str) -> None:
 
     for execution in rule.executions:
         for copies in ("per_layer", "kept"):
-            found = step_of(Prge(model, replace(config, execution=execution, copies=copies)))
-            torch.testing.assert_close(found, moved, **close)
+            actual = step_of(Prge(model, replace(config, execution=execution, copies=copies)))
+            torch.testing.assert_close(actual, moved, **close)
     with torch.no_grad():
         model.trainables.flat.copy_(theta)
     numbers = range(rule.num_queries(Q))
@@ -143,13 +143,13 @@ def test_a_step_is_that_of_the_formulas(name: str) -> None:
 )
 def test_derivatives_are_those_of_backpropagation(family: str, technique: str) -> None:
     model, config = started(technique, family), replace(CONFIG, estimator="jvp")
-    found = Prge(model, config).losses(prompts(family), STEP).view(-1, 2)
+    result = Prge(model, config).losses(prompts(family), STEP).view(-1, 2)
     loss = model.part_losses(prompts(family))[0]
     loss.backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.trainables.parameters.values()])
     exact = [float(gradient @ model.trainables.noise(query_seed(5, STEP, query))) for query in range(Q)]
-    torch.testing.assert_close(found[:, 0], loss.detach().float().expand(Q), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[:, 1], torch.tensor(exact), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result[:, 0], loss.detach().float().expand(Q), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(result[:, 1], torch.tensor(exact), rtol=1e-4, atol=1e-4)
 
 
 def test_directions_of_low_rank_stay_in_a_subspace_for_some_steps() -> None:

@@ -58,8 +58,8 @@ def test_every_execution_gives_the_losses_of_the_definition(family, projections)
             }
             expected.append(naive.loss(model, values, batch))
     for execution, copies in EXECUTIONS:
-        found = Prge(model, estimate(execution=execution, copies=copies)).losses(batch, 3)
-        torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-6, atol=1e-6)
+        actual = Prge(model, estimate(execution=execution, copies=copies)).losses(batch, 3)
+        torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-6, atol=1e-6)
     some = Prge(model, ESTIMATE).losses(batch, 3, queries=[1])
     torch.testing.assert_close(some, torch.tensor(expected[2:]), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(model.trainables.flat, theta, rtol=0, atol=0)
@@ -107,25 +107,25 @@ def test_every_execution_makes_the_same_updates(family, technique):
     # 4.
     tolerance = {"rtol": 1e-4, "atol": 5 * 2 * 2**-20 / (2 * epsilon) * rate * 4}
     for execution, copies in EXECUTIONS[1:]:
-        found = trained(lambda model, e=execution, c=copies: Prge(model, config(execution=e, copies=c)))
-        torch.testing.assert_close(found, expected, **tolerance)
+        actual = trained(lambda model, e=execution, c=copies: Prge(model, config(execution=e, copies=c)))
+        torch.testing.assert_close(actual, expected, **tolerance)
     torch.testing.assert_close(trained(lambda model: Mezo(model, config())), expected, **tolerance)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "bert"])
 def test_stages_make_the_steps_of_the_whole(family):
     name, batch = f"tiny-{family}-4", prompts(family)
-    whole = load_causal_model(name, CONFIG)
-    made = Prge(whole, ESTIMATE).step(batch, 0)
+    reference = load_causal_model(name, CONFIG)
+    result = Prge(reference, ESTIMATE).step(batch, 0)
     for execution in ("both", "inner"):
         stages = [load_causal_model(name, CONFIG, span=span) for span in ((0, 1), (1, 3), (3, 4))]
         states = None
         for stage in stages:
             estimator = Prge(stage, estimate(execution=execution))
             states = estimator.forward_stage(states, batch, 0, range(2))
-            stage.trainables.apply(made.log)
-        torch.testing.assert_close(estimator.arranged(states, 2), made.losses, rtol=1e-5, atol=1e-5)
-        assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), whole.trainables.flat)
+            stage.trainables.apply(result.log)
+        torch.testing.assert_close(estimator.arranged(states, 2), result.losses, rtol=1e-5, atol=1e-5)
+        assert torch.equal(torch.cat([stage.trainables.flat for stage in stages]), reference.trainables.flat)
 
 
 @pytest.mark.parametrize("storage", ["int8", "nf4", "bfloat16"])
@@ -144,12 +144,12 @@ def test_a_quantized_backbone_is_dequantized_once_for_all_passes(storage, monkey
 
     for kind in (stored.CastWeight, stored.BlockWeight):
         monkeypatch.setattr(kind, "dequantize", counted(kind.dequantize))
-    found, dequantized = {}, {}
+    results, dequantized = {}, {}
     for execution in ("sequential", "outer", "inner", "both"):
         estimator = Prge(model, estimate(execution=execution))
         counts["now"] = 0
-        found[execution], dequantized[execution] = estimator.losses(batch, 0), counts["now"]
-        torch.testing.assert_close(found[execution], found["sequential"], rtol=1e-4, atol=1e-4)
+        results[execution], dequantized[execution] = estimator.losses(batch, 0), counts["now"]
+        torch.testing.assert_close(results[execution], results["sequential"], rtol=1e-4, atol=1e-4)
     layers = 2 * 7
     heads = dequantized["both"] - layers
     assert dequantized == {

@@ -65,8 +65,8 @@ def test_heads_and_stages_of_files_are_those_of_transformers(family, quantizatio
     expected, states = Prge(model, estimate).losses(batch, 0), None
     for start in (0, 1):
         stage = load_causal_model(str(tmp_path), config, span=(start, start + 1), quantization=quantization)
-        held = {name for name, _ in stage.named_parameters()} | {name for name, _ in stage.named_buffers()}
-        assert not any(name.startswith(f"backbone.layers.{1 - start}.") for name in held)
+        values = {name for name, _ in stage.named_parameters()} | {name for name, _ in stage.named_buffers()}
+        assert not any(name.startswith(f"backbone.layers.{1 - start}.") for name in values)
         states = Prge(stage, estimate).forward_stage(states, batch, 0, [0])
     torch.testing.assert_close(Prge(stage, estimate).arranged(states, 1), expected, rtol=1e-5, atol=1e-5)
 

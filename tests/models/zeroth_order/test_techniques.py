@@ -87,12 +87,12 @@ def test_every_technique_runs_in_parts_on_stored_weights(technique):
         prompts(),
     )
     perturb(model, seed=3, alpha=0.1)
-    found = [
+    results = [
         Prge(model, ZerothOrderConfig(queries=2, epsilon=0.1, execution=execution)).losses(batch, 0)
         for execution in ("sequential", "both")
     ]
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
-    assert found[0].std() > 1e-4
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+    assert results[0].std() > 1e-4
 
 
 def test_mezo_trains_all_parameters_in_place():

@@ -11,14 +11,16 @@ UNIT, COLUMN = 10 * STACK.unit_bytes, 10 * STACK.column_bytes
 
 
 def test_workload_follows_the_capacity_and_scheme_2_fills_the_memory():
-    whole = 10 * (STACK.attention_bytes + STACK.feed_forward_bytes)
-    profile, cluster = instance([4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[whole, whole, whole, int(0.6 * whole)])
+    total_bytes = 10 * (STACK.attention_bytes + STACK.feed_forward_bytes)
+    profile, cluster = instance(
+        [4e9, 2e9, 1e9, 1e9], (STACK,), memory_bytes=[total_bytes, total_bytes, total_bytes, int(0.6 * total_bytes)]
+    )
     plan = algorithm_1(sequence(profile, cluster, length=40, is_printed=True))
     assert plan.units == (4, 2, 1, 1)
     assert plan.columns == (256, 128, 64, 64)
     assert plan.tokens(40) == (20, 10, 5, 5)
     # The last device holds 1/8 of everything and 7/8 of a network more for each scheme-2 layer, below 0.6 of the model.
-    free = 0.6 * whole - UNIT - 64 * COLUMN
+    free = 0.6 * total_bytes - UNIT - 64 * COLUMN
     assert plan.configuration[1] == int(free / (448 * STACK.column_bytes))
     assert plan.schemes == (2,) * plan.configuration[1] + (1,) * plan.configuration[0]
     worse = replace(plan, schemes=(2,) * (plan.configuration[1] + 1) + (1,) * (plan.configuration[0] - 1))

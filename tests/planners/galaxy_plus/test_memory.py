@@ -72,9 +72,9 @@ def test_texts_that_do_not_fit_are_refused_with_their_keys_and_values():
     room = 4 * (STACK.attention_bytes + STACK.feed_forward_bytes) + 2 * 10**7
     cluster = with_devices(cluster, memory_bytes=room)
     problem = Problem(profile, cluster, sequence_length=6, kept_tokens=20)
-    found = plan(problem)
-    assert sorted(found.units) == [2, 2] and plan(replace(problem, kept_tokens=0)) is not None
-    assert {need.cache_bytes for need in needs(problem, found).values()} == {4 * 2 * 20 * 100_000}
+    result = plan(problem)
+    assert sorted(result.units) == [2, 2] and plan(replace(problem, kept_tokens=0)) is not None
+    assert {need.cache_bytes for need in needs(problem, result).values()} == {4 * 2 * 20 * 100_000}
     for planner in (plan, edgeshard):
         with pytest.raises(PlanError, match=r"keys and values 64\.0 MB.*or shorter texts"):
             planner(replace(problem, kept_tokens=40))

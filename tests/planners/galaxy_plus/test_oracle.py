@@ -24,14 +24,14 @@ def brute_force(profile, cluster, *, length):
         [one for one in itertools.product(range(total + 1), repeat=count) if sum(one) == total]
         for total in (3, stack.columns, length)
     ]
-    found = []
+    results = []
     for second in range(stack.num_layers + 1):
         for parts in itertools.product(*cuts):
-            made = hybrid_plan("hand", profile, Cut(tuple(range(count)), *parts, (second,)))
-            needs = inference_needs(made, profile)
+            plan = hybrid_plan("hand", profile, Cut(tuple(range(count)), *parts, (second,)))
+            needs = inference_needs(plan, profile)
             if all(need.total_bytes <= cluster.devices[rank].memory_bytes for rank, need in needs.items()):
-                found.append(price_plan(made, profile, cluster).layers_s)
-    return min(found, default=None)
+                results.append(price_plan(plan, profile, cluster).layers_s)
+    return min(results, default=None)
 
 
 @pytest.mark.parametrize("medium", get_args(Medium))

@@ -54,22 +54,22 @@ def test_within_2_percent_of_the_optimum_of_all_rings(seed):
         itertools.combinations(range(cluster.world_size), k + 1) for k in range(cluster.world_size)
     )
     rings = [(ranks[0], *rest) for ranks in some for rest in itertools.permutations(ranks[1:])]
-    found = [oracle(sequence(profile, cluster, length=length, ranks=ring)) for ring in rings]
+    results = [oracle(sequence(profile, cluster, length=length, ranks=ring)) for ring in rings]
     try:
         ours = price_plan(plan(sequence(profile, cluster, length=length)), profile, cluster).layers_s
     except PlanError:
-        assert found == [None] * len(rings)
+        assert results == [None] * len(rings)
         return
-    assert ours <= 1.02 * min(one.value_s for one in found if one is not None)
+    assert ours <= 1.02 * min(one.value_s for one in results if one is not None)
 
 
 def test_the_price_decides_and_algorithm_1_is_asked_too():
     profile, cluster = instance([2e10, 1e10, 5e9, 4e9], (shape(6, 12),), memory_bytes=60_000_000)
     printed = algorithm_1(sequence(profile, cluster, length=64))
-    asked = []
+    requests = []
 
     def price(one):
-        asked.append(one)
+        requests.append(one)
         return (
             0.5 if (one.units, one.columns, one.schemes) == (printed.units, printed.columns, printed.schemes) else 1.0
         )
@@ -78,44 +78,44 @@ def test_the_price_decides_and_algorithm_1_is_asked_too():
     chosen = tune(problem, plans(problem), once, overlap=None, both_ways=None, tile_tokens=16, tries=0)
     assert chosen.predicted_s == 0.5
     assert (chosen.units, chosen.columns, chosen.schemes) == (printed.units, printed.columns, printed.schemes)
-    assert len(asked) <= 12 + 3 * 2
-    assert {(one.overlap, one.both_ways) for one in asked} == {(True, False), (True, True), (False, False)}
-    assert all(one.tile_tokens == 16 for one in asked)
+    assert len(requests) <= 12 + 3 * 2
+    assert {(one.overlap, one.both_ways) for one in requests} == {(True, False), (True, True), (False, False)}
+    assert all(one.tile_tokens == 16 for one in requests)
     cheapest = tune(problem, plans(problem), lambda one: 1.0 + one.overlap, overlap=None, tile_tokens=16)
     assert not cheapest.overlap
 
 
 def test_steps_follow_the_price_and_stay_within_memory():
     stack = shape(6, 12, unit_width=16)
-    whole = 6 * (stack.attention_bytes + stack.feed_forward_bytes)
-    profile, cluster = instance([2e10, 1e10, 5e9], (stack,), memory_bytes=[whole, whole, whole // 3])
-    asked = []
+    total_bytes = 6 * (stack.attention_bytes + stack.feed_forward_bytes)
+    profile, cluster = instance([2e10, 1e10, 5e9], (stack,), memory_bytes=[total_bytes, total_bytes, total_bytes // 3])
+    requests = []
 
     def price(one):  # likes tokens on the last position, and scheme 1
-        asked.append(one)
+        requests.append(one)
         return 10.0 - one.tokens(64)[-1] / 64 + sum(one.schemes) + one.units[0] / 12
 
-    problem, whole = sequence(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
-    start = tune(problem, plans(problem), cache(price), tries=0, **whole)
-    count = len(asked)
-    plan = tune(problem, plans(problem), cache(price), tries=25, **whole)
-    assert len(asked) - count <= count + 50
+    problem, total_bytes = sequence(profile, cluster, length=64), {"both_ways": False, "tile_tokens": 0}
+    start = tune(problem, plans(problem), cache(price), tries=0, **total_bytes)
+    count = len(requests)
+    plan = tune(problem, plans(problem), cache(price), tries=25, **total_bytes)
+    assert len(requests) - count <= count + 50
     assert plan.predicted_s == price(plan) < start.predicted_s
-    for one in asked:
+    for one in requests:
         check_inference(one, profile, cluster)
         assert (sum(one.units), sum(one.columns), sum(one.tokens(64))) == (12, stack.columns, 64)
-    fixed = tune(problem, plans(problem, schemes=2, portal=2), price, schemes=2, portal=2, tries=15, **whole)
+    fixed = tune(problem, plans(problem, schemes=2, portal=2), price, schemes=2, portal=2, tries=15, **total_bytes)
     assert (fixed.ranks[0], fixed.configuration) == (2, (0, 6))
 
 
 def test_candidates_differ_in_schemes_rings_and_tokens():
     profile, cluster = instance([2e11, 1e11, 5e10, 4e10], (shape(12, 12),), mbit_per_s=125.0)
-    found = plans(sequence(profile, cluster, length=128))
-    assert {(0, 12), (12, 0)} <= {one.configuration for one in found}
-    assert len({one.shares for one in found}) > 3
-    seconds = [price_plan(one, profile, cluster).layers_s for one in found]
+    result = plans(sequence(profile, cluster, length=128))
+    assert {(0, 12), (12, 0)} <= {one.configuration for one in result}
+    assert len({one.shares for one in result}) > 3
+    seconds = [price_plan(one, profile, cluster).layers_s for one in result]
     assert seconds == sorted(seconds)
-    assert len(found) == len(set(found)) <= 12
+    assert len(result) == len(set(result)) <= 12
 
 
 def test_devices_that_do_not_help_are_left_out():
@@ -141,20 +141,23 @@ def test_of_plans_that_take_equally_long_the_first_is_chosen():
     problem = sequence(profile, cluster, length=64)
     one = next(one for one in plans(problem) if one.num_positions == 2)
     for ranks in ((0, 1), (1, 0)):
-        made = [replace(one, ranks=own) for own in (ranks, ranks[::-1])]
-        assert tune(problem, made, lambda one: 1.0, tries=0, both_ways=False, tile_tokens=0).ranks == ranks
+        results = [replace(one, ranks=own) for own in (ranks, ranks[::-1])]
+        assert tune(problem, results, lambda one: 1.0, tries=0, both_ways=False, tile_tokens=0).ranks == ranks
 
 
 def test_a_device_too_small_for_a_whole_network_works_without_tokens():
     stack = shape(8, 8)
-    whole = 8 * (stack.attention_bytes + stack.feed_forward_bytes)
+    total_bytes = 8 * (stack.attention_bytes + stack.feed_forward_bytes)
     profile, cluster = instance(
-        [1e11] * 3, (stack,), memory_bytes=[int(0.9 * whole), int(0.9 * whole), int(0.3 * whole)], mbit_per_s=20.0
+        [1e11] * 3,
+        (stack,),
+        memory_bytes=[int(0.9 * total_bytes), int(0.9 * total_bytes), int(0.3 * total_bytes)],
+        mbit_per_s=20.0,
     )
-    found = plan(sequence(profile, cluster, length=256))
-    assert found.configuration[1] > 0
+    result = plan(sequence(profile, cluster, length=256))
+    assert result.configuration[1] > 0
     assert (
-        price_plan(found, profile, cluster).layers_s
+        price_plan(result, profile, cluster).layers_s
         <= price_plan(algorithm_1(sequence(profile, cluster, length=256)), profile, cluster).layers_s
     )
     printed = plan(sequence(profile, cluster, length=256, is_printed=True))
@@ -175,9 +178,9 @@ def test_the_ring_avoids_slow_pairs():
 @pytest.mark.parametrize(("units", "devices", "length"), [(3, 8, 40), (8, 5, 2), (1, 3, 1)])
 def test_more_devices_than_heads_or_tokens_is_no_error(units, devices, length):
     profile, cluster = instance([1e9] * devices, (shape(2, units),))
-    found = plan(sequence(profile, cluster, length=length))
-    assert sum(found.units) == units
-    assert sum(found.tokens(length)) == length
+    result = plan(sequence(profile, cluster, length=length))
+    assert sum(result.units) == units
+    assert sum(result.tokens(length)) == length
     assert algorithm_1(sequence(profile, cluster, length=length)).units.count(0) == max(0, devices - units)
 
 
@@ -219,19 +222,23 @@ def test_portal_ranks_and_schemes_are_kept():
 def test_both_stacks_are_cut_in_proportion():
     stacks = (shape(4, 8, unit_width=16), shape(3, 6, unit_width=16, cross=True))
     profile, cluster = instance([2e9, 1e9, 5e8], stacks, memory_bytes=2_000_000)
-    found = plan(sequence(profile, cluster, length=40, decoder_length=7))
-    check_inference(found, profile, cluster, decoder_length=7)
-    assert len(found.schemes) == 7
-    assert found.cut(stacks[1])[0] == tuple(sorted(found.cut(stacks[1])[0], reverse=True)) or found.ranks != (0, 1, 2)
+    result = plan(sequence(profile, cluster, length=40, decoder_length=7))
+    check_inference(result, profile, cluster, decoder_length=7)
+    assert len(result.schemes) == 7
+    assert result.cut(stacks[1])[0] == tuple(sorted(result.cut(stacks[1])[0], reverse=True)) or result.ranks != (
+        0,
+        1,
+        2,
+    )
     printed = algorithm_1(sequence(profile, cluster, length=40, decoder_length=7))
-    seconds = [price_plan(one, profile, cluster, decoder_length=7).layers_s for one in (found, printed)]
+    seconds = [price_plan(one, profile, cluster, decoder_length=7).layers_s for one in (result, printed)]
     assert seconds[0] <= seconds[1] * (1 + 1e-9)
 
 
 def test_sixty_four_devices():
     profile, cluster = instance([1e10, 2e10, 4e10, 4e10] * 16, (shape(2, 16),), mbit_per_s=1000.0)
-    found = plan(sequence(profile, cluster, length=512), effort=1)
-    assert found.predicted_s <= algorithm_1(sequence(profile, cluster, length=512)).predicted_s * (1 + 1e-9)
+    result = plan(sequence(profile, cluster, length=512), effort=1)
+    assert result.predicted_s <= algorithm_1(sequence(profile, cluster, length=512)).predicted_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("memory_bytes", [10**12, 10**6])
@@ -239,20 +246,20 @@ def test_a_slow_device_may_join_for_its_part_of_the_feed_forward_networks(memory
     profile, cluster = instance([2e10, 1.9e10, 3e9], (shape(4, 3),), memory_bytes=[10**12, 10**12, memory_bytes])
     parts = {"units": (2, 1), "columns": (400, 368), "shares": (48.0, 48.0), "schemes": (2,) * 4}
     start = inference_plan(method="galaxy_plus", length=96, **parts)
-    asked = []
+    requests = []
 
     def price(one):
-        asked.append(one)
+        requests.append(one)
         return 0.9 - 0.01 * one.tokens(96)[one.ranks.index(2)] if 2 in one.ranks else 1.0
 
     settings = {"method": "galaxy_plus", "portal": None, "schemes": None}
     search = Search(sequence(profile, cluster, length=96, ranks=(0, 1, 2)), **settings)
-    found, seconds = search.climb(start, price, most=30)
+    result, seconds = search.climb(start, price, most=30)
     if memory_bytes < 10**9:
-        assert sorted(found.ranks) == [0, 1]
+        assert sorted(result.ranks) == [0, 1]
         return
-    assert seconds < 0.9 and 2 in found.ranks
-    first = next(one for one in asked if 2 in one.ranks)
+    assert seconds < 0.9 and 2 in result.ranks
+    first = next(one for one in requests if 2 in one.ranks)
     assert first.units[first.position_of(2)] == 0 < first.columns[first.position_of(2)]
     assert (sum(first.units), sum(first.columns), sum(first.tokens(96))) == (3, 768, 96)
 
@@ -296,12 +303,12 @@ def test_on_slow_air_fewer_devices_share_a_sequence_and_the_plan_is_near_the_bes
     for mbit_per_s in (20_000.0, 2_000.0, 60.0):
         profile, cluster = instance([2e10, 2e10, 1e10], (shape(4, 8, unit_width=32),), mbit_per_s=mbit_per_s)
         cluster = replace(cluster, medium="wifi")
-        asked = sequence(profile, cluster, length=128)
-        price = SequencePrice(asked)
-        ours = tune(asked, plans(asked), price)
+        problem = sequence(profile, cluster, length=128)
+        price = SequencePrice(problem)
+        ours = tune(problem, plans(problem), price)
         every = (ring for count in (1, 2, 3) for ring in itertools.permutations(range(3), count))
         rings = [ring for ring in every if ring[0] == min(ring)]
-        best_s = min(price(choose_tiles(oracle(replace(asked, ranks=ring)).plan, price)) for ring in rings)
+        best_s = min(price(choose_tiles(oracle(replace(problem, ranks=ring)).plan, price)) for ring in rings)
         assert price(ours) <= 1.02 * best_s
         counts[mbit_per_s] = ours.num_positions
     assert counts[20_000.0] == 3 > counts[60.0] == 1, counts

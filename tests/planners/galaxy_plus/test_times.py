@@ -54,12 +54,12 @@ def test_equations_5_to_7_and_10_by_hand():
     assert slow.mlp_s(tokens=4) == pytest.approx(2 * 2 * 4 * 16)
     assert fast.con_s(6) == pytest.approx(2 * 3 * 6)
     assert 1 / capacity(profile, 1, lengths) == pytest.approx(2 * (80 + 40 + 320 + 60))
-    found = price_plan(hybrid((2, 1, 1)), profile, cluster)
+    result = price_plan(hybrid((2, 1, 1)), profile, cluster)
     mha, tensor, sequence, con, ring = 90.0, 240.0, 256.0, 48.0, 2 * 0.6
-    assert found.layers_s == pytest.approx(
+    assert result.layers_s == pytest.approx(
         2 * (mha + tensor + con + 2 * ring) + mha + sequence + con + ring
     )  # Eq. 6 + Eq. 7
-    assert found.ends_s == pytest.approx(2 * 0.4)
+    assert result.ends_s == pytest.approx(2 * 0.4)
 
 
 def test_nothing_takes_no_time():

@@ -146,5 +146,5 @@ def write_squad(path: Path, paragraphs: int, *, version: str = "1.1") -> None:
 
 def question(number: int, at: int) -> dict[str, Any]:
     answers = [{"text": text, "answer_start": passage(number).index(text)} for text in ("tea", "that tea", "tea")]
-    found = [] if at == 2 else answers
-    return {"id": f"{number}-{at}", "question": f" What is hot {at}?", "answers": found, "is_impossible": at == 2}
+    result = [] if at == 2 else answers
+    return {"id": f"{number}-{at}", "question": f" What is hot {at}?", "answers": result, "is_impossible": at == 2}

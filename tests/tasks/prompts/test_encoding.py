@@ -45,14 +45,14 @@ def test_a_causal_model_reads_all_but_the_last_token_of_a_longer_answer(prompt, 
     templates = prompt.candidates or (prompt.answer,)
     for row, sample in enumerate(samples):
         answer = codes(templates[sample.label].format_map(sample.fields))
-        whole = (*lead, *codes(prompt.fill(sample.fields)), *answer)
+        reference = (*lead, *codes(prompt.fill(sample.fields)), *answer)
         count, positions = int(batch.target_mask[row].sum()), batch.positions[row]
-        assert tuple(batch.targets[row, :count].tolist()) == answer == whole[-count:]
+        assert tuple(batch.targets[row, :count].tolist()) == answer == reference[-count:]
         assert (
-            tuple(batch.input_ids[row, : len(whole) - 1].tolist()) == whole[:-1]
-            and batch.attention_mask[row].sum() == len(whole) - 1
+            tuple(batch.input_ids[row, : len(reference) - 1].tolist()) == reference[:-1]
+            and batch.attention_mask[row].sum() == len(reference) - 1
         )
-        assert [whole[at + 1] for at in positions[:count].tolist()] == list(answer)
+        assert [reference[at + 1] for at in positions[:count].tolist()] == list(answer)
         assert not batch.targets[row, count:].any() and not positions[count:].any()
     assert not batch.target_mask.all() and batch.targets.shape == batch.positions.shape == (2, encoded.max_targets)
 
@@ -148,8 +148,8 @@ def test_smollm2_reads_the_prompts_as_whole_texts() -> None:
         sample = PromptSample(sample_id=0, fields=dict.fromkeys(prompt.fields, "Some text"), label=1)
         encoded = encode_prompts([sample], prompt, tokenizer, **CAUSAL)
         assert [tokenizer.backend.decode([token]) for token in encoded.label_ids] == words
-        [whole] = tokenizer.encode([prompt.fill(sample.fields) + prompt.words[1]], max_length=80)
-        assert [*encoded.rows[0].ids, encoded.label_ids[1]] == whole
+        [reference] = tokenizer.encode([prompt.fill(sample.fields) + prompt.words[1]], max_length=80)
+        assert [*encoded.rows[0].ids, encoded.label_ids[1]] == reference
     [row] = encode_prompts(QUESTIONS[:1], PROMPTS["squad"], tokenizer, **CAUSAL).rows
     assert tokenizer.backend.decode(row.targets) == " me\n" and tokenizer.decode(row.ids).endswith("Answer: me")
 

@@ -111,15 +111,15 @@ def test_the_hubs_tables_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     write_official(tmp_path, name)
     table = flat_rows(name)
     secret = [{**row, "answer": ""} if name == "winogrande" else {**row, "label": -1} for row in table]
-    asked = []
+    requests = []
     monkeypatch.setattr(
         published,
         "hub_dataset",
-        lambda *names: asked.append(names) or {"train": table, "validation": table, "test": secret},
+        lambda *names: requests.append(names) or {"train": table, "validation": table, "test": secret},
     )
-    found, expected = load_prompts(name), load_prompts(name, data=tmp_path)
-    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
-    assert asked[0][0] == name and asked[0][2] in (name, "wsc.fixed", "winogrande_debiased")
+    actual, expected = load_prompts(name), load_prompts(name, data=tmp_path)
+    assert (actual.train, actual.validation, actual.test) == (expected.train, expected.validation, expected.test)
+    assert requests[0][0] == name and requests[0][2] in (name, "wsc.fixed", "winogrande_debiased")
 
 
 def test_a_data_set_with_a_script_is_taken_as_the_hub_converted_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +150,8 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     )
     DatasetDict({"train": table, "validation": table}).save_to_disk(str(tmp_path / "saved" / "wic"))
     write_official(tmp_path / "official", "wic")
-    found, expected = (load_prompts("wic", data=tmp_path / place) for place in ("saved", "official"))
-    assert (found.train, found.validation, found.test) == (expected.train, expected.validation, expected.test)
+    actual, expected = (load_prompts("wic", data=tmp_path / place) for place in ("saved", "official"))
+    assert (actual.train, actual.validation, actual.test) == (expected.train, expected.validation, expected.test)
 
 
 def test_superglues_rte_and_glues_are_the_same(tmp_path: Path) -> None:

@@ -47,15 +47,15 @@ def by_chance(batch: PromptBatch) -> torch.Tensor:
 
 def log_likelihoods(tokens: tuple[int, ...], count: int) -> list[float]:
     """Of the last `count` tokens, each behind all before it."""
-    whole = len(tokens)
-    return [float(logits_of(tokens[:at]).log_softmax(0)[tokens[at]]) for at in range(whole - count, whole)]
+    total = len(tokens)
+    return [float(logits_of(tokens[:at]).log_softmax(0)[tokens[at]]) for at in range(total - count, total)]
 
 
 def test_label_words_are_scored_among_the_whole_vocabulary() -> None:
-    found = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
+    actual = label_log_likelihoods(by_chance, encode_prompts(FILMS, FILM, Characters(), is_causal=True, max_length=90))
     texts = [codes(FILM.fill(sample.fields)) for sample in FILMS]
     expected = [[log_likelihoods((*text, ord(word)), 1)[0] for word in "tg"] for text in texts]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(actual, torch.tensor(expected))
     scores = evaluate(by_chance, FILMS, PromptEncoder(FILM, Characters(), **FIXED))
     chosen = [int(row[1] > row[0]) for row in expected]
     assert list(scores.predictions) == chosen and scores.metric == "accuracy"
