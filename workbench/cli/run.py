@@ -41,11 +41,7 @@ def run_and_show(
     except KeyboardInterrupt:
         has_begun = "train" in stages or settings.get("resume")  # before, its folder holds no run
         can_resume = mode == "execute" and declaration_of(job.method).trains and has_begun
-        say(
-            "Interrupted. To go on where it stopped, give the same command with --resume."
-            if can_resume
-            else "Interrupted."
-        )
+        say("Interrupted. To continue, give the same command with --resume." if can_resume else "Interrupted.")
         raise typer.Exit(INTERRUPTED) from None
     unwritten: WriteError | None = None
     if path is not None:
