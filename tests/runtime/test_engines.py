@@ -25,6 +25,7 @@ from workbench.core.medium import Medium
 from workbench.core.processes import ProcessId
 from workbench.runtime import engine_service
 from workbench.runtime import engines as engines_module
+from workbench.runtime.commands import Slow
 from workbench.runtime.engines import EngineCluster, EnginePool
 
 WORLD_SIZE = 3
@@ -271,6 +272,26 @@ def test_what_cannot_be_started(make_cluster: Callable[..., Cluster]) -> None:
         EngineCluster.start(replace(shared, devices=(*shared.devices[:2], slow)), fidelity="kernel")
     with pytest.raises(ConfigError, match="auto, kernel, paced"):
         EngineCluster.start(cluster, fidelity="exact")  # type: ignore[arg-type]
+
+
+def test_a_slow_pair_of_stations_takes_more_air_until_the_run_ends(make_cluster: Callable[..., Cluster]) -> None:
+    """The kernel does that; the sender does it where the kernel cannot, and on a switch."""
+    cluster, shaped = replace(make_cluster(3), medium="wifi"), list[Cluster]()
+
+    class Session:
+        healthy = True
+
+        def shape_links(self, cluster: Cluster) -> None:
+            shaped.append(cluster)
+
+    engines = EngineCluster(cluster, "kernel", "")
+    engines._session, engines.dilation, engines.keeps_variables = Session(), 2.0, True  # type: ignore[assignment]
+    slow = cluster.with_slow_links({"device-0>device-1": 4.0}).with_slower_links(2.0)
+    assert engines.slowed(0, Slow(4.0, "device-1")) == Slow(1.0, "device-1") and shaped.pop() == slow
+    assert engines.slowed(2, Slow(99.0, "device-1")) == Slow(99.0, "device-1") and shaped.pop() == slow
+    engines._finish(())
+    assert shaped == [cluster.with_slower_links(2.0)]
+    assert EngineCluster(make_cluster(3), "kernel", "").slowed(0, Slow(4.0, "device-1")) == Slow(4.0, "device-1")
 
 
 def test_links_are_not_shaped_while_idle_engines_end(make_cluster: Callable[..., Cluster]) -> None:

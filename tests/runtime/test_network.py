@@ -144,15 +144,19 @@ class TestKernelLinks:
             assert filters_again == filters
             assert look(network.endpoints[2])[1] == with_headers(625_000)
 
-    def test_all_that_send_at_once_share_the_air(self, make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-        """Two pairs at 8 Mbit/s between stations: their bytes pass one after the other, also both ways."""
-        cluster = replace(make_cluster(4, mbit_per_s=64), medium="wifi")
+    @pytest.mark.parametrize("frame_loss", [0.0, 0.5])
+    def test_all_that_send_at_once_share_the_air(
+        self, frame_loss: float, make_cluster: Callable[..., Cluster], tmp_path: Path
+    ) -> None:
+        """Two pairs at 8 Mbit/s between stations: their bytes pass one after the other, also both ways; if half of the
+        frames get lost, twice."""
+        cluster = replace(make_cluster(4, mbit_per_s=64), medium="wifi", frame_loss=frame_loss)
         size, ways = 400_000, [(0, 1), (1, 0), (2, 3)]
         with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
             network.shape(cluster.with_slower_links(4.0))
             assert look(network.endpoints[0])[1] == []
             begins, over = exchanges(network, ways, size)
-        assert max(over) - min(begins) >= (len(ways) * size - 20_000) / 1e6
+        assert max(over) - min(begins) >= (len(ways) * size - 20_000) / 1e6 / (1 - frame_loss)
 
     def test_messages_that_share_a_wire_pass_it_at_its_rate(
         self, make_cluster: Callable[..., Cluster], tmp_path: Path

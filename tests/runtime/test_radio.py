@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def stations(make_cluster: Callable[..., Cluster], *mbit_per_s: float) -> Cluste
     return replace(cluster, devices=devices, medium="wifi")
 
 
+def sending(network: EmulatedNetwork, ways: list[tuple[int, int]], size: int) -> subprocess.Popen[str]:
+    """Start _SEND: so many bytes on each way."""
+    hub = replace(network.endpoints[0], network_path=f"/proc/{network.holder_pid}/ns/net")
+    ends = [to_json(endpoint) for endpoint in (*network.endpoints, hub)]
+    command = [sys.executable, "-c", _SEND, json.dumps([ways, size]), *ends]
+    return subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
+
+
 @given(st.floats(1, 31))
 def test_the_copies_of_all_packets_take_the_times_on_air(times: float) -> None:
     """A packet's number ends with each byte equally often.  No packet gets two additional copies."""
@@ -114,16 +123,28 @@ def test_slow_stations_take_the_air_with_copies_that_nobody_receives(
     air, size, frame = cluster.air, 200_000, 4110
     assert air is not None and air.most_bytes_per_s == 4e6
     with closing(EmulatedNetwork.create(cluster, tmp_path)) as network:
+        network.shape(cluster.with_slow_links({"device-0>device-2": 3.0}))
         network.shape(cluster.with_slower_links(0.1))
-        hub = replace(network.endpoints[0], network_path=f"/proc/{network.holder_pid}/ns/net")
-        ends = [to_json(endpoint) for endpoint in (*network.endpoints, hub)]
-        command = [sys.executable, "-c", _SEND, json.dumps([list(times), size]), *ends]
-        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    passed = json.loads(done.stdout)
+        with sending(network, list(times), size) as process:
+            passed = json.loads(process.communicate()[0])
     assert passed["congestion"] == "reno"
     for (source, to), many in times.items():
         assert air.times_on_air(source, to) == pytest.approx(many)
         sent = passed[f"device {source}"][0]
         assert sent > size and passed[f"class {0x10 + source:#x}"] == pytest.approx(many * sent, abs=8 * frame)
         assert size < passed[f"device {to}"][1] < 1.2 * sent
+
+
+@pytest.mark.usefixtures("kernel_links")
+def test_a_rate_changes_while_frames_are_on_air(make_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """None of them is lost, and none gets around the air: the kernel counts as many bytes there as were sent, and the
+    copies."""
+    cluster, size = stations(make_cluster, 64, 64), 2_000_000
+    slow = cluster.with_slow_links({"device-0>device-1": 3.0})
+    with closing(EmulatedNetwork.create(cluster, tmp_path)) as network, sending(network, [(0, 1)], size) as process:
+        rates = cycle((slow, cluster))
+        while process.poll() is None:
+            network.shape(next(rates))
+        passed = json.loads(process.communicate()[0])
+    sent = passed["device 0"][0]
+    assert size < sent < 1.05 * size and sent - 8 * 4110 <= passed["class 0x10"] < 3 * sent

@@ -156,6 +156,24 @@ def test_jitter_is_drawn_by_message_and_its_mean_is_in_the_price() -> None:
     assert simulate(chained([one] * 3)).makespan_s == pytest.approx(1 + max(draws[:3]))
 
 
+def test_lost_frames_take_the_air_again() -> None:
+    """A fifth of the frames is lost, so each needs the air 1.25 times in the mean, with the access point and directly,
+    in messages, collectives and prices, on slowed links, too."""
+    plain = replace(stations(100, 50, 100), pairs={"d0>d2": Link(bytes_per_s=50)})
+    losing = replace(plain, frame_loss=0.2)
+    for transfers in ([(0, 1, 100)], [(0, 2, 100)], [(0, 1, 100), (2, 1, 100)]):
+        assert ends(at_once(losing, transfers)) == pytest.approx(
+            [1.25 * end for end in ends(at_once(plain, transfers))]
+        )
+    for way in ((0, 1), (0, 2)):
+        assert losing.link(*way).transfer_s(80) == pytest.approx(plain.link(*way).transfer_s(100))
+    assert collective_s(losing, "ALLREDUCE", (0, 1, 2), 240) == pytest.approx(
+        collective_s(plain, "ALLREDUCE", (0, 1, 2), 300)
+    )
+    slow = losing.with_slow_links({"d0>d1": 3.0})
+    assert slow.link(0, 1).transfer_s(100) == pytest.approx(3 * losing.link(0, 1).transfer_s(100))
+
+
 TICK_S = 1 / 512
 
 

@@ -257,10 +257,10 @@ def test_the_medium_is_chosen() -> None:
     assert "share the air" in form.caption.value and form.still != grey
     form.reset.click()
     assert form.cluster == load_cluster("laptop") and "same switch" in form.caption.value
-    shared = replace(load_cluster("laptop"), medium="wifi", jitter_s=0.001)
+    shared = replace(load_cluster("laptop"), medium="wifi", jitter_s=0.001, frame_loss=0.1)
     form = ClusterForm(shared)
     form.medium.control.value = "switch"
-    assert (form.cluster.medium, form.cluster.jitter_s) == ("switch", 0.0)
+    assert (form.cluster.medium, form.cluster.jitter_s, form.cluster.frame_loss) == ("switch", 0.0, 0.0)
 
 
 def test_fields_change_one_device_and_reset_puts_it_back() -> None:

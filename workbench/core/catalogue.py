@@ -39,7 +39,10 @@ _NUMBERS: dict[str, tuple[type, str, float]] = {
     "leave_below": (Device, "leave_below", 1),
 }
 """For each key: the field that it sets (which has the range), and the key's unit, in units of the field."""
-_CLUSTER_NUMBERS: dict[str, tuple[type, str, float]] = {"jitter_ms": (Cluster, "jitter_s", 1e-3)}
+_CLUSTER_NUMBERS: dict[str, tuple[type, str, float]] = {
+    "jitter_ms": (Cluster, "jitter_s", 1e-3),
+    "frame_loss": (Cluster, "frame_loss", 1),
+}
 """The same for the keys of the file."""
 
 _MODEL_KEYS = (*_NUMBERS, "title", "processor", "leave_if_throttled", "sustained")
@@ -151,6 +154,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
             data=tables.get("data", "tls"),
             medium=tables.get("medium", "switch"),
             jitter_s=source.number(tables, "jitter_ms", "The cluster", 0.0),
+            frame_loss=source.number(tables, "frame_loss", "The cluster", 0.0),
         )
     except ConfigError as error:
         raise source.wrap(error) from error

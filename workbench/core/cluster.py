@@ -15,6 +15,7 @@ from workbench.core.ranges import (
     Fraction,
     JoulesPerByte,
     Latency,
+    Loss,
     Name,
     NumBytes,
     Port,
@@ -183,7 +184,7 @@ class Cluster:
 
     medium: whether each device has its own wire to a switch, or all share the air of a Wi-Fi network.  There a
     pair's link leads from station to station, past the access point.  jitter_s: mean of the additional delay of each
-    message on Wi-Fi.
+    message on Wi-Fi.  frame_loss: share of the frames on Wi-Fi that get lost, which the radio sends again.
     data: how tensors travel between real devices: by our TLS relays, as plain TCP, or as plain TCP in a WireGuard
     network.
     """
@@ -195,12 +196,14 @@ class Cluster:
     data: DataPlane = "tls"
     medium: Medium = "switch"
     jitter_s: Latency = 0.0
+    frame_loss: Loss = 0.0
 
     def __post_init__(self) -> None:
         require_ranges(self, "A cluster")
-        if self.jitter_s and self.medium == "switch":
-            request = f"Cluster '{self.name}' asks for a jitter of {1e3 * self.jitter_s:g} ms."
-            raise ConfigError(request, "Its medium is a switch.", 'Leave jitter_ms out, or set medium = "wifi".')
+        if self.medium == "switch" and (self.jitter_s or self.frame_loss):
+            key, value = ("jitter_ms", 1e3 * self.jitter_s) if self.jitter_s else ("frame_loss", self.frame_loss)
+            request = f"Cluster '{self.name}' asks for {key} = {value:g}."
+            raise ConfigError(request, "Its medium is a switch.", 'Leave it out, or set medium = "wifi".')
         if not self.devices:
             raise ConfigError(
                 f"Cluster '{self.name}' was asked for.", "It has no devices.", "Describe at least one [[device]]."
@@ -258,8 +261,8 @@ class Cluster:
         ranks = {device.name: str(rank) for rank, device in enumerate(self.devices)}
         pairs = {">".join(ranks[end] for end in pair.split(">")): link for pair, link in self.pairs.items()}
         return Air(
-            bytes_per_s=tuple(device.link.bytes_per_s for device in self.devices),
-            pairs={pair: link.bytes_per_s for pair, link in pairs.items()},
+            bytes_per_s=tuple(self._got_through * device.link.bytes_per_s for device in self.devices),
+            pairs={pair: self._got_through * link.bytes_per_s for pair, link in pairs.items()},
             jitter_s=self.jitter_s,
         )
 
@@ -267,7 +270,8 @@ class Cluster:
         """Return the path between two ranks as it is without other traffic.
 
         Through a switch it has the rate of the slower access link.  Through an access point each byte is sent twice, at
-        the rates of both.  Its latency is the sum of both latencies, and of the mean jitter.
+        the rates of both, and lost frames are sent again.  Its latency is the sum of both latencies, and of the mean
+        jitter.
         """
         link = self._links.get((source, destination))
         if link is None:
@@ -280,10 +284,16 @@ class Cluster:
 
     def _link(self, source: int, destination: int) -> Link:
         sender, receiver = self.devices[source], self.devices[destination]
-        described = self.pairs.get(f"{sender.name}>{receiver.name}")
-        if described is not None:
-            return replace(described, latency_s=described.latency_s + self.jitter_s)
-        return _path(sender.link, receiver.link, self.medium, self.jitter_s)
+        path = self.pairs.get(f"{sender.name}>{receiver.name}") or _path(sender.link, receiver.link, self.medium)
+        if self.medium == "switch":
+            return path
+        rate = self._got_through * path.bytes_per_s
+        return Link(bytes_per_s=rate, latency_s=path.latency_s + self.jitter_s)
+
+    @property
+    def _got_through(self) -> float:
+        """Return the share of the frames that need not be sent again."""
+        return 1 - self.frame_loss
 
     def part(self, ranks: Sequence[int], factors: Factors | None = None) -> Cluster:
         """Return the cluster of the given devices, in this order.  Raises ConfigError if `ranks` is empty.
@@ -321,14 +331,16 @@ class Cluster:
 
     def with_slow_links(self, factors: Factors) -> Cluster:
         """Return the cluster with some links slower, by 'sender>receiver'; other keys, and devices that are not here,
-        are ignored.
+        are ignored.  On Wi-Fi a radio then has a lower rate and the same latency.
         """
         ranks, pairs = {device.name: rank for rank, device in enumerate(self.devices)}, dict(self.pairs)
         for pair, factor in factors.items():
             ends = [ranks.get(name) for name in str(pair).split(">")]
             if len(ends) == 2 and None not in ends:
-                link = replace(self, jitter_s=0.0).link(*ends)  # type: ignore[arg-type]  # neither is None
-                pairs[pair] = link.slower(factor)
+                steady = replace(self, jitter_s=0.0, frame_loss=0.0)  # both are added to a pair's link
+                link = steady.link(*ends)  # type: ignore[arg-type]  # neither is None
+                slow = link.slower(factor)
+                pairs[pair] = slow if self.medium == "switch" else replace(slow, latency_s=link.latency_s)
         return replace(self, pairs=pairs) if pairs != self.pairs else self
 
     def with_bandwidth(self, megabit_per_s: float) -> Cluster:
@@ -370,9 +382,9 @@ class Cluster:
 
 
 @functools.lru_cache(maxsize=4096)  # planners ask for the same few paths thousands of times
-def _path(sender: Link, receiver: Link, medium: Medium, jitter_s: float) -> Link:
+def _path(sender: Link, receiver: Link, medium: Medium) -> Link:
     rate_of = relayed if medium == "wifi" else min
     return Link(
         bytes_per_s=rate_of(sender.bytes_per_s, receiver.bytes_per_s),
-        latency_s=sender.latency_s + receiver.latency_s + jitter_s,
+        latency_s=sender.latency_s + receiver.latency_s,
     )

@@ -35,6 +35,7 @@ Dropout = Annotated[float, Meta(ge=0, lt=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Loss = Annotated[float, Meta(ge=0, le=0.9)]
 Slowness = Annotated[float, Meta(ge=1, le=1e6)]
 Slowing = Annotated[float, Meta(ge=1e-6, le=1e6)]
 """How many times slower; below 1: faster."""

@@ -80,6 +80,12 @@ class Engines(ABC):
     def now_s(self) -> float:
         """Return the monotonic clock in the devices' seconds."""
 
+    def slowed(self, rank: int, slow: c.Slow) -> c.Slow:
+        """Slow a rank's messages to a device down as far as its links can; return what is left for the device to do: by
+        default everything.
+        """
+        return slow
+
     @abstractmethod
     def _prepare(self) -> None:
         """Make sure that every device has an idle engine.  Raises RuntimeSetupError."""
@@ -202,6 +208,8 @@ class EngineService:
         if isinstance(content, c.Ping) and slot.is_sending:
             self._inbox.put(rank, "event", slot.pong)
             return True
+        if isinstance(content, c.Slow) and content.to:
+            content = self._engines.slowed(rank, content)
         paths: list[Any] = []
         is_own = slot.call.function is run_own and not isinstance(content, c.Ping)  # which the engine itself answers
         data = encode_message(Own.of(content) if is_own else content, paths)

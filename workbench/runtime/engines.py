@@ -15,6 +15,7 @@ from typing import Any, get_args
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError, check_choice
 from workbench.core.job import Fidelity as FidelityChoice
+from workbench.runtime.commands import Slow
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
 from workbench.runtime.engine_session import EngineSession, LocalSlot, Told, unheard
@@ -48,6 +49,7 @@ class EngineCluster(Engines):
         self.inbox.most_bytes = 1 << 32  # its engines are our own processes
         self.dilation = 1.0
         self._session: EngineSession | None = None
+        self._slow_paths = dict[str, float]()  # on shared air, by 'sender>receiver'
         self._starting = (
             threading.RLock()
         )  # held while engines start, are released after being idle, or get other links
@@ -103,8 +105,29 @@ class EngineCluster(Engines):
         with self._starting:  # engines that were idle may end just now
             if factor != self.dilation:
                 self.dilation = factor
-                if self._session is not None:
-                    self._session.shape_links(self.cluster.with_slower_links(factor))
+                self._shape_links()
+
+    def slowed(self, rank: int, slow: Slow) -> Slow:
+        """Let messages on shared air take more of its time, if the kernel can; their sender then does nothing."""
+        if self.cluster.medium != "wifi":
+            return slow
+        from workbench.runtime.radio import require_similar_rates  # needs pyroute2, which only Linux has
+
+        left, path = slow._replace(factor=1.0), f"{self.cluster.names[rank]}>{slow.to}"
+        self._slow_paths[path] = slow.factor
+        try:
+            require_similar_rates(self.cluster.with_slow_links(self._slow_paths))
+        except RuntimeSetupError:
+            del self._slow_paths[path]
+            left = slow
+        self._shape_links()
+        return left
+
+    def _shape_links(self) -> None:
+        with self._starting:
+            if self._session is not None:
+                slowed = self.cluster.with_slow_links(self._slow_paths)
+                self._session.shape_links(slowed.with_slower_links(self.dilation))
 
     def now_s(self) -> float:
         """Return the monotonic clock in the devices' seconds."""
@@ -159,7 +182,11 @@ class EngineCluster(Engines):
     def _finish(self, busy: Sequence[int]) -> None:
         if busy or self._session is None or not self._session.healthy:
             self.stop()
-        elif not self.keeps_variables:
+            return
+        if self._slow_paths:
+            self._slow_paths.clear()
+            self._shape_links()
+        if not self.keeps_variables:
             self._idle = threading.Timer(IDLE_S, self._end_idle)
             self._idle.daemon = True
             self._idle.start()
@@ -175,6 +202,7 @@ class EngineCluster(Engines):
     def stop(self) -> None:
         """End the engines and remove all their files.  A later `run` restarts them."""
         session, self._session, self.slots = self._session, None, ()
+        self._slow_paths.clear()
         if session is not None:
             session.close()
             atexit.unregister(session.close)

@@ -13,12 +13,10 @@ contains what an access point repeats.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 
 from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
 
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError
@@ -38,6 +36,8 @@ _QUEUE = 131_072
 _BIT, _BITS = 2, 6
 """The bits of a packet's identification that choose those with one copy more.  A connection counts its packets there.
 The lowest bits are left out: where two devices answer each other by turns, data have only even or odd numbers."""
+_PRIORITIES = 1, 3
+"""Of the filters of a port, in turn; those with lower numbers are asked first."""
 _MOST_ACTIONS = 32
 """The most actions of a filter (TCA_ACT_MAX_PRIO in linux/pkt_cls.h): copies of a frame, and the frame itself."""
 
@@ -49,37 +49,52 @@ def build_air(hub: IPRoute) -> None:
 
 
 def shape_air(hub: IPRoute, cluster: Cluster, addresses: Sequence[str], ports: Sequence[int]) -> None:
-    """Let everything that enters the bridge pass the air first, at a cluster's rates.
+    """Let everything that enters the bridge pass the air first, at a cluster's rates.  Frames that wait for the air
+    are kept when its rates change.
 
     addresses, ports: the IPv4 address of each rank, and the index of its port.  Raises NetlinkError if not allowed.
     """
     air, index = cluster.air, hub.link_lookup(ifname=AIR)[0]
     assert air is not None
     packed = [int(ip_address(address)) for address in addresses]
-    with contextlib.suppress(NetlinkError):  # the first time there is nothing to delete
-        hub.tc("del", "htb", index, _ROOT)
+    is_new = all(discipline.get_attr("TCA_KIND") != "htb" for discipline in hub.get_qdiscs(index))
     bits = max(1000, int(air.most_bytes_per_s * _WITH_HEADERS * 8))
-    hub.tc("add", "htb", index, _ROOT, default=_OTHER)
-    _add_class(hub, index, _PARENT, _ROOT, bits, bits)
-    _add_class(hub, index, _OTHER, _ROOT | _PARENT, 1000, bits)  # questions for addresses
+    if is_new:
+        hub.tc("add", "htb", index, _ROOT, default=_OTHER)
+    command = "add-class" if is_new else "change-class"
+    _set_class(hub, command, index, _PARENT, _ROOT, bits, bits)
+    _set_class(hub, command, index, _OTHER, _ROOT | _PARENT, 1000, bits)  # questions for addresses
     for minor, address in enumerate(packed, start=_FIRST):
-        _add_class(hub, index, minor, _ROOT | _PARENT, 1000, bits)
+        _set_class(hub, command, index, minor, _ROOT | _PARENT, 1000, bits)
         keys = [f"{address:#x}/0xffffffff+12"]  # source address in the IP header
-        hub.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=_ROOT | minor, keys=keys)
+        if is_new:
+            target = _ROOT | minor
+            hub.tc("add-filter", "u32", index, parent=_ROOT, prio=1, protocol=_ETHERNET_IP, target=target, keys=keys)
     for source, port in enumerate(ports):
-        with contextlib.suppress(NetlinkError):
-            hub.tc("del", "ingress", port)
+        others = {address: air.times_on_air(source, to) for to, address in enumerate(packed) if to != source}
+        _lead_through_air(hub, port, index, others)
+
+
+def _lead_through_air(hub: IPRoute, port: int, air: int, times: Mapping[int, float]) -> None:
+    """Lead all frames that enter by a port through the air.
+
+    times: how many times as long as the frame itself those to a destination take there, by its address.  New filters
+    come beside those that are there, which are removed afterwards: no frame gets around the air.
+    """
+    before = {message["info"] for message in hub.get_filters(port, parent=_INGRESS)}
+    if not before:
         hub.tc("add", "ingress", port)
-        for destination, address in enumerate(packed):
-            if destination == source:
-                continue
-            num_copies, more = copies(air.times_on_air(source, destination))
-            keys = [f"{address:#x}/0xffffffff+16"]  # destination address in the IP header
-            for packets in more:
-                _pass_air(hub, port, index, _ETHERNET_IP, [*keys, packets], num_copies + 1)
-            if num_copies:
-                _pass_air(hub, port, index, _ETHERNET_IP, keys, num_copies)
-        _pass_air(hub, port, index, _ETHERNET_ALL, ["0x0/0x0+0"], 0)
+    first = next(prio for prio in _PRIORITIES if all(info >> 16 not in (prio, prio + 1) for info in before))
+    for address, many in times.items():
+        num_copies, more = copies(many)
+        keys = [f"{address:#x}/0xffffffff+16"]  # destination address in the IP header
+        for packets in more:
+            _pass_air(hub, port, air, first, [*keys, packets], num_copies + 1)
+        if num_copies:
+            _pass_air(hub, port, air, first, keys, num_copies)
+    _pass_air(hub, port, air, first + 1, ["0x0/0x0+0"], 0)
+    for info in sorted(before):  # of each priority and protocol
+        hub.tc("del-filter", index=port, parent=_INGRESS, info=info)
 
 
 def copies(times: float) -> tuple[int, tuple[str, ...]]:
@@ -112,11 +127,14 @@ def require_similar_rates(cluster: Cluster) -> None:
         )
 
 
-def _pass_air(hub: IPRoute, port: int, air: int, protocol: int, keys: Sequence[str], num_copies: int) -> None:
-    """Lead frames that enter by a port through the air, each behind some copies of itself."""
+def _pass_air(hub: IPRoute, port: int, air: int, prio: int, keys: Sequence[str], num_copies: int) -> None:
+    """Lead frames that enter by a port through the air, each behind some copies of itself.
+
+    prio: one of _PRIORITIES for a device's frames; the next one for all others.
+    """
     to_air = {"kind": "mirred", "direction": "egress", "ifindex": air}
     actions = [*({**to_air, "action": "mirror"} for _ in range(num_copies)), {**to_air, "action": "redirect"}]
-    prio = 1 if protocol == _ETHERNET_IP else 2
+    protocol = _ETHERNET_IP if prio in _PRIORITIES else _ETHERNET_ALL
     target = _ROOT | _PARENT
     hub.tc(
         "add-filter",
@@ -131,9 +149,9 @@ def _pass_air(hub: IPRoute, port: int, air: int, protocol: int, keys: Sequence[s
     )
 
 
-def _add_class(hub: IPRoute, air: int, minor: int, parent: int, bits: int, most_bits: int) -> None:
+def _set_class(hub: IPRoute, command: str, air: int, minor: int, parent: int, bits: int, most_bits: int) -> None:
     hub.tc(
-        "add-class",
+        command,
         "htb",
         air,
         _ROOT | minor,

@@ -162,6 +162,7 @@ class ClusterForm(Form):
             devices=devices,
             medium=medium,
             jitter_s=self._origin.jitter_s if medium == "wifi" else 0.0,
+            frame_loss=self._origin.frame_loss if medium == "wifi" else 0.0,
             description=f"{self._origin.name}, changed in the form",
         )
 
