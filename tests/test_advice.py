@@ -15,6 +15,7 @@ from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
+from workbench.core.heat import Level
 from workbench.core.job import Job
 from workbench.methods.common.acceptances import Acceptance, acceptance_of
 from workbench.methods.common.scaling import is_measured_here
@@ -92,6 +93,16 @@ def test_on_slow_links_one_device_is_enough_and_the_latency_is_named() -> None:
     advice = on(slow_links(3.0))
     assert len(advice.choices[0].devices) == 1
     assert "One device is enough" in advice.reason and "latency takes" in advice.reason
+
+
+def test_the_reason_names_shared_air_and_heat() -> None:
+    """On a switch, with devices that stay cold, it names neither."""
+    cluster = with_devices(load_cluster("laptop-equal"), flops_per_s=1e8)  # so slow that several pay
+    curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=0.01, speed=0.5))
+    edge = replace(with_devices(cluster, sustained=curve), medium="wifi")
+    plain, reason = (on(each).reason for each in (cluster, edge))
+    assert "share the air" not in plain and "get hot" not in plain
+    assert "All messages share the air of one Wi-Fi network. Devices get hot: the run's steps take " in reason
 
 
 def test_data_that_stay_and_requests_have_their_own_methods() -> None:

@@ -15,6 +15,9 @@ from workbench.core.serial import to_json
 from workbench.core.units import three_figures
 from workbench.methods.base import Method, Planned, Prediction
 
+GET_HOT = "Devices get hot"
+"""What a plan's note about heat begins with."""
+
 
 def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluster) -> Plan:
     """Return the method's plan for cold devices, or the one for hot devices if the whole run is simulated to be shorter
@@ -38,7 +41,7 @@ def plan_over_run(method: Method, prepared: Any, costs: Profile, cluster: Cluste
     if taken_s <= never_hot_s:
         return chosen
     steps = "steps" if declaration_of(prepared.job.method).trains else "requests"
-    words = f"Devices get hot: the run's {steps} take {three_figures(taken_s)} s, and would take "
+    words = f"{GET_HOT}: the run's {steps} take {three_figures(taken_s)} s, and would take "
     words += f"{three_figures(never_hot_s)} s on cold ones"
     if chosen is hot:
         words += "; the plan is for hot devices, because with the one for cold ones they take "

@@ -28,6 +28,7 @@ from workbench.core.units import three_figures
 from workbench.methods.base import Event, ignore
 from workbench.methods.common.draft_advice import DraftAdvice
 from workbench.methods.common.scaling import is_measured_here
+from workbench.methods.sustained import GET_HOT
 from workbench.methods.training.estimates import estimated_steps
 from workbench.models.configuration import model_facts, require_known
 from workbench.models.loading import family_of
@@ -107,9 +108,10 @@ class Advice:
 
 
 def _reason(choices: Sequence[Choice]) -> str:
-    stages = choices[0].report.plan.stages
+    best = choices[0]
+    cluster, plan = best.report.cluster, best.report.plan
     recomputed, stored = (
-        " and ".join(stage.layers_in_words for stage in stages if stage.activations == choice)
+        " and ".join(stage.layers_in_words for stage in plan.stages if stage.activations == choice)
         for choice in (RECOMPUTE, DISK)
     )
     words = _why_first(choices)
@@ -117,7 +119,9 @@ def _reason(choices: Sequence[Choice]) -> str:
         words += f" The backward pass computes the activations of {recomputed} again, to save memory."
     if stored:
         words += f" The activations of {stored} are on the disk, to save memory."
-    return words
+    if cluster.medium == "wifi" and len(best.devices) > 1:
+        words += " All messages share the air of one Wi-Fi network."
+    return words + "".join(f" {note}" for note in plan.notes if note.startswith(GET_HOT))
 
 
 def _why_first(choices: Sequence[Choice]) -> str:
