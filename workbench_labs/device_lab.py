@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +14,7 @@ from IPython.display import Markdown
 from workbench import experiment
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import Link
+from workbench.core.heat import Level
 from workbench.core.job import Fidelity, Job
 from workbench.core.report import Report, median_s
 from workbench.profiler.host import HostProfile, measure_host
@@ -132,6 +134,31 @@ class Bench:
             x_title="times slower",
             y_title="ms a step of the first epoch",
         )
+
+    def edge_table(self, job: Job) -> Table:
+        """Return a step, the run and the plan on the cluster as described, on the shared air of Wi-Fi, and if the first
+        device gets hot: when it has computed for a quarter of the run, it is half as fast (simulated).
+        """
+        described = experiment.run(job, self.cluster, "simulate")
+        first, *others = self.cluster.devices
+        curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=described.predicted_s / 4, speed=0.5))
+        hot = replace(self.cluster, devices=(replace(first, sustained=curve), *others))
+        reports = {
+            "as described": described,
+            "on Wi-Fi": experiment.run(job, replace(self.cluster, medium="wifi"), "simulate"),
+            f"'{first.name}' gets hot": experiment.run(job, hot, "simulate"),
+        }
+        rows = [
+            (
+                name,
+                f"{_typical_ms(report, cached=False):.1f}",
+                f"{report.predicted_s:.2f}",
+                f"{report.plan.partition()} on {report.plan.grouping()}",
+            )
+            for name, report in reports.items()
+        ]
+        columns = ("the devices", "a step of the first epoch, ms", "the run, s", "layers on devices")
+        return Table(columns, rows, title="The same devices on Wi-Fi, and one that gets hot (simulated)")
 
 
 def host_rates(seconds: float) -> HostProfile:
