@@ -28,6 +28,7 @@ NAMES = [
     "live",
     "advise",
     "memory",
+    "planning",
     "classroom",
     "heat",
     "kit",

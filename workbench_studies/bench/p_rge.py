@@ -240,18 +240,41 @@ def _points(sections: Sequence[str], model: str, length: int, grid: Grid, rounds
 
 
 def _step_points(model: CausalModel, data: EncodedPrompts, grid: Grid, rounds: int, storage: str) -> Points:
-    """Yield MeZO's steps over P-RGE's, both over LoRA-FA, for each (q, E)."""
+    """Yield MeZO's steps over P-RGE's, both over LoRA-FA, for each (q, E).
+
+    bound: MeZO's step over the forward passes alone, without noise and updates, all rows together or one pass after
+    another, whichever is faster.
+    """
     for queries, batch in grid:
         rows = batch_of(data, batch)
         # With one query there is nothing to batch in the outer loop.
         executions = get_args(Execution) if queries > 1 else ("sequential", "both")
         sides = {name: prge_step(model, rows, queries, execution=name) for name in executions}
-        tried = {name: median(seconds) for name, seconds in interleaved(sides, CHOICE_ROUNDS).items()}
+        num_passes = 2 * queries
+        passes = {
+            "together": _passes(model, [batch_of(data, num_passes * batch)]),
+            "apart": _passes(model, [rows] * num_passes),
+        }
+        measured = interleaved(sides | passes, CHOICE_ROUNDS)
+        tried = {name: median(measured[name]) for name in executions}
+        alone = {f"passes_{name}_ms": 1e3 * median(measured[name]) for name in passes}
         chosen = _fastest(tried)
         mezo = Mezo(model, ZerothOrderConfig(queries=queries, learning_rate=LEARNING_RATE))
         seconds = interleaved({"MeZO": partial(mezo.step, rows), "P-RGE": sides[chosen]}, rounds)
         others = {f"{name}_ms": 1e3 * tried_s for name, tried_s in tried.items()}
-        yield _point("steps", queries, batch, seconds.values(), storage, chosen) | {"tried": others}
+        point = _point("steps", queries, batch, seconds.values(), storage, chosen)
+        yield point | {"bound": point["against_ms"] / min(alone.values()), **alone, "tried": others}
+
+
+def _passes(model: CausalModel, batches: Sequence[PromptBatch]) -> Step:
+    """Return a function that computes the losses of some batches, one after another."""
+
+    def losses(number: int) -> None:
+        with torch.inference_mode():
+            for batch in batches:
+                model.part_losses(batch)
+
+    return losses
 
 
 def _fastest(seconds: Mapping[str, float]) -> str:

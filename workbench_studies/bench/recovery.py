@@ -97,7 +97,7 @@ def _point(method: str, job: Job, step: int, kind: str, rounds: int, progress: P
         **({"simulated_s": median(foreseen_s)} if foreseen_s else {}),
         "longest_s": max(recovery.seconds for recovery in recoveries),
         "stood_still_s": median(recovery.stood_still_s for recovery in recoveries),
-        "step_s": median(recovery.step_s for recovery in recoveries),
+        "bound_s": median(recovery.step_s for recovery in recoveries),
         "repeated_steps": max(recovery.repeated for recovery in recoveries),
         "parts_s": {
             name: median(recovery.parts_s.get(name, 0.0) for recovery in recoveries)

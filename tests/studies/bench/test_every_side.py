@@ -35,6 +35,7 @@ from workbench_studies.bench import (
     memory,
     p_rge,
     pac_plus,
+    planning,
     recovery,
     ringada,
     runtime,
@@ -215,6 +216,14 @@ def test_live(monkeypatch: Patch) -> None:
     monkeypatch.setattr(live, "BLOCK", 5)
     report = live.bench(lambda line: None)
     assert report["ratio_min"] <= report["with_view_over_without"] <= report["ratio_max"] and report["drawing_ms"] > 0
+
+
+def test_planning() -> None:
+    jobs = {name: replace(job, model="tiny-bert", train_samples=64) for name, job in planning.JOBS.items()}
+    report = planning.bench(lambda line: None, jobs=jobs, num_devices=5, rounds=1)
+    assert [point["job"] for point in report["points"]] == list(planning.JOBS)
+    for point in report["points"]:
+        assert point["profile_s"] > 0 and 0 < point["plan_bound_s"] < point["plan_s"]
 
 
 def test_classroom(monkeypatch: Patch) -> None:

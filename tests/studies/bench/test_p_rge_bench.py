@@ -83,6 +83,9 @@ def test_points_of_the_grid_are_measured_and_an_unknown_section_is_answered():
     assert set(report["points"][0]["tried"]) == {"sequential_ms", "both_ms"}
     assert set(report["points"][1]["tried"]) == {"sequential_ms", "outer_ms", "inner_ms", "both_ms"}
     assert all(point["execution"] + "_ms" in point["tried"] and point["ratio"] > 0 for point in report["points"])
+    for point in report["points"]:
+        alone_ms = min(point["passes_together_ms"], point["passes_apart_ms"])
+        assert point["bound"] == pytest.approx(point["against_ms"] / alone_ms)
     assert report["smallest_ratio"] == min(point["ratio"] for point in report["points"])
     copies = p_rge.bench(
         lambda line: None, only=("copies",), model="tiny-llama-2", length=24, grid=((1, 1), (2, 4)), rounds=1
