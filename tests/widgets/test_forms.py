@@ -206,12 +206,12 @@ def test_a_device_cannot_have_every_value(name: str, typed: str, said: str) -> N
 )
 def test_a_job_is_copied_as_a_command_and_as_python(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[tuple[object, ...]] = []
-    monkeypatch.setattr(app, "_run", lambda *given, **_: messages.append(given[:3]))
+    monkeypatch.setattr(app, "run_and_show", lambda *arguments, **_: messages.append(arguments[:3]))
     cluster = load_cluster("pac-env-b")
     words = shlex.split(as_command(job, cluster))
     assert words[:2] == ["workbench", "run"]
     result = CliRunner().invoke(app.app, words[1:], catch_exceptions=False)
-    assert result.exit_code == 0 and messages == [(job, "pac-env-b", "execute")]
+    assert result.exit_code == 0 and messages == [(job, cluster, "execute")]
     ran: list[tuple[object, ...]] = []
     monkeypatch.setattr("workbench.experiment.run", lambda *given: ran.append(given))
     for one in (cluster, replace(cluster, name="mine")):
