@@ -31,6 +31,7 @@ from workbench.methods.fine_tuning.measure import measure_layers
 from workbench.methods.fine_tuning.phases import FineTuningRankJob, TechniquePhase
 from workbench.methods.ringada.measure import measure_layers as measure_ring_layers
 from workbench.methods.training.handlers import planned_epoch
+from workbench.methods.training.state_costs import with_room
 from workbench.models.configuration import model_facts
 from workbench.models.loading import load_stack
 from workbench.models.saving import load_trained
@@ -164,7 +165,7 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
     jobs = {name: job_for(data, technique=name, **options) for name in ("full", "lora")}
     need = {}
     for name, job in jobs.items():
-        profile = experiment.profile(job, two_devices(), "execute")
+        profile = with_room(experiment.profile(job, two_devices(), "execute"), job)
         plan = experiment.plan(job, two_devices(), "execute")
         lengths = fine_tuning.FineTuning().prepare(job, lambda event: None).train.lengths
         (need[name],) = plan_needs(profile, plan, sequence_length=max(lengths)).values()

@@ -29,6 +29,15 @@ def test_the_parts_of_a_middle_stage_by_hand():
     assert need.total_bytes == 2200 + 200 + 400 + 720 + 24 + 160
 
 
+def test_a_stage_has_room_for_a_copy_of_its_state_if_that_is_small():
+    profile, _ = equal(4, 1)
+    sizes = {"samples": 2, "sequence_length": SEQUENCE_LENGTH, "in_flight": 1}
+    copying = replace(profile, most_copied_bytes=2 * 3 * 100)
+    for start, stop, copied_bytes in ((0, 1, 300), (1, 3, 600), (0, 3, 0)):
+        plain, with_copy = (memory.rank_need(each, 0, start, stop, **sizes) for each in (profile, copying))
+        assert with_copy.total_bytes - plain.total_bytes == copied_bytes
+
+
 def test_the_whole_model_has_no_boundary():
     profile, _ = equal(4, 1)
     assert memory.rank_need(profile, 0, 0, 4, samples=2, sequence_length=1, in_flight=1).boundary_bytes == 0

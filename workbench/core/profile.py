@@ -158,6 +158,8 @@ class Profile:
     """layers[rank][layer] for every device.
 
     optimizer_bytes_per_trainable_byte: 2 for AdamW in fp32.
+    most_copied_bytes: a stage whose trained parameters and optimizer state take at most so many bytes copies them for
+    its snapshots.
 
     source: 'measured' on the devices, 'scaled' from a measurement of the host, or 'analytic'.
     notes: sentences on what the costs leave out.
@@ -168,6 +170,7 @@ class Profile:
     source: Literal["measured", "scaled", "analytic"]
     layers: tuple[Layers, ...]
     optimizer_bytes_per_trainable_byte: float = 2.0
+    most_copied_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -217,8 +220,10 @@ class Profile:
         return self._grids[rank, kind]
 
     def optimizer_bytes(self, trainable_bytes: int) -> int:
-        """Return the bytes of the optimizer's state of trained parameters."""
-        return round(self.optimizer_bytes_per_trainable_byte * trainable_bytes)
+        """Return the bytes of the optimizer's state of a stage's trained parameters, and of a copy of both."""
+        state = round(self.optimizer_bytes_per_trainable_byte * trainable_bytes)
+        copied = trainable_bytes + state
+        return state + (copied if copied <= self.most_copied_bytes else 0)
 
     def stored_bytes(self, layers: Iterable[LayerProfile]) -> int:
         """Return the bytes of layers on a device throughout training: parameters, gradients, optimizer state."""

@@ -177,6 +177,8 @@ class FootprintTable:
 
         trainable = summed([layer.trainable_bytes for layer in layers])
         optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte).astype(int)
+        state = trainable + optimizer
+        optimizer += np.where(state <= profile.most_copied_bytes, state, 0)
         self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
         self._trainable = trainable
         self._fixed = self._once + np.array(copies)[:, None] * trainable

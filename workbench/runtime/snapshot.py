@@ -32,8 +32,8 @@ from workbench.runtime.state import load_state
 
 MOMENTS, WEIGHTS = KINDS = ("moments", "weights")
 SMALL_BYTES = 32_000_000
-"""Parameters and moments of a stage of which a device writes a copy while it computes: no plan leaves room for a larger
-one.  Of a fine-tuning's they are saved after every step by default.  Saving more would cost more than a crash loses."""
+"""Parameters and moments of a stage of which a device writes a copy while it computes: plans leave room for that.
+Of a fine-tuning's they are saved after every step by default.  Saving more would cost more than a crash loses."""
 
 _WEIGHT = f"{STATE_KINDS[0]}/"
 _NAME = re.compile(r"(moments|weights)-epoch-(\d+)-step-(\d+)-layers-(\d+)-(\d+)\.safetensors")

@@ -19,6 +19,7 @@ from workbench.methods.training.phases import PhasedJob
 from workbench.methods.training.prepare import PreparedTraining
 from workbench.planners import Problem
 from workbench.runtime.flat_optimizer import STATE_KINDS
+from workbench.runtime.snapshot import SMALL_BYTES
 from workbench.schedules.moves import Move, moves
 from workbench.simulator import makespan_s
 
@@ -140,11 +141,11 @@ def _seconds(rounds: Sequence[Move]) -> float:
 
 
 def with_room(profile: Profile, job: Job) -> Profile:
-    """Return a profile with room for snapshots in memory: of a device's own state, and the same amount for its
-    neighbour's.
+    """Return a profile with room for snapshots in memory: a copy of a small state that is being written to the disk, or
+    copies of a device's own state, and the same amount for its neighbour's.
     """
     if job.snapshot_to != "neighbour":
-        return profile
+        return replace(profile, most_copied_bytes=SMALL_BYTES)
     copied_bytes = 2 * _COPIES * len(STATE_KINDS)
     return replace(
         profile, optimizer_bytes_per_trainable_byte=profile.optimizer_bytes_per_trainable_byte + copied_bytes
