@@ -1,6 +1,7 @@
 """Run collectives over gloo: all-reduce and broadcast are its own; all-gather and reduce-scatter are rings of messages.
 
-gloo's own reduce-scatter costs as much as an all-reduce; a ring takes half.
+gloo's own reduce-scatter costs as much as an all-reduce; a ring takes half.  On emulated links a collective ends when
+the last member's device has had its time for it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from workbench.core.schedule import ALLGATHER, ALLREDUCE, BROADCAST, REDUCESCATTER, Op
+from workbench.runtime.ingress import Due
+from workbench.runtime.pacing import RankLinks, behind, wait_until
 
 _RING_TAG = (1 << 30) + 1
 """Message tags for ring transfers of collectives, above those of channels."""
@@ -42,6 +45,25 @@ class LatestBegin:
         """Return it once all members have begun.  Raises RuntimeError if a member died or became silent."""
         self._work.wait()
         return Begin(*self._times.tolist())
+
+
+def end_on_links(op: Op, size: int, links: RankLinks, latest: Begin) -> tuple[float, float]:
+    """Wait until a collective on a tensor of `size` bytes ends on emulated links; return when, and by how much too late
+    that is, both in seconds.
+
+    latest: when its last member began.  All members leave at the same time, so each waits by itself.
+    """
+    behind_s = behind(latest.device_s, latest.machine_s)
+    if links.is_shared:
+        return wait_until(time.monotonic() + links.collective_delay_s(op.kind, op.ranks)) - behind_s, 0.0
+    due = Due(latest.device_s + links.collective_s(op.kind, op.ranks, size))
+    done_s = time.monotonic()
+    if done_s < due.end_s:
+        end_s = wait_until(due.end_s)
+        end_s -= behind(due.end_s, end_s)
+    else:
+        end_s = done_s - min(behind_s, due.late_s(done_s))
+    return end_s, due.late_s(end_s)
 
 
 def broadcast(group: torch.distributed.ProcessGroup, root: int, tensor: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ class Due:
         return max(0.0, came_s - self.end_s)
 
 
-class _Held(Due):
+class _Message(Due):
     """A message that shares the ingress.  seconds: those that it takes alone."""
 
     def __init__(self, source: int, sent_s: float, seconds: float) -> None:
@@ -43,7 +43,7 @@ class SharedIngress:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_messages = 0
-        self._latest: list[tuple[int, _Held]] = []  # (number, message), by when they were sent
+        self._latest: list[tuple[int, _Message]] = []  # (number, message), by when they were sent
         self._earlier = Ingress()  # those that were sent before
         self._idle_from_s = 0.0  # when all messages so far have come
 
@@ -55,7 +55,7 @@ class SharedIngress:
         the shares of the latest messages are computed again from when each was sent, also of those that have come
         already: they were due later than it seemed.
         """
-        message = _Held(source, sent_s, seconds)
+        message = _Message(source, sent_s, seconds)
         with self._lock:
             bisect.insort(self._latest, (self._num_messages, message), key=lambda each: each[1].sent_s)
             self._num_messages += 1
@@ -79,7 +79,7 @@ class SharedIngress:
             message.end_s = came_s[number]
 
 
-def _start(ingress: Ingress, number: int, message: _Held) -> dict[int, float]:
+def _start(ingress: Ingress, number: int, message: _Message) -> dict[int, float]:
     """Let a message share an ingress.  Returns those that have come before it was sent, with their times."""
     came_s = ingress.advance(message.sent_s)
     ingress.start(number, message.source, message.seconds, max(message.sent_s, ingress.now_s))

@@ -34,9 +34,9 @@ from workbench.core.errors import DeviceLostError
 from workbench.core.schedule import ALLGATHER, Op, Value
 from workbench.core.threads import in_background
 from workbench.core.timeline import Span
-from workbench.runtime.collectives import Begin, LatestBegin, run_collective
+from workbench.runtime.collectives import LatestBegin, end_on_links, run_collective
 from workbench.runtime.ingress import Due, SharedIngress
-from workbench.runtime.pacing import GRAIN_S, RankLinks, behind, wait_until
+from workbench.runtime.pacing import GRAIN_S, RankLinks, wait_until
 from workbench.runtime.stamps import Stamp, empty_with_stamp, stamped, without_stamp
 from workbench.runtime.step_values import StepValues, empty, nbytes, never_late
 
@@ -194,28 +194,13 @@ class Transport:
                 "See the first device that failed.",
             ) from error
         size = nbytes(result if op.kind == ALLGATHER else content)
-        end_s, late_s = (time.monotonic(), 0.0) if latest is None else self._end_collective(op, size, latest)
+        if latest is None:
+            end_s, late_s = time.monotonic(), 0.0
+        else:
+            assert self.links is not None
+            end_s, late_s = end_on_links(op, size, self.links, latest)
         num_bytes = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
         return result, Span(self._rank, op, begin_s, end_s, num_bytes, late_s)
-
-    def _end_collective(self, op: Op, size: int, latest: Begin) -> tuple[float, float]:
-        """Wait until a collective on a tensor of `size` bytes ends on emulated links; return when, and by how much too
-        late that is.
-
-        latest: when its last member began.  All members leave at the same time, so each waits by itself.
-        """
-        assert self.links is not None
-        behind_s = behind(latest.device_s, latest.machine_s)
-        if self.links.is_shared:
-            return wait_until(time.monotonic() + self.links.collective_delay_s(op.kind, op.ranks)) - behind_s, 0.0
-        due = Due(latest.device_s + self.links.collective_s(op.kind, op.ranks, size))
-        done_s = time.monotonic()
-        if done_s < due.end_s:
-            end_s = wait_until(due.end_s)
-            end_s -= behind(due.end_s, end_s)
-        else:
-            end_s = done_s - min(behind_s, due.late_s(done_s))
-        return end_s, due.late_s(end_s)
 
     def flush(self, values: StepValues) -> None:
         """Wait until all announced values have been sent, including forwarded ones.

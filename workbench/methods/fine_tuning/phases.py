@@ -170,9 +170,9 @@ class TechniquePhase(StagePhase[FineTuningRankJob]):
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
         if not isinstance(self.optimizer, WindowOptimizer):
-            return BackpropagationHandlers(shared=self.rank_job.shared, **self.own(planned, epoch)).table()
+            return BackpropagationHandlers(shared=self.rank_job.shared, **self.handler_fields(planned, epoch)).table()
         division, shape = self.rank_job.divisions.get(self.session.rank), self.shape(planned)
-        arguments = self.own(all_parts(planned), epoch) | {
+        arguments = self.handler_fields(all_parts(planned), epoch) | {
             "optimizer": self.optimizer.inner,
             "total": planned.shape.samples,
         }

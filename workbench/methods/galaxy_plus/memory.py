@@ -106,10 +106,10 @@ def device_needs(
     for shape, count, units, weights in equal_layers(plan, profile.stacks, full_everywhere=profile.full_everywhere):
         goes_on = kept_tokens and shape is profile.stacks[-1]
         unit_cache_bytes = shape.kept_bytes(kept_tokens, memory_tokens) if goes_on else 0
-        for i, own in enumerate(weights):
-            attention[i] += count * own.attention
-            feed_forward[i] += count * own.feed_forward
-            undivided[i] += count * own.undivided
+        for i, layer in enumerate(weights):
+            attention[i] += count * layer.attention
+            feed_forward[i] += count * layer.feed_forward
+            undivided[i] += count * layer.undivided
             caches[i] += count * units[i] * unit_cache_bytes
     return {
         rank: InferenceNeed(

@@ -230,7 +230,7 @@ class FirstEpoch(StagePhase[PacPlusRankJob]):
 
     def handlers(self, epoch: int, planned: PlannedStep) -> dict[str, Handler]:
         """Return the handlers of a step (see RankPhase)."""
-        return PacPlusHandlers(tape=self._tape, **self.own(planned, epoch)).table()
+        return PacPlusHandlers(tape=self._tape, **self.handler_fields(planned, epoch)).table()
 
     def tape(self, lost: Sequence[int]) -> ActivationCache | None:
         """Return this rank's tape of the first epoch.

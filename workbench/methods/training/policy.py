@@ -111,7 +111,11 @@ class TrainingPolicy(StepPolicy):
 
     def begun(self, generation: Generation) -> Generation:
         """Let the generation continue after the last step whose state is in the folder (see Policy)."""
-        former = self._former if generation.number == 1 else take_up(generation.job, self._held(generation.members))
+        former = (
+            self._former
+            if generation.number == 1
+            else take_up(generation.job, self._homes_in_memory(generation.members))
+        )
         job, done = replace(generation.job, **former.begins), self._step
         timetable: Any = generation.predictor
         self._step = timetable.number(former.epochs, former.step)
@@ -131,7 +135,7 @@ class TrainingPolicy(StepPolicy):
             self.say(job.missing)
         return generation._replace(job=job)
 
-    def _held(self, members: Sequence[int]) -> dict[Position, Homes]:
+    def _homes_in_memory(self, members: Sequence[int]) -> dict[Position, Homes]:
         """Return the complete snapshots in the members' memory, with the members that have each tensor.
 
         If two devices were lost at the same time there may be none; then the last one on the disk is used.

@@ -160,7 +160,7 @@ class StagePhase(RankPhase[AJob]):
             return None
         return make_folder(self.session.context.own_folder(self.rank_job.folder))
 
-    def own(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
+    def handler_fields(self, planned: PlannedStep, epoch: int) -> dict[str, Any]:
         """Return this rank's part of a step as fields of StepHandlers."""
         assert self.index is not None
         plan = self.rank_job.plan
