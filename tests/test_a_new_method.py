@@ -88,9 +88,10 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
     return run(job, tmp_path_factory.mktemp("whole"))
 
 
-def test_simulated(job: Job) -> None:
+def test_simulated(job: Job, whole: Report) -> None:
     report = experiment.run(job, two_devices(), "simulate")
     assert len(report.steps) == 8 and all(step.predicted_s for step in report.steps)
+    assert report.bytes[TRAINED_WEIGHTS] == whole.bytes[TRAINED_WEIGHTS]
 
 
 def test_executed_it_equals_one_device(job: Job, whole: Report, tmp_path: Path) -> None:

@@ -273,11 +273,10 @@ def _predicted(
         for note in notes:
             notify(Event("note", message=note))
         prediction = predicted(method, planned)
-    layers = method.layer_costs(prepared, batch=1, sequence_length=1)
-    trained = sum(layer.trainable_params for layer in layers)
-    frozen = sum(layer.frozen_params - layer.copied_params for layer in layers)
-    if trained:
-        nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * (trained + frozen)}
+    if trained := method.num_trained(prepared):
+        layers = method.layer_costs(prepared, batch=1, sequence_length=1)
+        number = sum(layer.trainable_params + layer.frozen_params - layer.copied_params for layer in layers)
+        nbytes = {TRAINED_WEIGHTS: FP32_BYTES * trained, ALL_WEIGHTS: FP32_BYTES * number}
         prediction = replace(prediction, bytes=prediction.bytes | nbytes)
     return method, planned, prediction, notes
 

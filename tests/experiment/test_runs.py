@@ -14,8 +14,9 @@ from tests.experiment.running import KEPT_AFTER_A_RUN, predicted, run
 from workbench import experiment
 from workbench.core import Job, Report
 from workbench.core.errors import ConfigError, DivergedError
-from workbench.core.report import SweepPoint
+from workbench.core.report import TRAINED_WEIGHTS, SweepPoint
 from workbench.core.serial import from_json, to_json
+from workbench.core.summary import summary_rows
 from workbench.methods import calibration, load_method
 from workbench.runtime.engines import EngineCluster, default_pool
 
@@ -30,6 +31,14 @@ def test_a_run_reports_every_step_and_leaves_what_the_readme_says(whole: tuple[R
     assert Report.read(folder / "report.json").steps == report.steps
     assert report.artifacts["adapter"] == str(folder / "adapter")
     assert from_json(to_json(report), Report) == report
+
+
+def test_a_simulation_counts_the_weights_that_a_run_trains(whole: tuple[Report, Path], job: Job) -> None:
+    executed, simulated = whole[0], experiment.run(job, two_devices(), "simulate")
+    assert simulated.bytes[TRAINED_WEIGHTS] == executed.bytes[TRAINED_WEIGHTS] > 0
+    [row] = [text for label, text in summary_rows(simulated) if label == "Weights"]
+    assert row == dict(summary_rows(executed))["Weights"]
+    assert row.endswith(f"% are trained: {executed.bytes[TRAINED_WEIGHTS] // 4:,} numbers")
 
 
 def test_the_saved_adapter_predicts_the_same_in_a_fresh_process(whole: tuple[Report, Path], job: Job) -> None:

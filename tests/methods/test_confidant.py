@@ -23,7 +23,7 @@ from workbench.core.errors import ConfigError, PlanError
 from workbench.core.job import ADAPTER_RATE, FULL_RATE
 from workbench.core.methods import registered
 from workbench.core.profile import Grid
-from workbench.core.report import StepRecord
+from workbench.core.report import TRAINED_WEIGHTS, StepRecord
 from workbench.methods.base import Event
 from workbench.methods.common.rank_results import RankResult, StepTrace
 from workbench.methods.common.records import measured_steps
@@ -72,6 +72,7 @@ def whole(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Report:
 def test_executed_in_windows_and_simulated_alike(job: Job, whole: Report) -> None:
     simulated = experiment.run(job, two_devices(), "simulate")
     assert len(losses(whole)) == len(simulated.steps) == 4
+    assert simulated.bytes[TRAINED_WEIGHTS] == whole.bytes[TRAINED_WEIGHTS]
     assert whole.plan is not None and len(whole.plan.stages) == 2 and whole.plan.num_micro_batches == 1
     assert (
         "(stashed versions of its weights: 1)" in whole.plan.notes[0]

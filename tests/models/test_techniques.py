@@ -18,7 +18,7 @@ from torch import nn
 from transformers import AutoModelForTokenClassification
 
 from workbench.core.errors import WorkbenchError
-from workbench.models.configuration import model_config
+from workbench.models.configuration import model_config, model_facts
 from workbench.models.evaluation import answer_scores
 from workbench.models.families import FAMILIES
 from workbench.models.loading import load_model, load_stack
@@ -27,7 +27,7 @@ from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.saving import TrainedDescription, load_trained, save_tokenizer, save_trained, set_trained
 from workbench.models.side_layers import TOKEN_KINDS
 from workbench.models.stack import LayerStack
-from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding
+from workbench.models.techniques import TechniqueConfig, TechniqueStage, _TrainedEmbedding, num_trained
 
 from .helpers import technique_config, technique_part
 
@@ -65,6 +65,23 @@ def test_stages_are_parts_of_the_whole(family: str, technique: str) -> None:
     )
     logits.square().sum().backward()
     assert not [name for name, parameter in parts[-1].trained().items() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trained_weights_are_counted_without_loading_a_model(family: str) -> None:
+    stack, facts = load_stack(f"tiny-{family}"), model_facts(f"tiny-{family}")
+    for technique in ("full", "lora", "adapters", "serial", "parallel"):
+        config = technique_config(stack, technique, num_outputs=3)
+        trained = technique_part(stack, config).trained().values()
+        assert num_trained(config, facts) == sum(parameter.numel() for parameter in trained), technique
+
+
+@pytest.mark.parametrize("technique", ["lora", "adapters", "serial", "parallel"])
+def test_the_frozen_head_of_words_is_not_counted(technique: str) -> None:
+    stack = load_stack("tiny-llama", with_head=True)
+    config = technique_config(stack, technique, kind="text_generation")
+    trained = technique_part(stack, config).trained().values()
+    assert num_trained(config, model_facts("tiny-llama")) == sum(parameter.numel() for parameter in trained)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,14 @@ from statistics import mean, median
 from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, median_s, metrics_text
+from workbench.core.report import (
+    ALL_WEIGHTS,
+    TRAINED_WEIGHTS,
+    Report,
+    StepRecord,
+    median_s,
+    metrics_text,
+)
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
 from workbench.core.units import counted, tenths, three_figures, with_capital
@@ -212,15 +219,14 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             rows.append((label, f"{times}, {name} (medians)"))
             label = ""
     if trained := report.bytes.get(TRAINED_WEIGHTS):
-        # A simulation counts them from sizes, without small parts such as norms and biases.
-        number = float(f"{trained / 4:.3g}") if report.mode == "simulate" else trained // 4
-        count = f"{three_figures(number / 1e6)} million" if number >= 1e6 else f"{number:,.0f}"
-        about = "about " if report.mode == "simulate" else ""
+        number = trained // 4
+        count = f"{three_figures(number / 1e6)} million" if number >= 1e6 else f"{number:,}"
         share = trained / report.bytes[ALL_WEIGHTS]
-        # Layers may be unfrozen later, or never; and costs may be computed for more weights than a method trains.
-        is_most = report.mode == "simulate" or any(step.lowest_trained for step in report.steps)
-        which = "all" if share >= 1 and not is_most else f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
-        rows.append(("Weights", f"{which} are trained{' at most' * is_most}: {about}{count} numbers"))
+        # Layers may be unfrozen later, or never.
+        is_most = any(step.lowest_trained for step in report.steps)
+        # All weights are counted to a few thousandths.
+        which = "all" if share > 0.99 and not is_most else f"{share:.1%}" if share >= 0.001 else "less than 0.1%"
+        rows.append(("Weights", f"{which} are trained{' at most' * is_most}: {count} numbers"))
     lowest = [step.lowest_trained for step in report.steps]
     begins = [
         step for step, layer in enumerate(lowest) if layer is not None and (not step or layer != lowest[step - 1])

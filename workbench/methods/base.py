@@ -228,6 +228,9 @@ class Method(Protocol):
     def layer_costs(self, prepared: Any, *, batch: int, sequence_length: int) -> tuple[LayerCost, ...]:
         """Return every layer's FLOPs for a batch and its bytes, computed from sizes, to compare with a profile."""
 
+    def num_trained(self, prepared: Any) -> int:
+        """Return the number of weights that are trained once all layers are; 0 for a method that does not say it."""
+
     def holds_whole_model(self, prepared: Any) -> bool:
         """Return whether the machine that commands a run has all layers in memory at once, in float32."""
 

@@ -115,6 +115,27 @@ class ParallelAdapterConfig:
         return self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
 
     @property
+    def num_parameters(self) -> int:
+        """Return the number of the whole adapter's parameters (see models.parallel_adapter)."""
+        width, inner = self.width, self.feed_forward_factor * self.width
+        norm, projection = 2 * width, _linear(self.hidden_size, width)
+        attention = norm + _linear(width, 3 * width) + _linear(width, width)
+        feed_forward = norm + _linear(width, inner) + _linear(inner, width)
+        cross_attention = attention + norm
+        head = norm + _linear(width, self.hidden_size)
+        if self.kind not in ("sequence_to_sequence", "text_generation"):
+            head += _linear(self.hidden_size, self.num_outputs)
+        layer = projection + 1 + attention + feed_forward  # 1: lambda
+        num_embeddings = 1 + (self.num_encoder_layers is not None)
+        in_decoder = self.num_layers - self.border
+        return num_embeddings * projection + self.num_layers * layer + in_decoder * cross_attention + head
+
+    @property
     def num_taps(self) -> int:
         """Return the number of the backbone's taps: b_0, one per layer, and a decoder's embedding."""
         return self.num_layers + 1 + (self.num_encoder_layers is not None)
+
+
+def _linear(inputs: int, outputs: int) -> int:
+    """Return the number of weights and biases of a linear layer."""
+    return (inputs + 1) * outputs

@@ -111,10 +111,14 @@ def inject_adapters(stage: BackboneStage, width: int) -> nn.ModuleDict:
             layer.get_submodule(paths[role]).register_forward_hook(
                 lambda module, inputs, output, adapter=adapter: adapter(output)
             )
-        for module in layer.modules():
-            if "Norm" in type(module).__name__:
-                module.requires_grad_(True)
+        for norm in norms_in(layer):
+            norm.requires_grad_(True)
     return adapters
+
+
+def norms_in(layer: nn.Module) -> list[nn.Module]:
+    """Return the norms of a layer."""
+    return [module for module in layer.modules() if "Norm" in type(module).__name__]
 
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

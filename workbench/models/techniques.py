@@ -16,15 +16,26 @@ from torch.nn import functional
 
 from workbench.core.errors import ConfigError
 from workbench.core.names import Technique
+from workbench.core.once import once
 from workbench.core.ranges import Count, Dropout, Positive, Width, require_ranges
 from workbench.models.adapter_config import ParallelAdapterConfig, check_labels
+from workbench.models.configuration import ModelFacts, is_tiny, model_on_meta
 from workbench.models.evaluation import BatchLike, Predictions, answer_scores
+from workbench.models.facts_cache import cached_facts
 from workbench.models.initialization import HEAD_DEVIATION, seeded_generator
-from workbench.models.lora import DEVIATION, inject_adapters, inject_lora, inject_serial_adapters
+from workbench.models.lora import (
+    ADAPTER_ROLES,
+    DEVIATION,
+    ROLES,
+    inject_adapters,
+    inject_lora,
+    inject_serial_adapters,
+    norms_in,
+)
 from workbench.models.matmul import Head
 from workbench.models.parallel_adapter import ParallelAdapterStage, answered
 from workbench.models.side_layers import TOKEN_KINDS, DropoutHead, pooling_matrix, token_logits
-from workbench.models.stack import BackboneStage
+from workbench.models.stack import BackboneStage, LayerStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,9 +179,8 @@ class TechniqueStage(nn.Module):
         elif config.technique == "serial":
             self.adapters = inject_serial_adapters(backbone, config.bottleneck)
         elif config.technique == "parallel":
-            self.adapters = ParallelAdapterStage(
-                _side(config, backbone), backbone.start, backbone.stop, has_head=has_head
-            )
+            side = _side(config, backbone.num_encoder_layers, is_causal=backbone.family.is_causal)
+            self.adapters = ParallelAdapterStage(side, backbone.start, backbone.stop, has_head=has_head)
             if words is not None:
                 self.adapters.attach(words)
         else:
@@ -263,9 +273,58 @@ def predict(model: TechniqueStage, batches: Iterable[BatchLike]) -> Predictions:
     return Predictions(logits, labels, sample_ids)
 
 
-def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterConfig:
-    """Return the shape of a backbone's Parallel Adapters."""
-    border = backbone.num_encoder_layers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightCounts:
+    """Numbers of a model's weights, as far as techniques train them or add to them.
+
+    backbone: all that full fine-tuning trains, without a head.  norms: the weights of the layers' norms.
+    lora_per_rank: weights that LoRA adds for each rank.
+    """
+
+    backbone: int
+    norms: int
+    lora_per_rank: int
+
+
+@once
+def weight_counts(model: str) -> WeightCounts:
+    """Return a model's counts, without loading its weights."""
+
+    def count() -> WeightCounts:
+        stack = LayerStack(model_on_meta(model))
+        norms, lora_per_rank = 0, 0
+        for index, layer in enumerate(stack.layers):
+            norms += _number(parameter for norm in norms_in(layer) for parameter in norm.parameters(recurse=False))
+            paths = stack.layer_paths(index)
+            # A rank has a vector of a projection's inputs and one of its outputs.
+            lora_per_rank += sum(sum(layer.get_submodule(paths[role]).weight.shape) for role in ROLES if role in paths)
+        backbone = _number(stack.stage(0, stack.num_layers).parameters())
+        return WeightCounts(backbone=backbone, norms=norms, lora_per_rank=lora_per_rank)
+
+    return count() if is_tiny(model) else cached_facts(model, WeightCounts, count)
+
+
+def num_trained(config: TechniqueConfig, facts: ModelFacts) -> int:
+    """Return the number of weights that a technique trains in a whole model, its head included."""
+    if config.technique == "parallel":
+        return _side(config, facts.num_encoder_layers, is_causal=facts.is_causal).num_parameters
+    head = 0 if config.kind == "text_generation" else (config.hidden_size + 1) * config.num_outputs
+    matrices = 2 * config.hidden_size * config.bottleneck
+    if config.technique == "serial":
+        return config.num_layers * matrices + head
+    counts = weight_counts(facts.name)
+    if config.technique == "adapters":
+        adapter = matrices + config.bottleneck + config.hidden_size
+        return config.num_layers * len(ADAPTER_ROLES) * adapter + counts.norms + head
+    return (config.lora_rank * counts.lora_per_rank if config.technique == "lora" else counts.backbone) + head
+
+
+def _number(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _side(config: TechniqueConfig, border: int | None, *, is_causal: bool) -> ParallelAdapterConfig:
+    """Return the shape of a backbone's Parallel Adapters.  border: its encoder's layers, None for a single stack."""
     common: dict[str, Any] = {
         field.name: getattr(config, field.name)
         for field in fields(ParallelAdapterConfig)
@@ -275,7 +334,7 @@ def _side(config: TechniqueConfig, backbone: BackboneStage) -> ParallelAdapterCo
         "num_encoder_layers": border,
         "target_length": int(border is not None),
     }  # a class or number needs one token
-    return ParallelAdapterConfig(is_causal=backbone.family.is_causal, **common)
+    return ParallelAdapterConfig(is_causal=is_causal, **common)
 
 
 def _initialize(name: str, parameter: Tensor, seed: int) -> None:

@@ -25,6 +25,7 @@ from workbench.methods.training.backpropagation import AnalyticTechnique, Backpr
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem, with_room
 from workbench.methods.training.trained import Trained
+from workbench.models.techniques import num_trained
 from workbench.planners import PARADIGMS, asteroid, refine_on_any_count
 from workbench.planners.asynchronous import plan_asynchronous
 from workbench.planners.equation3 import Equation3
@@ -150,6 +151,10 @@ class FineTuning(BackpropagationMethod[PreparedJob]):
         """Reject unknown names, and settings that JAX does not support here (see Method)."""
         super().require_known(job, cluster)
         require_jax_suits(cluster, job.model, self.known(job))
+
+    def num_trained(self, prepared: PreparedJob) -> int:
+        """Return the number of the technique's weights (see Method)."""
+        return num_trained(prepared.config, prepared.facts)
 
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""

@@ -137,6 +137,10 @@ class PacPlus(BackpropagationMethod[PreparedJob]):
     trained = Trained
     begin = staticmethod(begin)
 
+    def num_trained(self, prepared: PreparedJob) -> int:
+        """Return the number of the adapters' weights (see Method)."""
+        return prepared.adapter.num_parameters
+
     def holds_whole_model(self, prepared: PreparedJob) -> bool:
         """Return whether the initial adapter is made from the model's original weights (see Method)."""
         return prepared.options.initialization in ("pruned", "torch_pruned", "distilled")

@@ -28,6 +28,7 @@ from workbench.methods.training.phases import once_for_plan
 from workbench.methods.training.profiled import Measurement
 from workbench.methods.training.state_costs import planning_problem
 from workbench.methods.training.trained import Trained
+from workbench.models.techniques import num_trained
 from workbench.planners.memory import Demand, require_room, too_small
 from workbench.planners.recomputation import plan_within_memory, profile_with
 from workbench.profiler.analytic import TechniqueSizes
@@ -280,6 +281,10 @@ class RingAda(BackpropagationMethod[PreparedJob]):
         times = f"{in_round / samples:.0f} times the {samples:,} of an epoch"
         advice = f"A round trains on {in_round:,} samples, {times}: lower local_iterations."
         return (*super().notes(planned), advice)
+
+    def num_trained(self, prepared: PreparedJob) -> int:
+        """Return the number of the technique's weights (see Method)."""
+        return num_trained(prepared.config, prepared.facts)
 
     def measured(self, prepared: PreparedJob) -> Measurement:
         """Return the settings that affect layer costs, and a function that measures them (see LayerMethod)."""

@@ -81,6 +81,10 @@ class BackpropagationMethod(TrainingMethod[P]):
         return TrainingWorker(cls.phases_on, dilation)
 
     @abstractmethod
+    def num_trained(self, prepared: P) -> int:
+        """Return the number of weights that are trained once all layers are (see Method)."""
+
+    @abstractmethod
     def technique(self, prepared: P) -> AnalyticTechnique:
         """Return how the method trains, for the analytic costs."""
 

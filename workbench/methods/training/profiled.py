@@ -82,6 +82,10 @@ class ProfiledMethod(ABC, Generic[A]):
         """
         return layer_costs(describe_facts(prepared.facts), "frozen", batch=batch, sequence_length=sequence_length)
 
+    def num_trained(self, prepared: A) -> int:
+        """Return 0: nothing is trained by backpropagation (see Method)."""
+        return 0
+
     def holds_whole_model(self, prepared: A) -> bool:
         """Return whether the machine that commands a run has all layers in memory at once (see Method)."""
         return False
