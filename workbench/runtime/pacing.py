@@ -235,7 +235,7 @@ class Pacer:
         result = function()
         done_s = self._clock()
         if not self.factor:
-            return Paced(result, start_s, done_s, 0.0)
+            return self.noted(function, Paced(result, start_s, done_s, 0.0))
         duration_s = self._device._heated_s(start_s, duration_s * self.factor * self._dilation)
         deadline_s = start_s + duration_s
         end_s = wait_until(deadline_s, self._clock, self._sleep) if done_s < deadline_s else done_s
@@ -243,7 +243,11 @@ class Pacer:
         late_s = end_s - deadline_s - self._behind_s
         self._late_s += late_s
         self._paced_s += duration_s + late_s
-        return Paced(result, start_s, deadline_s + late_s, late_s)
+        return self.noted(function, Paced(result, start_s, deadline_s + late_s, late_s))
+
+    def noted(self, function: Callable[[], T], paced: Paced[T]) -> Paced[T]:
+        """Return a call's result; a subclass notes its time."""
+        return paced
 
     def wait(self, seconds: float, late_s: Callable[[], float]) -> None:
         """Record that the device waited for a message before its next operation, or in a collective.

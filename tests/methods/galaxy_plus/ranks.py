@@ -45,12 +45,8 @@ def answer_cases(context: RankContext, asked: Cases) -> list[torch.Tensor | None
     with group(context, 20.0) as process_group, InferenceSession(context, setup, process_group) as session:
         for case in asked.cases:
             holding = session.load(case.plan)
-            if case.tokens:
-                tokens, _ = session.generate(holding, case.request, case.tokens)
-                answers.append(torch.tensor(tokens) if tokens else None)
-            else:
-                output = session.answer(holding, case.request).output
-                answers.append(None if output is None else output.clone())
+            output, _ = session.respond(holding, case.request, case.tokens)
+            answers.append(None if output is None else output.clone())
     return answers
 
 

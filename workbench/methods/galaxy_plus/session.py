@@ -42,7 +42,7 @@ from workbench.models.sharding import (
 from workbench.models.sharding.held import What
 from workbench.models.speculation import MOST_ROWS, DraftChoice
 from workbench.runtime.context import RankContext
-from workbench.runtime.executor import Contents, Handler
+from workbench.runtime.executor import Contents, Execution, Handler
 from workbench.runtime.pacing import Pacer
 
 
@@ -168,36 +168,44 @@ class InferenceSession(DeviceSession):
         check_request(request, self.layout)
         programs = holding.programs or self.programs
         prepared = programs.sequence(holding.plan, request.lengths, room=0 if cache is None else cache.capacity)
+        begin_s = self.context.now_s()
         with torch.inference_mode():
             run = shard.begin(request.length, target_length=max(1, request.decoder_length), cache=cache)
             handlers = InferenceHandlers(shard, prepared.layout, run, output=request.what)
-            ids = [request.ids, request.decoder_ids]
-            return self._run(prepared, handlers, ids, [] if cache is None else [cache])
+            inputs = self._inputs(prepared, [request.ids, request.decoder_ids])
+            self.executor.idle()
+            done = self.run(prepared.program, handlers.table(), inputs)
+        return _answer_of(done, begin_s, [] if cache is None else [cache])
 
-    def generate(self, holding: Holding, request: Request, num_tokens: int) -> tuple[list[int], list[Answer]]:
-        """Generate `num_tokens` tokens greedily after a text; every device caches the keys and values of its own units.
+    def respond(self, holding: Holding, request: Request, num_tokens: int) -> tuple[Tensor | None, list[Answer]]:
+        """Return the output for a request, on the plan's first device, and the answers of its steps.
 
-        Returns the answers of all steps, first the text's, and the new tokens up to an end of the text (see
-        models.generation.GenerationRules).
-        Only the plan's first device knows the tokens.
+        num_tokens: 0 for the output that the request asks for.  Otherwise so many tokens are generated greedily after a
+        text, and every device caches the keys and values of its own units.  The output has the new tokens up to an end
+        of the text (see models.generation.GenerationRules), and the answers are those of the text and of each further
+        token.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide
         a token.
         """
-        shard, token_request = holding.shard, request._replace(what="last")
-        if shard is None:
-            return [], [self.answer(holding, token_request)]
+        shard = holding.shard
+        if num_tokens:
+            request = request._replace(what="last")
+        if not num_tokens or shard is None:
+            answer = self.answer(holding, request)
+            return answer.output, [answer]
         cache = shard.new_cache((request.decoder_length or request.length) + num_tokens)
-        tokens, answers = list[int](), [self.answer(holding, token_request, cache=cache)]
+        tokens, answers = list[int](), [self.answer(holding, request, cache=cache)]
         rules = self.text_rules.rules(request.decoder_length or request.length, num_tokens)
+        is_first = self.rank == holding.plan.ranks[0]
         while True:
-            if self.rank == holding.plan.ranks[0]:
+            if is_first:
                 text, logits = request.decoder_ids if request.decoder_length else request.ids, answers[-1].output
                 assert text is not None and logits is not None
                 ids = torch.cat([text, torch.tensor([tokens], dtype=text.dtype)], dim=1)
                 logits = require_numbers(logits, "Tokens").flatten(0, -2)
                 tokens.append(int(rules(ids, logits).argmax(-1)))
             if len(answers) == num_tokens:
-                return self.text_rules.until_end(tokens), answers
+                return torch.tensor(self.text_rules.until_end(tokens)) if is_first else None, answers
             before = (*request.lengths[:-1], cache.length)
             prepared = self.programs.token(holding.plan, before, room=cache.capacity)
             answers.append(self.rows(prepared, shard, [Row(cache, cache.length)], tokens[-1:]))
@@ -208,36 +216,33 @@ class InferenceSession(DeviceSession):
 
         prepared: see Programs.token.  tokens: one for each row, on the plan's first device.
         """
+        begin_s = self.context.now_s()
         with torch.inference_mode():
             handlers = InferenceHandlers(shard, prepared.layout, shard.positions.step(rows), output="all")
-            return self._run(
-                prepared, handlers, [torch.tensor([tokens])] * len(self.stacks), [row.cache for row in rows]
-            )
+            inputs = self._inputs(prepared, [torch.tensor([tokens])] * len(self.stacks))
+            self.executor.idle()
+            done = self.run(prepared.program, handlers.table(), inputs)
+        return _answer_of(done, begin_s, [row.cache for row in rows])
 
-    def _run(
-        self,
-        prepared: Prepared,
-        handlers: InferenceHandlers,
-        ids: Sequence[torch.Tensor | None],
-        caches: Sequence[KeyValueCache],
-    ) -> Answer:
-        begin = self.context.now_s()
-        layout, program = prepared
-        inputs: dict[Value, object] = {
-            value: ids[layout.blocks[value.stage].stack] for value in program.schedule.inputs[self.rank]
-        }
-        self.executor.idle()
-        done = self.run(program, handlers.table(), inputs)
-        computed = [span for span in done.spans if not span.op.is_communication]
-        output = next(iter(done.outputs.values()), None)
-        kept_bytes = sum(cache.nbytes for cache in caches)
-        return Answer(
-            output,
-            min((span.start_s for span in computed), default=begin),
-            done.ended_s if computed else begin,
-            tuple(done.spans),
-            tuple(sample._replace(nbytes=sample.nbytes + kept_bytes) for sample in done.memory),
-        )
+    def _inputs(self, prepared: Prepared, ids: Sequence[Tensor | None]) -> dict[Value, Tensor | None]:
+        """Return this rank's inputs of a program.  ids: the tokens of each stack."""
+        blocks, values = prepared.layout.blocks, prepared.program.schedule.inputs[self.rank]
+        return {value: ids[blocks[value.stage].stack] for value in values}
+
+
+def _answer_of(done: Execution, begin_s: float, caches: Sequence[KeyValueCache]) -> Answer:
+    """Return the answer of a rank's step.  begin_s: when it began, for a rank that has computed nothing.  caches: those
+    whose memory it holds.
+    """
+    computed = [span for span in done.spans if not span.op.is_communication]
+    kept_bytes = sum(cache.nbytes for cache in caches)
+    return Answer(
+        next(iter(done.outputs.values()), None),
+        min((span.start_s for span in computed), default=begin_s),
+        done.ended_s if computed else begin_s,
+        tuple(done.spans),
+        tuple(sample._replace(nbytes=sample.nbytes + kept_bytes) for sample in done.memory),
+    )
 
 
 MESSAGE_NUMBERS = 2 + 2 * MOST_ROWS

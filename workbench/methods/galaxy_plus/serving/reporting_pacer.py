@@ -35,16 +35,15 @@ class ReportingPacer(Pacer):
         self._blocks: dict[int, float] = {}
         self._told_s = self._clock()
 
-    def run(self, function: Callable[[], Any], duration_s: float, begin_s: float | None = None) -> Paced[Any]:
-        """See Pacer.run."""
-        done = super().run(function, duration_s, begin_s)
+    def noted(self, function: Callable[[], Any], paced: Paced[Any]) -> Paced[Any]:
+        """Add the seconds of an operation to its block's (see Pacer)."""
         if isinstance(function, partial) and function.args and isinstance(function.args[0], Op):
             block = function.args[0].stage
-            seconds = (done.end_s - done.start_s - done.late_s) / self._dilation
+            seconds = (paced.end_s - paced.start_s - paced.late_s) / self._dilation
             self._blocks[block] = self._blocks.get(block, 0.0) + seconds
-            if done.end_s - self._told_s > self._every_s:
+            if paced.end_s - self._told_s > self._every_s:
                 self.tell(before=block - 1)  # tiles of neighbouring blocks overlap: the blocks before are complete
-        return done
+        return paced
 
     def tell(self, before: int | None = None) -> None:
         """Send the sums since the last call.  before: only blocks before this one; None: all."""

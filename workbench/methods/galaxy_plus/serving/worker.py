@@ -18,7 +18,6 @@ from workbench.core.errors import DeviceLostError, WorkbenchError
 from workbench.core.timeline import Span
 from workbench.methods.common.rank_results import RankResult, StepTrace, on_rank_zeros_clock
 from workbench.methods.common.session import DONE, IDLE, LOADING, WAITING, DeviceReporter
-from workbench.methods.galaxy_plus.prepare import Answer, Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.serving.drafts import draft_plan
 from workbench.methods.galaxy_plus.serving.guessing import GIVES_UP, PAUSES, WAITS
@@ -206,7 +205,7 @@ class ServingWorker(DeviceWorker[Any]):
         session.barrier(programs[0])
         if job.begin_s is None:
             for request in job.requests[:_WARM_UPS]:
-                self._respond(session, holding, job, request)
+                session.respond(holding, request, job.generate)
             session.barrier()
             session.pacer.reset()
         begin_s = self._now_s() if job.begin_s is None else job.begin_s
@@ -236,18 +235,6 @@ class ServingWorker(DeviceWorker[Any]):
         session.barrier()
         self._reporter.phase(DONE)
         return end
-
-    def _respond(
-        self, session: InferenceSession, holding: Holding, job: ServiceJob, request: Request
-    ) -> tuple[torch.Tensor | None, list[Answer]]:
-        """Return the answer to a request, on the plan's first device, and the work on its steps: the text's, and each
-        further token's.
-        """
-        if job.generate:
-            tokens, answers = session.generate(holding, request, job.generate)
-            return torch.tensor(tokens), answers
-        answer = session.answer(holding, request)
-        return answer.output, [answer]
 
     def _lead(self, session: InferenceSession, job: ServiceJob, controls: Controls, number: int, begin_s: float) -> int:
         """Wait for a request, announce it to the plan's other devices, and return its number; or return a code for
@@ -287,7 +274,7 @@ class ServingWorker(DeviceWorker[Any]):
         late_s, paced_s = self._pacer.late_s, self._pacer.paced_s
         self._reported = number, job.index
         self._pacer.forget()
-        output, answers = self._respond(session, holding, job, job.requests[number % len(job.requests)])
+        output, answers = session.respond(holding, job.requests[number % len(job.requests)], job.generate)
         self._pacer.tell()
         if number == job.shown:
             for step, answer in enumerate(answers[:2]):
