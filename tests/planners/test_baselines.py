@@ -19,7 +19,7 @@ JOB = {"batch_size": 16, "micro_batches": 4, "sequence_length": SEQUENCE_LENGTH}
 PLANNERS = PARADIGMS | {
     "hetpipe": hetpipe,
     "asteroid": asteroid,
-    "pac_plus_homogeneous": homogeneous,
+    "homogeneous": homogeneous,
     "pac_plus": plan,
 }
 
@@ -36,7 +36,7 @@ def test_every_planner_returns_what_runs_and_fits(name):
     assert plan.mini_batch_size == 16
     assert plan.total_s > 0
     memory.check(profile, cluster, plan, sequence_length=2 * SEQUENCE_LENGTH)
-    assert (plan.cached is not None) == name.startswith("pac_plus")
+    assert (plan.cached is not None) == (name in ("pac_plus", "homogeneous"))
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -68,7 +68,7 @@ def test_the_hybrid_paradigm_is_pac_plus_plan():
 def test_homogeneous_believes_in_equal_devices():
     profile, cluster = env_b()
     plan = homogeneous(Problem(profile, cluster, **JOB))
-    assert (plan.grouping(), plan.method) == ("[4]", "pac_plus_homogeneous")
+    assert (plan.grouping(), plan.method) == ("[4]", "homogeneous")
     assert [share.samples for share in plan.stages[0].shares] == [1, 1, 1, 1]
     assert plan.cached is not None
     assert [share.samples for share in plan.cached.shares] == [4, 4, 4, 4]

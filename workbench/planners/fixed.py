@@ -189,9 +189,7 @@ def homogeneous(problem: Problem[Profile], *, cached: bool = True) -> Plan:
     """
     profile, cluster, longest = problem.profile, problem.cluster, problem.longest
     alike = replace(profile, layers=(_mean_layers(profile),) * profile.world_size)
-    planned = plan(
-        replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="pac_plus_homogeneous"
-    )
+    planned = plan(replace(problem, profile=alike, cluster=_alike(cluster)), cached=cached, method="homogeneous")
     memory.check(profile, cluster, planned, sequence_length=longest)
     return replace(planned, predicted_s=ClosedForm(problem)(planned.stages, problem.micro_batches).parts(), notes=())
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from workbench.core.cluster import Cluster, Device, Link
-from workbench.core.plan import Plan, Stage
+from workbench.core.plan import Plan
 from workbench.core.profile import Grid, LayerProfile, Profile
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.planners.hybrid import plan_cached
 from workbench.planners.problem import Problem
 from workbench.schedules.costs import plan_costs
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
-from workbench.schedules.pipeline import backpropagation, cached_step, gpipe_order, hybrid_1f1b, one_f_one_b_order
+from workbench.schedules.pipeline import backpropagation, gpipe_order, hybrid_1f1b, one_f_one_b_order
 from workbench.simulator.simulate import makespan_s, simulate
 
 THROUGH_BACKBONE: tuple[Literal["full", "adapters", "lora"], ...] = ("full", "adapters", "lora")
@@ -57,17 +56,6 @@ def step_s(problem: Problem[Profile], plan: Plan) -> float:
 def sample_s(problem: Problem[Profile], plan: Plan) -> float:
     """Return a mini-batch's simulated seconds over its samples."""
     return step_s(problem, plan) / plan.mini_batch_size
-
-
-def simulated_cached_step(problem: Problem[Profile]) -> tuple[Timeline, Stage]:
-    """Return one step of a mini-batch from the activation cache, data parallel, and its shares (PAC+, section V-B)."""
-    stage = plan_cached(problem)
-    plan = Plan(method="pac_plus", stages=(stage,), micro_batch_size=problem.batch_size, num_micro_batches=1)
-    schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=problem.cluster.world_size)
-    costs = plan_costs(
-        problem.profile, problem.cluster, plan, sizes=(problem.batch_size,), lengths=(problem.sequence_length,)
-    )
-    return simulate(Program.on(problem.cluster, schedule, costs), memory=False), stage
 
 
 def mini_batches(

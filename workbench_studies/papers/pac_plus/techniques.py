@@ -19,10 +19,17 @@ from workbench.planners import TrainingProblem, fixed_plan
 from workbench.planners.memory import cached_needs, rank_need
 from workbench.profiler.analytic import LayerCost, Technique, layer_costs
 from workbench.profiler.descriptions import ModelDescription
-from workbench.simulator.steps import simulated_cached_step, simulated_step
+from workbench.simulator.steps import simulated_step
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus import testbed
-from workbench_studies.papers.pac_plus.testbed import BASELINES, GIB, MODELS, Constants, load_constants
+from workbench_studies.papers.pac_plus.testbed import (
+    BASELINES,
+    GIB,
+    MODELS,
+    Constants,
+    load_constants,
+    simulated_cached_step,
+)
 from workbench_studies.papers.result import Cells, Number, Result, Row
 
 TECHNIQUES: tuple[Technique, ...] = (*BASELINES, "parallel_adapters")

@@ -19,12 +19,17 @@ from workbench.core.costs import collective_s
 from workbench.core.errors import PlanError
 from workbench.core.plan import Plan, Stage
 from workbench.core.profile import Grid, Layers, Profile, trainable_bytes
+from workbench.core.program import Program
 from workbench.core.schedule import BROADCAST
-from workbench.planners import Problem, TrainingProblem, candidates, standalone
+from workbench.core.timeline import Timeline
+from workbench.planners import Problem, TrainingProblem, candidates, plan_cached, standalone
 from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import ModelDescription, describe
-from workbench.simulator.steps import THROUGH_BACKBONE, sample_s, simulated_cached_step
+from workbench.schedules.costs import plan_costs
+from workbench.schedules.pipeline import cached_step
+from workbench.simulator import simulate
+from workbench.simulator.steps import THROUGH_BACKBONE, sample_s
 from workbench_studies.papers.result import read_constants
 
 PAPER = "pac_plus"
@@ -242,6 +247,17 @@ def redistribution_s(problem: TrainingProblem, plan: Plan, cached: Stage, sample
                 for end in (("out", giver.rank), ("in", taker.rank)):
                     busy_s[end] += seconds  # type: ignore[assignment]
     return max(busy_s.values(), default=0.0) + adapters_s
+
+
+def simulated_cached_step(problem: Problem[Profile]) -> tuple[Timeline, Stage]:
+    """Return one step of a mini-batch from the activation cache, data parallel, and its shares (section V-B)."""
+    stage = plan_cached(problem)
+    plan = Plan(method=PAPER, stages=(stage,), micro_batch_size=problem.batch_size, num_micro_batches=1)
+    schedule = cached_step(stage, [share.samples for share in stage.shares], world_size=problem.cluster.world_size)
+    costs = plan_costs(
+        problem.profile, problem.cluster, plan, sizes=(problem.batch_size,), lengths=(problem.sequence_length,)
+    )
+    return simulate(Program.on(problem.cluster, schedule, costs), memory=False), stage
 
 
 Phases = tuple[float, float, float]
