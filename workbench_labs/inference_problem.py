@@ -23,7 +23,7 @@ from workbench.methods import load_method
 from workbench.methods.base import ignore
 from workbench.methods.galaxy_plus import planners as galaxy_plus
 from workbench.methods.galaxy_plus.costs import analytic_inference
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.prepare import prepare
 from workbench.methods.galaxy_plus.prices import SequencePrice, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, inference_of
@@ -166,8 +166,8 @@ def _layer(plan: InferencePlan, problem: SequenceProblem, message_s: float) -> S
     return Spread.exactly((seconds[1] - seconds[0]) / (MORE - FEW))
 
 
-def _nothing(costs: StackCosts) -> StackCosts:
-    return StackCosts(pieces={kind: PieceCost() for kind in costs.pieces})
+def _nothing(costs: StackTimes) -> StackTimes:
+    return StackTimes(pieces={kind: PieceCost() for kind in costs.pieces})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from tests.clusters import cluster_of
 from workbench.core.cluster import Cluster, Link
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.methods.galaxy_plus.memory import InferenceNeed
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.planners import check, needs
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.testbed import as_printed
@@ -18,7 +18,7 @@ from workbench_studies.papers.galaxy_plus.testbed import as_printed
 
 def costs(
     speed: float, *, hidden: int, unit_width: int, per_op_s: float = 0.0, conn: float = 1.0, cross: bool = False
-) -> StackCosts:
+) -> StackTimes:
     """Return the costs of one layer on a device of `speed` FLOP/s."""
 
     def gemm(flops: float) -> PieceCost:
@@ -42,7 +42,7 @@ def costs(
             "CATT": gemm(4 * unit_width),
             "COUT": gemm(2 * hidden * unit_width),
         }
-    return StackCosts(pieces=pieces)
+    return StackTimes(pieces=pieces)
 
 
 def shape(

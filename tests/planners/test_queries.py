@@ -21,7 +21,7 @@ from workbench.core.plan import Plan
 from workbench.core.profile import Bytes, LayerProfile, Profile
 from workbench.methods.p_rge.options import EstimatorName
 from workbench.methods.p_rge.queries import _share_s, _tables, chain_s, chosen_passings, plan_queries
-from workbench.methods.p_rge.query_costs import Passing, RankCosts, full_model_costs, passings
+from workbench.methods.p_rge.query_costs import Passing, QueryCosts, full_model_costs, passings
 from workbench.methods.p_rge.rank_job import QueryShape, QueryStep
 from workbench.planners import Problem
 from workbench.planners.shares import smallest_maximum
@@ -149,7 +149,7 @@ def test_a_search_for_chains_counts_the_memory_that_a_stage_needs(estimator: Est
         for rank in range(3):
             fits = _tables(asked, rank, passing).fits
             for start, stop in spans:
-                stage = RankCosts(problem=asked, rank=rank, start=start, stop=stop)
+                stage = QueryCosts(problem=asked, rank=rank, start=start, stop=stop)
                 assert fits[start][stop] == stage.fits(passing.parts), (passing, rank, start, stop)
 
 
@@ -190,7 +190,7 @@ def test_memory_forces_smaller_passes() -> None:
     profile = Profile(model="toy", method="p_rge", source="measured", layers=((layer(0.1, 0.01, 0.0, 100),),))
     problem = step_of(profile, _one(10**9), 4)
     ways = [Passing(4, "both"), Passing(2, "both"), Passing(1, "both"), Passing(1, "sequential")]
-    costs = RankCosts(problem=problem, rank=0, start=0, stop=1)
+    costs = QueryCosts(problem=problem, rank=0, start=0, stop=1)
     needs = {way: costs.need_bytes(way.parts) for way in ways}
     assert list(needs.values()) == sorted(needs.values(), reverse=True)
     for way, need in needs.items():

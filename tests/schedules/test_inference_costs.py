@@ -16,7 +16,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.proportions import proportional_parts
 from workbench.core.schedule import Value
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import SequencePrice, choose_tiles, smallest_tile, tune
 from workbench.methods.galaxy_plus.schedules import InferenceLayout, inference_costs, inference_schedule
@@ -56,7 +56,7 @@ def profile_of(speeds: tuple[float, ...], stack: StackShape, fixed_s: float = 1e
         "CONN": 20 * hidden,
     }
     costs = tuple(
-        (StackCosts(pieces={kind: piece(number, speed) for kind, number in flops.items()}),) for speed in speeds
+        (StackTimes(pieces={kind: piece(number, speed) for kind, number in flops.items()}),) for speed in speeds
     )
     return InferenceProfile(
         model="test",

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from workbench.core.inference import InferencePlan
 from workbench.core.schedule import COMMUNICATION, RECV, Schedule, Value
 from workbench.core.timeline import Span
-from workbench.methods.galaxy_plus.operation_costs import StackCosts
+from workbench.methods.galaxy_plus.operation_costs import StackTimes
 from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.methods.galaxy_plus.schedules import InferenceLayout
@@ -238,7 +238,7 @@ def tensor_parallel_bert(session: InferenceSession, length: int) -> Any:
     mesh = DeviceMesh.from_group(session.group, "cpu")
     shape, host = session.stacks[0], session.setup.host
     units, columns = shape.num_units // count, shape.columns // count
-    costs: StackCosts | None = (
+    costs: StackTimes | None = (
         None if host is None else host.costs[0][0].scaled(1 / (session.context.device.host_share or 1.0))
     )
 

@@ -15,7 +15,7 @@ from workbench.core.errors import PlanError
 from workbench.core.heat import Levels
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.proportions import proportional_parts
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes
 from workbench.methods.galaxy_plus.serving.simulation import simulate_serving
@@ -55,7 +55,7 @@ class World:
             unit_bytes=20_000,
             column_bytes=10_000,
         )
-        costs = tuple((StackCosts(pieces={"QKV": PieceCost(unit_s=WORK_S / speed)}),) for speed in self.speeds)
+        costs = tuple((StackTimes(pieces={"QKV": PieceCost(unit_s=WORK_S / speed)}),) for speed in self.speeds)
         return InferenceProfile(model="hand-made", source="analytic", stacks=(shape,), costs=costs)
 
     def plan(self, ranks: tuple[int, ...]) -> InferencePlan:

@@ -11,7 +11,7 @@ from tests.methods.test_number_formats import two_of_a_kind
 from tests.plans import inference_plan
 from workbench.core.errors import ConfigError
 from workbench.methods.galaxy_plus.costs import analytic_from
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackTimes
 from workbench.methods.galaxy_plus.planners import needs
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.models import families
@@ -131,7 +131,7 @@ def test_the_cache_holds_own_units_alone_and_is_planned_and_simulated(family):
         model="tiny",
         source="analytic",
         stacks=stacks,
-        costs=((StackCosts(pieces={}),) * len(stacks),) * 2,
+        costs=((StackTimes(pieces={}),) * len(stacks),) * 2,
     )
     cluster = two_of_a_kind()
     problem = Problem(profile, cluster, sequence_length=13, decoder_length=1 if len(stacks) > 1 else None)

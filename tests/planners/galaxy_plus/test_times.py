@@ -8,7 +8,7 @@ from tests.plans import inference_plan
 from workbench.core.cluster import Link
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.planners import (
     LayerTimes,
     all_gather_s,
@@ -34,7 +34,7 @@ def by_hand() -> InferenceProfile:
         each = PieceCost(token_unit_s=1.0 * factor)
         pieces = {kind: each for kind in ("QKV", "OUT", "UP", "DOWN")}
         pieces |= {"ATT": PieceCost(token_unit_s=0.1 * factor), "CONN": PieceCost(token_s=3.0 * factor)}
-        return (StackCosts(pieces=pieces),)
+        return (StackTimes(pieces=pieces),)
 
     return InferenceProfile(model="hand", source="analytic", stacks=(STACK,), costs=(row(1), row(2)))
 

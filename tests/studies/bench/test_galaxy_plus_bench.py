@@ -11,7 +11,7 @@ from workbench.core.inference import StackShape
 from workbench.core.schedule import Op
 from workbench.core.timeline import Span
 from workbench.methods.galaxy_plus.costs import scaled_to
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.prices import SequencePrice
 from workbench.planners import Problem
 from workbench_studies.bench.galaxy_plus import DILATION, MBIT_PER_S, MODELS, Selection, _latencies
@@ -25,7 +25,7 @@ def prices() -> SequencePrice:
     stack = StackShape(
         num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=32
     )
-    costs = (StackCosts(pieces={"UP": PieceCost(fixed_s=1.0)}),)
+    costs = (StackTimes(pieces={"UP": PieceCost(fixed_s=1.0)}),)
     cluster = emulated_cluster("homogeneous", 500, 60e9)
     profile = InferenceProfile(model="test", source="analytic", stacks=(stack,), costs=(costs,) * cluster.world_size)
     return SequencePrice(Problem(profile, cluster, sequence_length=8))
@@ -61,7 +61,7 @@ def test_dilation_slows_all_in_proportion_and_is_divided_out() -> None:
         assert (other.host_share, other.link.bytes_per_s) == pytest.approx(
             ((device.host_share or 0.0) / 2, device.link.bytes_per_s / 2)
         )
-    host = StackCosts(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
+    host = StackTimes(pieces={name: PieceCost(fixed_s=1e-3) for name in ("UP", "DOWN", "QKV", "OUT")})
     stack = StackShape(
         num_layers=2, num_units=2, hidden_size=8, columns=4, unit_bytes=1, column_bytes=1, hidden_bytes=1 << 20
     )

@@ -19,7 +19,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.core.names import FP32_BYTES
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.profiler.descriptions import ModelDescription, describe
 
 CONNECTION_FLOPS = 10
@@ -78,7 +78,7 @@ def analytic_costs(
     weight_bytes_per_s: float | None = None,
     operation_s: float = 0.0,
     vocabulary: int = 0,
-) -> StackCosts:
+) -> StackTimes:
     """Return the seconds of one layer's operations on one device.
 
     operation_s: the launch time of an operation.  memory_bytes_per_s: rate of reading and writing activations, which
@@ -110,7 +110,7 @@ def analytic_costs(
     pieces["EMB"] = PieceCost(fixed_s=operation_s, token_s=connection)
     logits = 2.0 * hidden * vocabulary / flops_per_s + weights(FP32_BYTES * hidden * vocabulary)
     pieces["HEAD"] = PieceCost(fixed_s=operation_s + logits, token_s=connection)
-    return StackCosts(pieces=pieces)
+    return StackTimes(pieces=pieces)
 
 
 def query_width(shape: StackShape) -> int:
@@ -139,7 +139,7 @@ def unit_width(shape: StackShape, kind: str) -> int:
 
 def unit_flops(shape: StackShape, kind: str) -> float:
     """Return the FLOPs of one unit for one token; for ATT and CATT for one query-key pair.  The kinds are those of
-    StackCosts.
+    StackTimes.
     """
     if kind in ("ATT", "CATT"):
         return 4.0 * query_width(shape)

@@ -37,7 +37,7 @@ class PieceCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StackCosts:
+class StackTimes:
     """Seconds of the operations of one layer of a stack on one device, by operation kind.
 
     Kinds: QKV, ATT, OUT (units: heads or groups), CQ, CKV, CATT, COUT (the cross-attention's), UP, DOWN (units:
@@ -51,9 +51,9 @@ class StackCosts:
         cost = self.pieces.get(kind)
         return 0.0 if cost is None else cost.seconds(tokens, units)
 
-    def scaled(self, factor: float) -> StackCosts:
+    def scaled(self, factor: float) -> StackTimes:
         """Return the costs on a device that is `factor` times slower."""
-        return StackCosts(pieces={kind: cost.scaled(factor) for kind, cost in self.pieces.items()})
+        return StackTimes(pieces={kind: cost.scaled(factor) for kind, cost in self.pieces.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class InferenceProfile:
     model: str
     source: Literal["measured", "scaled", "analytic"]
     stacks: tuple[StackShape, ...]
-    costs: tuple[tuple[StackCosts, ...], ...]
+    costs: tuple[tuple[StackTimes, ...], ...]
     first_bytes: int = 0
     last_bytes: int = 0
     working_bytes_per_token: int = 0

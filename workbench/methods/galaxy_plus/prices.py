@@ -22,7 +22,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.program import Program
 from workbench.core.timeline import Timeline
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackTimes
 from workbench.methods.galaxy_plus.planners import INFERENCE_SYSTEMS, lengths_of
 from workbench.methods.galaxy_plus.planners import plans as candidates
 from workbench.methods.galaxy_plus.planners.search import Search
@@ -58,7 +58,7 @@ class Programs:
             model="",
             source="analytic",
             stacks=stacks,
-            costs=((StackCosts(pieces={}),) * len(stacks),) * cluster.world_size,
+            costs=((StackTimes(pieces={}),) * len(stacks),) * cluster.world_size,
         )
         self._prepared = lru_cache(maxsize=KEPT_PROGRAMS)(self._prepare)
 

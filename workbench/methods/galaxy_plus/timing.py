@@ -16,7 +16,7 @@ import torch
 from workbench.core.errors import ConfigError
 from workbench.core.inference import StackShape
 from workbench.methods.galaxy_plus.costs import working_bytes
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.profiler.timing import Call, core_clock, time_calls
 
 Makers = Mapping[str, Callable[[int, int], Call]]
@@ -63,7 +63,7 @@ def measure_inference(
     for (index, kind, count, units), seconds in timings.items():
         samples[index][kind].append((count * count if kind in PAIRED else count, units, seconds))
     costs = tuple(
-        StackCosts(pieces={kind: fit_piece(kind, kind_points) for kind, kind_points in kind_samples.items()})
+        StackTimes(pieces={kind: fit_piece(kind, kind_points) for kind, kind_points in kind_samples.items()})
         for kind_samples in samples
     )
     return InferenceProfile(

@@ -26,7 +26,7 @@ from workbench.methods.p_rge.options import METHOD
 from workbench.methods.p_rge.query_costs import (
     LOSS_BYTES,
     Passing,
-    RankCosts,
+    QueryCosts,
     full_model_costs,
     momentum_copies,
     passings,
@@ -57,7 +57,7 @@ def chosen_passings(problem: Problem[Profile], plan: Plan) -> dict[int, Passing]
     return chosen
 
 
-def _share_s(costs: RankCosts, ranks: Sequence[int], queries: int) -> float:
+def _share_s(costs: QueryCosts, ranks: Sequence[int], queries: int) -> float:
     seconds, passing = costs.best(queries)
     return seconds if passing is None else seconds + costs.told_s(ranks, passing.query_parts * passing.queries)
 
@@ -109,7 +109,7 @@ def _divided(problem: Problem[Profile]) -> Plan | None:
     )
 
 
-def _rising(costs: RankCosts, ranks: Sequence[int], queries: int) -> list[float]:
+def _rising(costs: QueryCosts, ranks: Sequence[int], queries: int) -> list[float]:
     """Return the seconds of 0, 1, ... queries, made monotone, because a decrease in measured times is noise."""
     return list(accumulate((_share_s(costs, ranks, count) if count else 0.0 for count in range(queries + 1)), max))
 

@@ -72,8 +72,8 @@ def momentum_copies(problem: Problem[Profile]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCosts:
-    """Costs of some layers on one device."""
+class QueryCosts:
+    """Seconds and bytes of queries in layers [start, stop) on one device."""
 
     problem: Problem[Profile]
     rank: int
@@ -164,24 +164,24 @@ class RankCosts:
         )
 
 
-def stage_costs(problem: Problem[Profile], plan: Plan) -> dict[int, RankCosts]:
+def stage_costs(problem: Problem[Profile], plan: Plan) -> dict[int, QueryCosts]:
     """Return the costs of each rank of a plan, for the layers of its stage."""
     return {
-        rank: RankCosts(problem=problem, rank=rank, start=stage.start, stop=stage.stop)
+        rank: QueryCosts(problem=problem, rank=rank, start=stage.start, stop=stage.stop)
         for stage in plan.stages
         for rank in stage.ranks
     }
 
 
-def full_model_costs(problem: Problem[Profile]) -> list[RankCosts]:
+def full_model_costs(problem: Problem[Profile]) -> list[QueryCosts]:
     """Return every device's costs of the whole model."""
     return [
-        RankCosts(problem=problem, rank=rank, start=0, stop=problem.profile.num_layers)
+        QueryCosts(problem=problem, rank=rank, start=0, stop=problem.profile.num_layers)
         for rank in range(problem.cluster.world_size)
     ]
 
 
-def refusal(costs: RankCosts, queries: int) -> PlanError:
+def refusal(costs: QueryCosts, queries: int) -> PlanError:
     """Return the error of a device whose memory is too small for its layers and the smallest pass of its queries."""
     parts = min(passing.parts for passing in passings(costs.problem, queries))
     query_parts = ESTIMATORS[costs.problem.estimator].query_parts

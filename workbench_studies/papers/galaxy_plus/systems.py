@@ -19,7 +19,7 @@ from workbench.core.cluster import Cluster
 from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus import planners as galaxy_plus
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, StackTimes
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 from workbench_studies.papers.galaxy_plus.testbed import Constants, cluster, handling, problem, profile
@@ -70,12 +70,12 @@ def printed_s(
     return total
 
 
-def _slowest_s(costs: Sequence[StackCosts], kind: str, items: int, parts: Sequence[int]) -> float:
+def _slowest_s(costs: Sequence[StackTimes], kind: str, items: int, parts: Sequence[int]) -> float:
     return max(each.seconds(kind, items, count) for each, count in zip(costs, parts, strict=True))
 
 
 def _ring_s(
-    costs: Sequence[StackCosts],
+    costs: Sequence[StackTimes],
     tokens: Sequence[int],
     hops: Sequence[Sequence[float]],
     handled: Sequence[Sequence[float]],

@@ -15,7 +15,7 @@ from workbench.core.errors import PlanError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.methods.galaxy_plus.costs import divided_kinds
 from workbench.methods.galaxy_plus.memory import InferenceNeed
-from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackCosts
+from workbench.methods.galaxy_plus.operation_costs import InferenceProfile, PieceCost, StackTimes
 from workbench.methods.galaxy_plus.planners.memory import needs
 from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prices import Programs
@@ -50,7 +50,7 @@ def _int4_shape(shape: StackShape) -> StackShape:
     return replace(shape, **{name: round(share * getattr(shape, name)) for name in names})
 
 
-def _int4_costs(costs: StackCosts, shape: StackShape) -> StackCosts:
+def _int4_costs(costs: StackTimes, shape: StackShape) -> StackTimes:
     """Return costs with the dequantization of each weight in every pass, which takes as long as _INT4.unpack_flops of
     a matmul.
     """
@@ -60,7 +60,7 @@ def _int4_costs(costs: StackCosts, shape: StackShape) -> StackCosts:
             return cost
         return replace(cost, unit_s=cost.unit_s + _INT4.unpack_flops / 2 * cost.token_unit_s)
 
-    return StackCosts(pieces={kind: priced(kind, cost) for kind, cost in costs.pieces.items()})
+    return StackTimes(pieces={kind: priced(kind, cost) for kind, cost in costs.pieces.items()})
 
 
 def tokens_of_pass(acceptance: float, guesses: int = NUM_GUESSES) -> float:
