@@ -5,6 +5,7 @@ section III).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -136,6 +137,14 @@ class InferencePlan:
                 )
         if not {1, 2}.issuperset(self.schemes):
             raise ConfigError(request, f"Its schemes are {self.schemes}.", "Give each layer 1 or 2.")
+
+    @classmethod
+    def on_one_device(
+        cls, rank: int, stacks: Sequence[StackShape], *, method: str = "local", length: int = 0
+    ) -> InferencePlan:
+        """Return the plan of the whole model on one device."""
+        layers = sum(stack.num_layers for stack in stacks)
+        return cls(method=method, paradigm="pipeline", ranks=(rank,), layers=(layers,), length=length)
 
     @property
     def num_positions(self) -> int:

@@ -89,7 +89,7 @@ def _price_of_splitting(
     split = f"{request}: split over {chosen.num_positions} devices a sequence takes {price(chosen) * 1e3:.1f} ms"
     alone: list[tuple[float, str]] = []
     for rank, device in enumerate(problem.cluster.devices):
-        single = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=(problem.profile.num_layers,))
+        single = InferencePlan.on_one_device(rank, problem.profile.stacks)
         with suppress(PlanError):
             check(problem, single)
             alone.append((price(single), device.name))

@@ -35,10 +35,9 @@ def local(problem: Problem[InferenceProfile]) -> InferencePlan:
     it fits on none.
     """
     profile, lengths = problem.profile, lengths_of(problem)
-    layers = (profile.num_layers,)
 
     def single(rank: int) -> InferencePlan:
-        whole = InferencePlan(method="local", paradigm="pipeline", ranks=(rank,), layers=layers, length=lengths[0])
+        whole = InferencePlan.on_one_device(rank, profile.stacks, length=lengths[0])
         check(problem, whole)
         return whole
 

@@ -176,5 +176,4 @@ def token_s(programs: Programs, plan: InferencePlan, lengths: Sequence[int], row
 
 def draft_plan(rank: int, stacks: Sequence[StackShape]) -> InferencePlan:
     """Return the plan of a whole draft on one device."""
-    layers = sum(shape.num_layers for shape in stacks)
-    return InferencePlan(method="draft", paradigm="pipeline", ranks=(rank,), layers=(layers,))
+    return InferencePlan.on_one_device(rank, stacks, method="draft")
