@@ -96,9 +96,7 @@ def rank_need(
     rank_layers = profile.layers[rank]
     layers = (rank_layers if activations == KEEP else recomputing_layers(rank_layers))[start:stop]
     trainable = sum(layer.trainable_bytes for layer in layers)
-    activation_bytes = sum(
-        layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length) for layer in layers
-    )
+    activation_bytes = sum(_activation_bytes(layer, samples, sequence_length) for layer in layers)
     return Need(
         weights_bytes=sum(layer.frozen_bytes for layer in layers) + (1 + copies) * trainable,
         gradient_bytes=trainable,
@@ -147,9 +145,17 @@ def boundary_bytes(profile: Profile, rank: int, start: int, stop: int, *, sample
     layers = profile.layers[rank]
     ends = [layers[start - 1]] if start > 0 else []
     ends += [layers[stop - 1]] if stop < profile.num_layers else []
-    return sum(
-        layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length) for layer in ends
-    )
+    return sum(_message_bytes(layer, samples, sequence_length) for layer in ends)
+
+
+def _activation_bytes(layer: LayerProfile, samples: int, sequence_length: int) -> int:
+    """Return the bytes that a layer keeps of a micro-batch in flight."""
+    return layer.context_bytes(samples, sequence_length) + layer.tap_bytes(samples, sequence_length)
+
+
+def _message_bytes(layer: LayerProfile, samples: int, sequence_length: int) -> int:
+    """Return the bytes of the messages after a layer, forward and backward."""
+    return layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length)
 
 
 class FootprintTable:
@@ -175,23 +181,17 @@ class FootprintTable:
             total = np.concatenate([[0], np.cumsum(values)])
             return total[stops] - total[starts]
 
-        trainable = summed([layer.trainable_bytes for layer in layers])
-        optimizer = np.rint(trainable * profile.optimizer_bytes_per_trainable_byte).astype(int)
-        state = trainable + optimizer
-        optimizer += np.where(state <= profile.most_copied_bytes, state, 0)
-        self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * trainable + optimizer
-        self._trainable = trainable
-        self._fixed = self._once + np.array(copies)[:, None] * trainable
-        activations = summed(
-            [layer.context_bytes(1, sequence_length) + layer.tap_bytes(1, sequence_length) for layer in layers]
-        )
+        self._trainable = summed([layer.trainable_bytes for layer in layers])
+        sizes, places = np.unique(self._trainable, return_inverse=True)  # of equal layers few differ
+        optimizer = np.array([profile.optimizer_bytes(size) for size in sizes.tolist()])[places]
+        self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * self._trainable + optimizer
+        self._fixed = self._once + np.array(copies)[:, None] * self._trainable
+        activations = summed([_activation_bytes(layer, 1, sequence_length) for layer in layers])
         highest = np.zeros((len(layers), len(layers)), int)
         scratch = np.array([layer.workspace_bytes(1, sequence_length) for layer in layers])
         for start in range(len(layers)):
             highest[start, start:] = np.maximum.accumulate(scratch[start:])
-        message = [
-            layer.output_bytes(1, sequence_length) + layer.gradient_bytes(1, sequence_length) for layer in layers
-        ]
+        message = [_message_bytes(layer, 1, sequence_length) for layer in layers]
         # No message crosses before the first layer, nor after the last.
         crossing = np.array([0, *message[:-1], 0])
         need_bytes = highest[starts, stops - 1] + crossing[starts] + crossing[stops]
