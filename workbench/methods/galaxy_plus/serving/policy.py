@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from torch import Tensor
 
 from workbench.core.cluster import Cluster, Factors
-from workbench.core.device_faults import Fault
+from workbench.core.device_faults import Fault, FaultSchedule
 from workbench.core.errors import PlanError, RuntimeSetupError
 from workbench.core.inference import InferencePlan, StackShape
 from workbench.core.schedule import Ranks
@@ -33,11 +33,14 @@ from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, 
 from workbench.methods.galaxy_plus.serving.rescheduler import RequestTimes, Rescheduler, means
 from workbench.models.sharding import ShardSpec, shard_spec
 from workbench.runtime.commands import Generation, Parts, Probe, Probed, StepDone, is_broken
+from workbench.runtime.devices import Devices
 from workbench.runtime.fleet import Fleet
 from workbench.runtime.memory import MemoryReading
 
 _MOST_ATTEMPTS = 20
 _MEMORY_EVERY_S = 1.0
+RESTARTS = 3
+"""Maximum number of restarts of a device that ends by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,23 @@ class ServingPolicy:
     _reports: dict[int, list[Mapping[int, float]]] = field(default_factory=lambda: defaultdict(list))
     _reported_s: float = 0.0
     _since_s: float | None = None  # start of the next request's current attempt, if it has begun
+
+    @classmethod
+    def on(
+        cls, devices: Devices, cluster: Cluster, faults: FaultSchedule, rescheduler: Rescheduler, **parts: Any
+    ) -> Self:
+        """Return the policy of a service on devices, with the faults that are injected.  parts: its other fields."""
+        settings = rescheduler.settings
+        fleet = Fleet(devices, cluster.names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
+        return cls(
+            fleet=fleet,
+            cluster=cluster,
+            rescheduler=rescheduler,
+            settings=settings,
+            log=rescheduler.log,
+            samples=Samples(cluster.world_size),
+            **parts,
+        )
 
     @property
     def step(self) -> int:

@@ -26,7 +26,7 @@ from workbench.methods.galaxy_plus.planners.terms import problem_for
 from workbench.methods.galaxy_plus.prepare import local_hidden, random_requests, shape_of_picture
 from workbench.methods.galaxy_plus.prices import Programs, SequencePrice, replan, tune
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog, never_begun
+from workbench.methods.galaxy_plus.serving.log import ServingLog, never_begun
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import (
     ReschedulingSettings,
@@ -40,9 +40,7 @@ from workbench.methods.galaxy_plus.serving.worker import serve_worker
 from workbench.methods.galaxy_plus.session import SessionSetup
 from workbench.models.sharding import ModelLayout, ShardSpec, added_bytes, model_layout
 from workbench.runtime.coordinator import Coordinator
-from workbench.runtime.devices import Devices
 from workbench.runtime.engines import EngineCluster, default_pool
-from workbench.runtime.fleet import Fleet
 from workbench.runtime.pacing import find_dilation
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.simulator import simulate
@@ -114,12 +112,6 @@ def simulated_times(profile: InferenceProfile, cluster: Cluster, lengths: tuple[
     return times
 
 
-def fleet_for(devices: Devices, cluster: Cluster, faults: FaultSchedule, settings: ReschedulingSettings) -> Fleet:
-    """Return the devices of a service with its faults."""
-    names = cluster.names
-    return Fleet(devices, names, faults, silence_s=settings.silence_s, num_restarts=RESTARTS)
-
-
 def run_service(policy: ServingPolicy) -> None:
     """Serve the stream until every request is answered, no plan can ever fit again, or the policy ends the service."""
     coordinator = Coordinator(
@@ -142,8 +134,6 @@ def run_service(policy: ServingPolicy) -> None:
 
 DEFAULT_LENGTH = 64
 CALIBRATING_REQUESTS = 16
-RESTARTS = 3
-"""Maximum number of restarts of a device that ends by itself."""
 
 
 def usual_length(layout: ModelLayout) -> int:
@@ -223,15 +213,12 @@ def serve(
         return added_bytes(layout, first, None) + added_bytes(layout, second, first) <= room
 
     with engines.service(serve_worker, [setup] * cluster.world_size) as service:
-        fleet = fleet_for(service, cluster, schedule, settings)
-        policy = ServingPolicy(
-            fleet=fleet,
-            cluster=cluster,
+        policy = ServingPolicy.on(
+            service,
+            cluster,
+            schedule,
+            rescheduler,
             stacks=layout.stacks,
-            rescheduler=rescheduler,
-            settings=settings,
-            log=log,
-            samples=Samples(cluster.world_size),
             num_steps=stream.num_requests,
             requests=requests,
             answers=answers,

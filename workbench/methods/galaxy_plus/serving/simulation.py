@@ -20,7 +20,7 @@ from workbench.core.inference import InferencePlan
 from workbench.methods.galaxy_plus.memory import equal_layers
 from workbench.methods.galaxy_plus.operation_costs import InferenceProfile
 from workbench.methods.galaxy_plus.prepare import Request
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog, never_begun
+from workbench.methods.galaxy_plus.serving.log import ServingLog, never_begun
 from workbench.methods.galaxy_plus.serving.messages import (
     BlockReport,
     Loaded,
@@ -32,7 +32,7 @@ from workbench.methods.galaxy_plus.serving.messages import (
 from workbench.methods.galaxy_plus.serving.policy import ServingPolicy
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingReport, StreamSettings
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Planner, Rescheduler, Times
-from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
+from workbench.methods.galaxy_plus.serving.serve import run_service
 from workbench.runtime.commands import End, StepDone
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWork, VirtualWorld
@@ -71,16 +71,13 @@ def simulate_serving(
         curves=[device.sustained for device in cluster.devices],
     )
     work.now_s = devices.now_s
-    schedule = FaultSchedule(faults)
     tokens = stream.length or log.plans[0].length
-    policy = ServingPolicy(
-        fleet=fleet_for(devices, cluster, schedule, settings),
-        cluster=cluster,
+    policy = ServingPolicy.on(
+        devices,
+        cluster,
+        FaultSchedule(faults),
+        rescheduler,
         stacks=profile.stacks,
-        rescheduler=rescheduler,
-        settings=settings,
-        log=log,
-        samples=Samples(cluster.world_size),
         num_steps=stream.num_requests,
         requests=(Request(tokens),),
         is_over=lambda now_s: now_s > until_s,

@@ -28,11 +28,11 @@ from workbench.methods.galaxy_plus.prepare import Request
 from workbench.methods.galaxy_plus.prices import Programs
 from workbench.methods.galaxy_plus.profiles import HostQuestion, host_profile, of_devices
 from workbench.methods.galaxy_plus.serving.drafts import DraftPrices, Round, draft_profile
-from workbench.methods.galaxy_plus.serving.log import Samples, ServingLog
+from workbench.methods.galaxy_plus.serving.log import ServingLog
 from workbench.methods.galaxy_plus.serving.messages import WHOLE
 from workbench.methods.galaxy_plus.serving.records import ReschedulingSettings, ServingEvent
 from workbench.methods.galaxy_plus.serving.rescheduler import BlockTimes, Rescheduler
-from workbench.methods.galaxy_plus.serving.serve import fleet_for, run_service
+from workbench.methods.galaxy_plus.serving.serve import run_service
 from workbench.methods.galaxy_plus.serving.text_plans import (
     KEPT,
     PLANNED_TOKENS,
@@ -144,14 +144,12 @@ def text_service(
         )
         service = stack.enter_context(engines.service(serve_worker, [setup] * cluster.world_size))
         is_over = threading.Event()
-        policy = TextPolicy(
-            fleet=fleet_for(service, cluster, FaultSchedule(()), settings),
-            cluster=cluster,
+        policy = TextPolicy.on(
+            service,
+            cluster,
+            FaultSchedule(()),
+            rescheduler,
             stacks=layout.stacks,
-            rescheduler=rescheduler,
-            settings=settings,
-            log=log,
-            samples=Samples(cluster.world_size),
             num_steps=MOST_TEXTS,
             requests=(_warm_up(layout),),
             is_over=lambda now_s: is_over.is_set(),
