@@ -170,8 +170,10 @@ class _Batch:
                 told_s = time.monotonic()
             if word in (PAUSES, GIVES_UP):
                 return word
-            if word != WAITS:
-                self._compute(word, rows, guesses)
+            if word == STEPS:
+                self._step(rows, guesses)
+            elif word != WAITS:
+                self._join(orders.numbered(word))
 
     def follow(self) -> int:
         """Compute what the first device announces, until it sends a code, and return this code."""
@@ -182,16 +184,12 @@ class _Batch:
                 del self._members[number]
             if word in (PAUSES, GIVES_UP):
                 return word
-            if word != WAITS:
-                self._compute(word, rows, [])
+            if word == STEPS:
+                self._step(rows, [])
+            elif word != WAITS:
+                self._join(self._orders.numbered(word))
 
     # What they compute.
-
-    def _compute(self, word: int, rows: list[Pair], guesses: list[list[int]]) -> None:
-        if word == STEPS:
-            self._step(rows, guesses)
-        else:
-            self._join(self._orders.numbered(word))
 
     def _join(self, order: TextOrder) -> None:
         """Read a text, with what was written of it before, and choose its next token."""
