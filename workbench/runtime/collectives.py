@@ -47,22 +47,20 @@ class LatestBegin:
         return Begin(*self._times.tolist())
 
 
-def end_on_links(op: Op, size: int, links: RankLinks, latest: Begin) -> tuple[float, float]:
+def end_on_links(op: Op, size: int, links: RankLinks, latest: Begin | None) -> tuple[float, float]:
     """Wait until a collective on a tensor of `size` bytes ends on emulated links; return when, and by how much too late
     that is, both in seconds.
 
-    latest: when its last member began.  All members leave at the same time, so each waits by itself.
+    latest: when its last member began; None on shared air.  All members leave at the same time, so each waits alone.
     """
-    behind_s = behind(latest.device_s, latest.machine_s)
-    if links.is_shared:
-        return wait_until(time.monotonic() + links.collective_delay_s(op.kind, op.ranks)) - behind_s, 0.0
-    due = Due(latest.device_s + links.collective_s(op.kind, op.ranks, size))
-    done_s = time.monotonic()
+    if latest is None:
+        return wait_until(time.monotonic() + links.collective_delay_s(op.kind, op.ranks)), 0.0
+    due, done_s = Due(latest.device_s + links.collective_s(op.kind, op.ranks, size)), time.monotonic()
     if done_s < due.end_s:
         end_s = wait_until(due.end_s)
         end_s -= behind(due.end_s, end_s)
     else:
-        end_s = done_s - min(behind_s, due.late_s(done_s))
+        end_s = done_s - min(behind(latest.device_s, latest.machine_s), due.late_s(done_s))
     return end_s, due.late_s(end_s)
 
 

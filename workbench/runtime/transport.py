@@ -181,10 +181,10 @@ class Transport:
         Raises DeviceLostError if a member died or became silent.
         """
         group, position = self.subgroup(op.ranks), op.ranks.index(self._rank)
-        is_emulated = self.links is not None and self.links.fidelity != "real" and len(op.ranks) > 1
+        links = self.links if self.links is not None and self.links.fidelity != "real" and len(op.ranks) > 1 else None
         try:
-            # Beside the content, so that it takes no time of its own.
-            begins = LatestBegin(group, begin_s) if is_emulated else None
+            # Beside the content, so that it takes no time of its own.  On shared air it would.
+            begins = LatestBegin(group, begin_s) if links is not None and not links.is_shared else None
             result = run_collective(op, content, rows, group, position)
             latest = None if begins is None else begins.wait()
         except RuntimeError as error:
@@ -194,11 +194,7 @@ class Transport:
                 "See the first device that failed.",
             ) from error
         size = nbytes(result if op.kind == ALLGATHER else content)
-        if latest is None:
-            end_s, late_s = time.monotonic(), 0.0
-        else:
-            assert self.links is not None
-            end_s, late_s = end_on_links(op, size, self.links, latest)
+        end_s, late_s = (time.monotonic(), 0.0) if links is None else end_on_links(op, size, links, latest)
         num_bytes = sent_bytes(op.kind, len(op.ranks), size, is_root=position == 0)
         return result, Span(self._rank, op, begin_s, end_s, num_bytes, late_s)
 
