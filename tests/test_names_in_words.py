@@ -109,6 +109,13 @@ def test_docstrings_name_what_there_is(package: str) -> None:
                 assert stale(text, given) == [], f"{path.relative_to(ROOT)}:{line}"
 
 
+def test_comments_of_data_name_what_there_is() -> None:
+    tables = [path for package in (*PACKAGES, "data") for path in (ROOT / package).rglob("*.toml")]
+    for path in tables:
+        comments = re.findall(r"^#.*", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert stale("\n".join(comments)) == [], path.relative_to(ROOT)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_name_what_there_is(page: Path) -> None:
     for quoted in QUOTED.findall(page.read_text(encoding="utf-8")):
