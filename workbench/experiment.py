@@ -202,7 +202,7 @@ def run(
                     require_running_room(job.model, layers, decided, cluster, is_whole=is_whole)
                 notify(Event("phase", message=f"Starting {cluster.in_words}", stage="start devices"))
                 count_ready = counting(notify, "devices that are ready")
-                running = emulated = default_pool().acquire(cluster, fidelity, told=count_ready)
+                running = emulated = default_pool().acquire(cluster, fidelity, on_ready=count_ready)
                 calibration = Calibration(method, planned, emulated)
                 dilation = calibration.dilate(
                     max((step.predicted_s or 0.0 for step in prediction.steps), default=0.0), notify

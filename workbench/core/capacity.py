@@ -62,8 +62,8 @@ class Capacity:
 
 
 class Ingress:
-    """What a device receives over its wire: the messages of several senders share it, each sender's own follow each
-    other.
+    """The receiving side of a device's wire: the messages of several senders share it, and the messages of one sender
+    follow each other.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ class StackShape:
 
     @property
     def whole(self) -> LayerWeights:
-        """Return the weights of a whole layer: M_MHA and M_MLP of Galaxy+ Eq. 8, and what is not divided."""
+        """Return the weights of a whole layer: M_MHA and M_MLP of Galaxy+ Eq. 8, and the undivided weights."""
         return self.weights(self.num_units, self.columns)
 
     @property

@@ -15,8 +15,7 @@ FP32_BYTES = 4
 """Bytes of a value in float32."""
 
 ActivationsChoice = Literal["auto", "memory", "recompute", "disk"]
-"""What happens to activations between the forward and the backward pass; auto: the planner chooses for each stage, and
-never the disk.
+"""How activations reach the backward pass; auto: the planner chooses for each stage, and never the disk.
 """
 
 TrainedKind = Literal[
@@ -32,4 +31,4 @@ Kind = Literal[TrainedKind, "multiple_choice"]
 """Kinds of tasks."""
 
 Technique = Literal["full", "lora", "adapters", "serial", "parallel"]
-"""What is trained: all weights, or a few that are added to the frozen model (see models.techniques.TechniqueConfig)."""
+"""The trained weights: all, or a few that are added to the frozen model (see models.techniques.TechniqueConfig)."""

@@ -10,8 +10,8 @@ IDENTITY, INITIAL = "fingerprint.txt", "initial.safetensors"
 STEPS, SNAPSHOTS, DEVICES, ADAPTER = "steps", "snapshots", "devices", "adapter"
 PLAN, REPORT, TAGS = "plan.json", "report.json", "tags.json"
 WORK_FILES = (INITIAL, SNAPSHOTS, STEPS, ADAPTER, PLAN, DEVICES, IDENTITY)
-"""What a training keeps while it runs, and its result.  The identity comes last: what is removed in this order and
-stops half-way is still a run's folder."""
+"""The files of a training while it runs, and its result.  The identity is last: if a removal in this order stops
+half-way, the folder is still a run's folder."""
 
 
 def remove_run_files(folder: Path, *, keep: tuple[str, ...] = ()) -> None:

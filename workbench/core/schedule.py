@@ -32,7 +32,7 @@ from workbench.core.errors import ScheduleError
 Ranks = tuple[int, ...]
 """Devices, by their numbers."""
 Place = tuple[int, int]
-"""Of an operation: its rank, and its index in that rank's list."""
+"""The place of an operation: its rank, and its index in that rank's list."""
 
 
 @contextmanager
@@ -155,7 +155,7 @@ class Schedule:
     outputs: tuple[tuple[Value, ...], ...] = ()
     carried: tuple[tuple[tuple[Value, Value], ...], ...] = ()
     graphs: list[Any] = field(default_factory=list, init=False, compare=False, repr=False)
-    """Its dependency graph, once something has asked for it (see core.activities)."""
+    """Its dependency graph, after the first use (see core.activities)."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "outputs", "carried"):

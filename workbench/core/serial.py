@@ -28,7 +28,7 @@ MOST_LISTED = 20
 
 
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a text that is not JSON, or not of the expected type, or nested too deep."""
+"""msgspec's errors for a text that is not JSON, or not of the expected type, or nested too deep."""
 
 
 def to_json(value: Any, *, indent: int = 1) -> str:

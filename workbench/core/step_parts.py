@@ -19,8 +19,8 @@ _WORDS: dict[Term, str] = {
     "bandwidth": "the bytes on the links take {share:.0%} of a step",
     "latency": "the links' latency takes {share:.0%} of a step",
 }
-TOLD_FROM = 0.2
-"""From this share on, the second largest part is told, too."""
+SHOWN_FROM = 0.2
+"""From this share on, the sentence also names the second largest part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class StepParts:
         """Return in words whether memory decides, the largest part, and the next one if that is large, too."""
         first, second, *_ = sorted(self.shares, key=lambda term: -self.shares[term])
         words = self._words(first)
-        if self.shares[second] >= TOLD_FROM:
+        if self.shares[second] >= SHOWN_FROM:
             words += f", {self._words(second).removesuffix(' of a step')}"
         words = f"{with_capital(words)} (simulated)."
         if self.roomy_s is None:

@@ -95,14 +95,14 @@ class Event(NamedTuple):
 
 
 Notify = Callable[[Event], None]
-Told = Callable[[int, int], None]
+CountProgress = Callable[[int, int], None]
 """Called with the number of finished parts of a phase and the number of all parts."""
 
 
 SCORED, TIMED = "samples scored", "timings"
 
 
-def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> Told:
+def counting(notify: Notify, parts: str, *, before: int = 0, rounds: int = 1) -> CountProgress:
     """Return a callback that shows a waiting user the progress of a phase.  before: number of its equally long `rounds`
     that are already finished.
     """

@@ -86,7 +86,7 @@ class Stop(NamedTuple):
     """End the job."""
 
 
-# Sent by a device: what comes from a real one is checked against these ranges when it is decoded.
+# Sent by a device.  Messages of real devices are checked against these ranges when they are decoded.
 
 Step = Annotated[int, Meta(ge=0, le=10**9)]
 Clock = Annotated[float, Meta(ge=-1e12, le=1e12)]
@@ -126,13 +126,13 @@ class Probed(NamedTuple):
 
 
 MOST_SPANS = 600
-"""Of a device's step that is shown while a run goes on; a step with more is not shown."""
+"""Maximum number of spans of a device's step that is shown during a run; a step with more is not shown."""
 ShownSpans = Annotated[tuple[Span, ...], Meta(max_length=MOST_SPANS)]
 
 
 class Progress(TypedDict, total=False):
-    """What a device publishes for the user to see.  Real devices send no other keys; each is missing where it has no
-    meaning.
+    """The values that a device publishes for the user.  Real devices send no other keys; each is missing where it has
+    no meaning.
     """
 
     phase: Annotated[str, Meta(max_length=300)]
@@ -179,8 +179,8 @@ class StepDone(NamedTuple):
 class Ended(NamedTuple):
     """The device's result for a generation's job.
 
-    part: the method's data; None if the device did not reach its first step.  why: what kept it from joining the
-    others, or ''.
+    part: the method's data; None if the device did not reach its first step.  why: the reason why it could not join
+    the others, or ''.
     """
 
     generation: Step
@@ -263,7 +263,7 @@ class Policy(Protocol):
     def plan_ahead(self, number: int, ready: Ranks, factors: Factors) -> None:
         """Plan the next generation after a loss, while the other devices end their work (arguments: see `generation`).
 
-        `generation` is asked for it once they have.  By default it plans only then.
+        `generation` returns the plan after they have ended it.  By default it plans only then.
         """
         return
 

@@ -29,7 +29,7 @@ R = TypeVar("R")
 P = TypeVar("P")
 
 _CLOSE_S = 10.0
-"""How long jobs that were asked to end are waited for."""
+"""Time-out for jobs that were told to end."""
 _POLL_S = 0.05
 GRACE_S = 2.0
 """After the first failure of a call, the other devices get this long to end by themselves, and perhaps to report a
@@ -81,7 +81,7 @@ class Engines(ABC):
         """Return the monotonic clock in the devices' seconds."""
 
     def slowed(self, rank: int, slow: c.Slow) -> c.Slow:
-        """Slow a rank's messages to a device down as far as its links can; return what is left for the device to do: by
+        """Slow a rank's messages to a device as far as its links can; return the rest, which the device must do: by
         default everything.
         """
         return slow

@@ -29,12 +29,12 @@ from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.network import EmulatedNetwork, Endpoint, Fidelity, require_loopback
 from workbench.runtime.work_folder import is_full_disk
 
-Told = Callable[[int, int], None]
-"""Called with how many parts are done, and how many there are."""
+OnReady = Callable[[int, int], None]
+"""Called with the number of engines that are ready and the number of all engines."""
 
 
 def unheard(done: int, count: int) -> None:
-    """Tell nobody."""
+    """Ignore the numbers."""
 
 
 _LOG_TAIL_LINES = 15
@@ -236,15 +236,14 @@ class EngineSession:
         runs = self._folder is not None and all(slot.is_alive and not slot.why for slot in self.slots)
         return runs and (self._network is None or ProcessId.of(self._network.holder_pid).alive)
 
-    def open(self, timeout_s: float = START_TIMEOUT_S, *, told: Told = unheard) -> None:
+    def open(self, timeout_s: float = START_TIMEOUT_S, *, on_ready: OnReady = unheard) -> None:
         """Start all processes.  The first time in a process this takes seconds.
 
-        told: called with how many engines are ready, and how many there are.
         Raises RuntimeSetupError, or EnginesLate after timeout_s.  In both cases nothing is left running.
         """
         self._timeout_s = timeout_s
         try:
-            self._open(time.monotonic() + timeout_s, told)
+            self._open(time.monotonic() + timeout_s, on_ready)
         except OSError as error:
             self.close()
             raise RuntimeSetupError(
@@ -258,7 +257,7 @@ class EngineSession:
             self.close()
             raise
 
-    def _open(self, deadline_s: float, told: Told) -> None:
+    def _open(self, deadline_s: float, on_ready: OnReady) -> None:
         folder = self._folder = make_run_folder()
         self._janitor = start_janitor(folder)
         self._environment = engine_environment()
@@ -277,7 +276,7 @@ class EngineSession:
         for slot in self.slots:
             slot.open(max(0.0, deadline_s - time.monotonic()))
         for number, slot in enumerate(self.slots):
-            told(number, len(self.slots))
+            on_ready(number, len(self.slots))
             slot.wait(max(0.0, deadline_s - time.monotonic()))
 
     def start_engine(self, rank: int, end: socket.socket, timeout_s: float) -> ProcessId:

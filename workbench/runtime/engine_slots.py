@@ -76,7 +76,7 @@ class KeyStore:
 
 
 _MOST_KEYS, _MOST_WAITING = 100_000, 1000
-"""Of one device in one run."""
+"""Limits for one device in one run."""
 
 
 class Inbox:

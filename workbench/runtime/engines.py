@@ -18,7 +18,7 @@ from workbench.core.job import Fidelity as FidelityChoice
 from workbench.runtime.commands import Slow
 from workbench.runtime.context import RankContext
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.engine_session import EngineSession, LocalSlot, Told, unheard
+from workbench.runtime.engine_session import EngineSession, LocalSlot, OnReady, unheard
 from workbench.runtime.engine_starter import warm_up
 from workbench.runtime.memory import MemoryReading, read_memory
 from workbench.runtime.messages import Call, calls_of_emulated
@@ -56,8 +56,10 @@ class EngineCluster(Engines):
         self._idle: threading.Timer | None = None
 
     @classmethod
-    def start(cls, cluster: Cluster, *, fidelity: FidelityChoice = "auto", told: Told = unheard) -> EngineCluster:
-        """Start an engine for each device.  told: see EngineSession.open.
+    def start(
+        cls, cluster: Cluster, *, fidelity: FidelityChoice = "auto", on_ready: OnReady = unheard
+    ) -> EngineCluster:
+        """Start an engine for each device.  on_ready: see EngineSession.open.
 
         fidelity: 'kernel' (links shaped by the kernel), 'paced' (links paced by our transport), 'auto' (the better one
         that works here).
@@ -87,14 +89,14 @@ class EngineCluster(Engines):
 
             require_similar_rates(cluster)
         engines = cls(cluster, fidelity, reason)
-        engines.open(told)
+        engines.open(on_ready)
         return engines
 
-    def open(self, told: Told = unheard) -> None:
+    def open(self, on_ready: OnReady = unheard) -> None:
         """Start the engines if they are not running.  Raises RuntimeSetupError."""
         if self._busy.acquire(blocking=False):
             try:
-                self._prepare(told)
+                self._prepare(on_ready)
             finally:
                 self._busy.release()
 
@@ -166,7 +168,7 @@ class EngineCluster(Engines):
             is_watched=self.is_watched,
         )
 
-    def _prepare(self, told: Told = unheard) -> None:
+    def _prepare(self, on_ready: OnReady = unheard) -> None:
         with self._starting:
             if self._idle is not None:
                 self._idle.cancel()
@@ -175,7 +177,7 @@ class EngineCluster(Engines):
                 self.stop()
             if self._session is None:
                 session = EngineSession(self.cluster.with_slower_links(self.dilation), self.fidelity, self.inbox)
-                session.open(told=told)
+                session.open(on_ready=on_ready)
                 atexit.register(session.close)
                 self._session, self.slots = session, session.slots
 
@@ -221,19 +223,21 @@ class EnginePool:
         self._capacity = capacity
         self._running: dict[str, EngineCluster] = {}  # those used last come last
 
-    def acquire(self, cluster: Cluster, fidelity: FidelityChoice = "auto", *, told: Told = unheard) -> EngineCluster:
+    def acquire(
+        self, cluster: Cluster, fidelity: FidelityChoice = "auto", *, on_ready: OnReady = unheard
+    ) -> EngineCluster:
         """Return running engines for the cluster, reused or newly started.  Raises RuntimeSetupError.
 
-        told: see EngineSession.open.
+        on_ready: see EngineSession.open.
         """
         key = f"{fidelity} {cluster!r}"
         engines = self._running.pop(key, None)
         if engines is None:
             while len(self._running) >= self._capacity:
                 self._running.pop(next(iter(self._running))).stop()
-            engines = EngineCluster.start(cluster, fidelity=fidelity, told=told)
+            engines = EngineCluster.start(cluster, fidelity=fidelity, on_ready=on_ready)
         self._running[key] = engines
-        engines.open(told)
+        engines.open(on_ready)
         return engines
 
     def stop(self) -> None:

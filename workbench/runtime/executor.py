@@ -62,8 +62,8 @@ class Execution:
 class Executor:
     """The streams of one rank, for the lifetime of its process group.  Close it, or use it as a context manager.
 
-    pacer: for the stream "compute"; it creates the pacers of the other streams.  It is told when a stream waits, and
-    by how much a busy host makes that longer.
+    pacer: for the stream "compute"; it creates the pacers of the other streams.  The executor
+    reports to it when a stream waits, and how much longer a busy host makes that.
     ends_at_failure: whether a step that has failed ends with the operation under way, otherwise with the first one that
     lacks a value.
     """

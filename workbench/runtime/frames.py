@@ -55,7 +55,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Facts(Health, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `kit check` shows.  environment: the folder of the libraries that `kit setup` installed, '' without them.
+    """Facts for `kit check`.  environment: the folder of the libraries that `kit setup` installed, '' without them.
 
     torch: its version there, '' without.  has_atomics: whether an ARM processor has the instructions of ARMv8.1, None
     if not known.

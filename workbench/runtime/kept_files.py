@@ -14,7 +14,7 @@ MOST_FILES = 10_000
 MOST_AT_ONCE = 4
 """Files that are begun and not whole yet."""
 MOST_TIMES = 64
-"""All files of a device together may have so many times the bytes of the largest one that is allowed."""
+"""Limit for all files of a device together: this many times the largest allowed file."""
 
 
 class _Begun(NamedTuple):

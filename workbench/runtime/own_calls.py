@@ -122,4 +122,4 @@ def run_cell(context: RankContext, source: str) -> Printed:
 
 
 ONLY_EMULATED = {f"{__name__}:run_own": f"{__name__}:Own", f"{__name__}:run_cell": ""}
-"""What the table of an emulated device's engine has besides the declared functions."""
+"""Further functions in the table of an emulated device's engine, besides the declared ones."""

@@ -16,7 +16,7 @@ from pathlib import Path
 HWMON = "class/hwmon/hwmon*"
 INA_NAMES = frozenset({"ina219", "ina220", "ina226", "ina3221"})
 INA_CHANNELS = range(1, 4)
-"""Those with a current and a bus voltage; an INA3221's further inputs are shunt voltages and sums."""
+"""Channels with a current and a bus voltage; an INA3221's further inputs are shunt voltages and sums."""
 WHOLE_BOARD = frozenset({"VDD_IN", "POM_5V_IN"})
 """Labels of the channel of a Jetson that feeds the others."""
 PMIC = ("vcgencmd", "pmic_read_adc")

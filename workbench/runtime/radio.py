@@ -37,7 +37,7 @@ _BIT, _BITS = 2, 6
 """The bits of a packet's identification that choose those with one copy more.  A connection counts its packets there.
 The lowest bits are left out: where two devices answer each other by turns, data have only even or odd numbers."""
 _PRIORITIES = 1, 3
-"""Of the filters of a port, in turn; those with lower numbers are asked first."""
+"""Priorities of a port's filters, in turn; the kernel tries lower numbers first."""
 _MOST_ACTIONS = 32
 """The most actions of a filter (TCA_ACT_MAX_PRIO in linux/pkt_cls.h): copies of a frame, and the frame itself."""
 
@@ -79,7 +79,7 @@ def _lead_through_air(hub: IPRoute, port: int, air: int, times: Mapping[int, flo
     """Lead all frames that enter by a port through the air.
 
     times: how many times as long as the frame itself those to a destination take there, by its address.  New filters
-    come beside those that are there, which are removed afterwards: no frame gets around the air.
+    are added before the old ones are removed: no frame bypasses the air.
     """
     before = {message["info"] for message in hub.get_filters(port, parent=_INGRESS)}
     if not before:

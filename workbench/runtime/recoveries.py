@@ -1,4 +1,4 @@
-"""What the changes of a run's devices cost: noticed, planned for, and resumed after."""
+"""The cost of changes of a run's devices: the times until each is noticed, planned for, and resumed after."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _GONE_S = 10.0
 _CLOCK_ROUNDS = 20
 _READ = 1 << 20
 _TAIL_BYTES = 4096
-"""Of what a device writes before its agent begins, and to stderr, so much of the end is kept."""
+"""Length of the stored end of a device's output before its agent begins, and of its stderr."""
 Span = tuple[int, int]
 
 

@@ -41,7 +41,7 @@ _PARSING = threading.Lock()
 OTHER_VERSIONS = "Its libraries have other versions than the project's lock."
 _PLATFORMS = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
 TRIAL = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
-"""What a device must be able to run before its libraries count as installed."""
+"""A device must be able to run this before its libraries count as installed."""
 
 
 def code_files() -> list[tuple[Path, Path]]:

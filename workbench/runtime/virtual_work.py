@@ -1,4 +1,4 @@
-"""What virtual devices do, and what their world costs besides: the work of a method, and overheads in seconds."""
+"""The work of virtual devices, and the overheads of their world in seconds."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ _ALTERNATIVES = Effect(
 class InferenceOptions:
     """Settings of single-shot inference, given in Job.options.
 
-    system: 'galaxy_plus' splits inside the layers by two schemes, 'galaxy' by scheme 1 alone; 'megatron_lm',
-    'sequence_parallel', 'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
-    planner: planner of the system galaxy_plus: 'own', or 'algorithm_1' as printed.  overlap, both_ways: see
+    system: 'galaxy_plus' divides layers by two schemes, 'galaxy' by scheme 1 only; 'megatron_lm', 'sequence_parallel',
+    'edgeshard' (a pipeline) and 'local' (the fastest device) are the baselines (section IV-A).
+    planner: planner of the system galaxy_plus: 'own' (ours), or 'algorithm_1' as printed.  overlap, both_ways: see
     InferencePlan; by default the planner decides.
-    tile_tokens: size of the ring's tiles; by default the planner decides, 0 leaves them whole.  scheme: 1 or 2 for all
+    tile_tokens: size of the ring's tiles; by default the planner decides; 0: undivided tiles.  scheme: 1 or 2 for all
     layers.
     generate: number of new tokens for each request; 0 returns hidden states.
     compare: number of answers to compare with the local model's.

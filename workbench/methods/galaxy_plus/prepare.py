@@ -88,10 +88,9 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """A device's work on a request, in seconds of the device's monotonic clock.
 
-    output: only on the plan's first device.  memory: bytes of the values alive, and of the keys and values that are
-    kept.
+    output: only on the plan's first device.  memory: bytes of the values alive, and of the cached keys and values.
 
-    start_s, end_s: begin and end of its own computation (equal on a device that computed nothing).
+    start_s, end_s: begin and end of the device's computation (equal on a device that computed nothing).
     """
 
     output: Tensor | None

@@ -246,7 +246,7 @@ def _answer_of(done: Execution, begin_s: float, caches: Sequence[KeyValueCache])
 
 
 MESSAGE_NUMBERS = 2 + 2 * MOST_ROWS
-"""Of a message between two devices."""
+"""Numbers in a message between two devices."""
 _TAG = 1 << 30
 """Above the numbers of a Transport's messages."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from workbench.core.cluster import Cluster
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile, trainable_bytes
-from workbench.methods.base import SCORED, Notify, Outcome, Planned, Prediction, Told, counting
+from workbench.methods.base import SCORED, CountProgress, Notify, Outcome, Planned, Prediction, counting
 from workbench.methods.common.folder import model_digest
 from workbench.methods.common.records import device_bytes
 from workbench.methods.common.result import model_encoder
@@ -62,7 +62,7 @@ class TrainedByLog:
                 warn_of_rounding(model, prepared.options.epsilon)
         self.notes = tuple(str(warning.message) for warning in rounding)
 
-    def score(self, epoch: int, samples: Sequence[PromptSample], report: Told) -> float:
+    def score(self, epoch: int, samples: Sequence[PromptSample], report: CountProgress) -> float:
         """Return the metric on some samples after an epoch.  The epochs are requested in their order; then the best one
         can be requested again.
         """
@@ -87,7 +87,7 @@ class TrainedByLog:
         save_trained(folder / TRAINED, self.model.trainables.state(), about)
         return folder
 
-    def _counted(self, num_samples: int, report: Told) -> Callable[[PromptBatch], Tensor]:
+    def _counted(self, num_samples: int, report: CountProgress) -> Callable[[PromptBatch], Tensor]:
         """Return the model's logits, and report after each batch how many samples are finished."""
         rows = max(1, len(self._encoder.prompt.candidates))  # of a sample
         finished: set[int] = set()

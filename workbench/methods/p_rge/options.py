@@ -29,30 +29,30 @@ Momentum = Annotated[float, Meta(ge=0, lt=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PRGEOptions:
-    """Settings of P-RGE, given in Job.options.  E, samples of each query, is the job's batch_size; eta its
-    learning_rate, constant.
+    """Settings of P-RGE, given in Job.options.  E, the samples per query, is the job's batch_size; eta is its
+    learning_rate, which is constant.
 
-    queries: q, random directions of a step.  epsilon: the perturbation's scale; 'jvp' has none.
-    estimator: how losses become a gradient (see estimator_table): 'two_point' from two losses on either side, P-RGE;
-    'one_sided' from one and the loss in the middle, FZOO; 'low_rank' along matrices of low rank, LOZO;
-    'low_rank_momentum' the same with momentum, LOZO-M; 'jvp' from exact derivatives along the directions.
+    queries: q, random directions per step.  epsilon: scale of the perturbation; 'jvp' has none.
+    estimator: how the gradient is estimated (see estimator_table).  'two_point': from the losses on both sides (P-RGE).
+    'one_sided': from the loss on one side and the loss in the middle (FZOO).  'low_rank': along matrices of low rank
+    (LOZO).  'low_rank_momentum': the same with momentum (LOZO-M).  'jvp': from exact derivatives along the directions.
     direction_rank: r, the rank of LOZO's directions U V^T.  subspace_steps: nu, the steps in which V stays the same.
     momentum: beta, the share of LOZO-M's former steps in the next one.
     steps: number of steps of the whole run; None uses the job's epochs.
-    execution: which passes run in parallel; 'auto' is the fastest that fits, by the profile.
+    execution: which passes run in parallel; 'auto' chooses the fastest that fits, by the profile.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
     as in MeZO.
-    technique, projections, rank, alpha: the matrices that are trained (see TrainableConfig); MobiZO, the later form of
-    P-RGE, trains next to all projections.
+    technique, projections, rank, alpha: the trained matrices (see TrainableConfig); MobiZO, the later form of P-RGE,
+    trains matrices next to all projections.
     precision: precision of the frozen weights.
-    compute_dtype: dtype of activations, to which weights of another dtype are dequantized once per step; None is the
-    weights' own dtype, or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times
+    compute_dtype: dtype of activations; weights of another dtype are converted to it once per step.  None: the weights'
+    dtype, or float32 if they are int8 or nf4.  A processor without 16-bit instructions is many times
     faster in float32.
-    after_loss: what to do with a step in which a device is lost: 'drop' completes it from the other devices' queries;
+    after_loss: what to do with a step in which a device is lost.  'drop' completes it from the other devices' queries.
     'repeat' repeats it with all q, so that the run's result does not change.
-    adapt: whether to change q, E and shares when devices have too little memory, or change their speed during the run;
-    q and E are lowered until a step takes at most 1.5 times as long as the first.
+    adapt: whether to change q, E and shares if devices have too little memory or change their speed during the run.  q
+    and E are lowered until a step takes at most 1.5 times as long as the first.
     """
 
     published_job = MappingProxyType(

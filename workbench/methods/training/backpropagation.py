@@ -1,4 +1,4 @@
-"""What all methods with backpropagation share: costs by technique, a run that continues from snapshots, its scores."""
+"""The common part of methods with backpropagation: costs by technique, runs that continue from snapshots, scores."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class BackpropagationMethod(TrainingMethod[P]):
         ]
 
     def completed(self, outcome: Outcome, policy: TrainingPolicy, trained: Predicting) -> Outcome:
-        """Return the outcome with the technique, and the bytes of each device and of what is trained (see
+        """Return the outcome with the technique, and the bytes of each device and of the trained weights (see
         TrainingMethod).
         """
         last = policy.last.job

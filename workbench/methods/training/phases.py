@@ -122,7 +122,7 @@ class Predictor:
 
     def records(self, epoch: int, steps: Sequence[PlannedStep]) -> tuple[StepRecord, ...]:
         """Return an epoch's steps with their seconds."""
-        steps = tuple(steps)  # some are made whenever they are asked for
+        steps = tuple(steps)  # some sequences build a step at each access
         seconds = self.seconds_of(steps)
         return tuple(
             StepRecord(

@@ -45,7 +45,7 @@ SHAPE_NOTE = (
 
 
 Measurement = tuple[dict[str, Any], Callable[[int], Layers]]
-"""The settings that affect what is measured, and a function that measures up to a length."""
+"""The settings that affect a measurement, and a function that measures up to a length."""
 A = TypeVar("A", bound=Prepared)
 L = TypeVar("L", bound=Layered)
 

@@ -92,7 +92,7 @@ class RankPhase(StepPhase[AJob]):
         return False
 
     def hand_on(self) -> Loaded | None:
-        """Return the loaded layers for another job of this device, which restores what is trained."""
+        """Return the loaded layers for another job of this device, which restores the trained weights."""
         return None
 
     def restart(self) -> None:

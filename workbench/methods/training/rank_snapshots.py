@@ -27,8 +27,8 @@ from workbench.schedules.moves import Move, moves
 
 
 class KeptInMemory:
-    """A device's last two snapshots in memory, of its own and of its neighbour's tensors.  It outlives the phases and
-    generations.
+    """A device's last two snapshots in memory, each of the device's and of its neighbour's tensors.  They outlive the
+    phases and generations.
 
     Two, because a device may be lost while the newer one is being sent.  Then only some devices have the newer one.
     """

@@ -75,7 +75,7 @@ class _Hybrid(Builder):
                     self.send(value_of("mem", block.number, tile), position, following)
 
     def split_block(self, block: Block, position: int) -> None:
-        """Append a position's part of a block with split weights, and the connection of its own tiles."""
+        """Append a position's part of a block with split weights, and the connection of the position's tiles."""
         layout = self.layout
         tiles, own_tiles = layout.tiles[block.stack], self._own[block.stack][position]
         is_member, is_first = position in layout.members(block), block.number in layout.first_blocks

@@ -22,7 +22,7 @@ from workbench.models.sharding import layout_facts
 from workbench.models.speculation import INT4, DraftChoice
 
 SYSTEMS: tuple[System, ...] = ("galaxy_plus", "galaxy", "megatron_lm", "edgeshard", "local")
-"""Those whose plans can write a token."""
+"""Systems whose plans can write a token."""
 SHARES = (4, 2)
 """Drafts that are compared have the first layers of a model, one in so many."""
 

@@ -26,7 +26,7 @@ from workbench.planners.memory import Demand, require_room
 from workbench.simulator import makespan_s
 
 MESSAGE_BYTES = 8 * MESSAGE_NUMBERS
-"""Of the tokens that the plan's first device and the draft's send each other."""
+"""Size of a message with tokens between the plan's first device and the draft's."""
 _INT4 = QuantizationConfig(storage="int4")
 
 

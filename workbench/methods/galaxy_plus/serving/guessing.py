@@ -43,7 +43,7 @@ def read_message(numbers: Sequence[int]) -> tuple[int, list[Pair]]:
 
 
 class Guesses:
-    """What the plan's first device knows of a draft: nothing, if there is none."""
+    """The state of a draft on the plan's first device: empty, if there is no draft."""
 
     def join(self, number: int, growing: GrowingText, prompt: Request) -> None:
         """Read a text, before its first token is chosen."""

@@ -1,4 +1,4 @@
-"""What the coordinator and a serving device tell each other (Galaxy+, section III-E): a job, and reports on it."""
+"""Messages between the coordinator and a serving device (Galaxy+, section III-E): a job, and reports on it."""
 
 from __future__ import annotations
 

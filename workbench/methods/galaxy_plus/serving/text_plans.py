@@ -38,8 +38,8 @@ def text_planner(
     system: System,
     first: InferencePlan | None = None,
 ) -> Planner:
-    """Return a system's planner.  first: the plan of all devices, instead of its own.  Raises PlanError if the model
-    fits on no devices.
+    """Return a system's planner.  first: the plan of all devices, instead of the planner's.  Raises PlanError if the
+    model fits on no devices.
     """
     if first is None and system != "galaxy_plus":
         problem = problem_for(profile, cluster, lengths, **KEPT)

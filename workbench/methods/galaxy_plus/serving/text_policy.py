@@ -26,7 +26,7 @@ from workbench.runtime.commands import Generation, Order, Parts, StepDone
 MOST_TEXTS = 10**9 - 1
 """Texts of a service, the largest number of a step."""
 Action = Literal["kill", "slow", "return"]
-"""What the page does to a device: 'return' brings it back, and to its full speed."""
+"""Actions of the page on a device: 'return' brings it back, at its full speed."""
 SLOWED = 4.0
 """How many times slower a device computes after 'slow'."""
 WAIT_S = 600.0

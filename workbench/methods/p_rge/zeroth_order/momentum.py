@@ -3,7 +3,7 @@
 Of a matrix (m, n) only N (m, r) is stored, next to the seed of V:
 N <- beta N + (1 - beta) / q sum of g_i U_i, and theta <- theta - learning_rate N V^T.  When the subspace changes from V
 to W, N V^T V / n -> N V^T W / n is the same momentum in the new one, because W^T W / n is nearly the identity.  A
-vector, which has no factors, keeps momentum of its own size.  All of it follows from the seeds and scalars of a log.
+vector has no factors, so its momentum has the vector's size.  All of it follows from the seeds and scalars of a log.
 """
 
 from __future__ import annotations
