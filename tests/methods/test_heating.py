@@ -90,7 +90,7 @@ def test_heat_by_steps_is_heat_by_operations(job: Job) -> None:
     heats, now_s = [Heat(device.sustained) for device in devices.devices], 0.0
     for step in range(hot.num_steps):
         present = hot.slowed(tuple(1 / heat.speed for heat in heats))
-        phase, planned = present._at(step)
+        phase, planned = present._step_at(step)
         timeline = present._predictors[phase].timeline(planned)
         for span in sorted(timeline.spans, key=lambda span: span.end_s):
             if not span.op.is_communication:

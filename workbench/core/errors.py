@@ -105,9 +105,9 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "Choose one o
     `otherwise`.
     """
     names = list(known)
-    begun = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
-    if 1 <= len(begun) <= 3:  # memory_gb is meant as memory_mb, not as memory_gb_per_s
-        close = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1, cutoff=0.85), *begun]))
+    matches = [known_name for known_name in names if len(name) > 2 and known_name.startswith(name)]
+    if 1 <= len(matches) <= 3:  # memory_gb is meant as memory_mb, not as memory_gb_per_s
+        close = list(dict.fromkeys([*difflib.get_close_matches(name, names, n=1, cutoff=0.85), *matches]))
     else:
         close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {' or '.join(map(repr, close))}?" if close else otherwise

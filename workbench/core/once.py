@@ -33,13 +33,13 @@ def once(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(function)
-    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+    def cached_call(*args: P.args, **kwargs: P.kwargs) -> T:
         def key() -> tuple[object, ...]:
             return (function, *args, *(part for pair in sorted(kwargs.items()) for part in pair))
 
         return once_for(key, lambda: function(*args, **kwargs))
 
-    return found
+    return cached_call
 
 
 def once_for(key: Callable[[], tuple[object, ...]], compute: Callable[[], T]) -> T:

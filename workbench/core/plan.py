@@ -309,8 +309,8 @@ def whole_states(states: Mapping[T, Homes], names: Iterable[str]) -> dict[T, Hom
 
     states: for each state, the ranks that have each tensor.
     """
-    needed = tuple(names)
-    return {state: homes for state, homes in states.items() if all(homes.get(name) for name in needed)}
+    name_tuple = tuple(names)
+    return {state: homes for state, homes in states.items() if all(homes.get(name) for name in name_tuple)}
 
 
 def require_holders(homes: Homes, names: Iterable[str]) -> None:

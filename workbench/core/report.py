@@ -60,8 +60,8 @@ class StepRecord:
 
 def median_s(steps: Iterable[StepRecord], which: Literal["predicted_s", "measured_s", "seconds"]) -> float | None:
     """Return the median of some steps' seconds, without steps that have none; None without any."""
-    known = [seconds for step in steps if (seconds := getattr(step, which)) is not None]
-    return median(known) if known else None
+    values = [seconds for step in steps if (seconds := getattr(step, which)) is not None]
+    return median(values) if values else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class Fleet(Watch):
         self.ready: set[int] = set()
         self.leaving: set[int] = set()
         self.awaited: set[int] = set()
-        self._known: set[int] = set()  # devices that were ready before
+        self._was_ready: set[int] = set()  # devices that were ready before
         self._kept_down: set[int] = set()  # devices kept down by a fault until the fault ends
         self._restarted: dict[int, int] = defaultdict(int)
         self._heats = {rank: self._cold(rank) for rank in range(len(described))}
@@ -144,8 +144,8 @@ class Fleet(Watch):
                 self.reasons.pop(rank, None)
                 if self.faults.factor(rank) != 1:
                     self._devices.command(rank, Slow(self.faults.factor(rank)))
-                news.append(DeviceNotice(rank, "back" if rank in self._known else "ready"))
-                self._known.add(rank)
+                news.append(DeviceNotice(rank, "back" if rank in self._was_ready else "ready"))
+                self._was_ready.add(rank)
             case Leaving():
                 self.ready.discard(rank)
                 self.leaving.add(rank)
@@ -158,7 +158,11 @@ class Fleet(Watch):
         self.forget(rank, outcome if isinstance(outcome, str) else None)
         if isinstance(outcome, str):
             outcome = None
-        if outcome is not None and outcome.error is not None and (rank not in self._known or not self._num_restarts):
+        if (
+            outcome is not None
+            and outcome.error is not None
+            and (rank not in self._was_ready or not self._num_restarts)
+        ):
             raise error_of(outcome, self._names[rank])
         has_left = rank in self.leaving and outcome is not None
         if outcome is not None and not has_left:
@@ -216,10 +220,10 @@ class Fleet(Watch):
     @property
     def metered_j(self) -> dict[str, float]:
         """Return the joules that each device with a meter has used since its first reply, for whatever purpose."""
-        read = {self._names[rank]: (self._first[rank].meter_j, last.meter_j) for rank, last in self._health.items()}
+        meters_j = {self._names[rank]: (self._first[rank].meter_j, last.meter_j) for rank, last in self._health.items()}
         return {
             name: last - first
-            for name, (first, last) in read.items()
+            for name, (first, last) in meters_j.items()
             if first is not None and last is not None and last > first
         }
 
@@ -231,8 +235,8 @@ class Fleet(Watch):
         """
         shares = {}
         for rank, device, health in self._replies(self._heats):
-            read = health.memory_bytes
-            share = 1.0 if read is None else min(1.0, max(0, read) / device.memory_bytes)
+            memory_bytes = health.memory_bytes
+            share = 1.0 if memory_bytes is None else min(1.0, max(0, memory_bytes) / device.memory_bytes)
             shares[device.name] = share / self.faults.factor(rank, kind="memory")
         return shares
 

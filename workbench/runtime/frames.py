@@ -84,11 +84,11 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine: Annotated[str, Meta(pattern=r"\A[\w.-]{1,40}\Z")]
 
 
-class _Said(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _AgentMessage(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message of an agent."""
 
 
-class Answer(_Said, tag="answer", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Answer(_AgentMessage, tag="answer", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result of an operation.
 
     found: the result, of the type that ANSWERS names for the operation with this number.
@@ -98,7 +98,7 @@ class Answer(_Said, tag="answer", frozen=True, kw_only=True, forbid_unknown_fiel
     found: msgspec.Raw
 
 
-class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Refusal(_AgentMessage, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The agent refuses an operation.  todo: the remedy; '' if this machine knows it."""
 
     id: Number
@@ -106,7 +106,7 @@ class Refusal(_Said, tag="refusal", frozen=True, kw_only=True, forbid_unknown_fi
     todo: Words
 
 
-class Echo(_Said, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Echo(_AgentMessage, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer to a ping.  clock_s: the device's monotonic clock.  cpu_s: processor seconds that its engine
     has used.
     """
@@ -117,13 +117,13 @@ class Echo(_Said, tag="echo", frozen=True, kw_only=True, forbid_unknown_fields=T
     health: Health | None
 
 
-class Started(_Said, tag="started", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Started(_AgentMessage, tag="started", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine was started."""
 
     pid: Pid
 
 
-class EngineEnded(_Said, tag="ended", frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineEnded(_AgentMessage, tag="ended", frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An engine has ended.  code: its status, minus the signal that killed it.  log: the end of its log."""
 
     pid: Pid

@@ -53,7 +53,7 @@ class Health:
 
     def _energy_j(self) -> float | None:
         for pattern, unit in COUNTERS.items():
-            read = [value for path in SYSTEM.glob(pattern) if (value := number(path)) is not None]
-            if read:
-                return unit * sum(read)
+            readings = [value for path in SYSTEM.glob(pattern) if (value := number(path)) is not None]
+            if readings:
+                return unit * sum(readings)
         return self._meter.read_j()

@@ -17,7 +17,7 @@ MOST_TIMES = 64
 """Limit for all files of a device together: this many times the largest allowed file."""
 
 
-class _Begun(NamedTuple):
+class _PartialFile(NamedTuple):
     file: BinaryIO
     finish: contextlib.ExitStack
 
@@ -28,7 +28,7 @@ class KeptFiles:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self.most_bytes = folder, most_bytes
         self._sizes: dict[str, int] = {}
-        self._begun: dict[str, _Begun] = {}
+        self._partial: dict[str, _PartialFile] = {}
 
     def take(self, part: FilePart) -> None:
         """Write a part of a file.  Raises MessageError for one that does not fit, OSError or WriteError if this machine
@@ -50,22 +50,24 @@ class KeptFiles:
             return
         if not part.offset:
             self._abandon(part.path)
-            self._require(len(self._begun) < MOST_AT_ONCE, part, f"is begun before {MOST_AT_ONCE} others are complete")
+            self._require(
+                len(self._partial) < MOST_AT_ONCE, part, f"is begun before {MOST_AT_ONCE} others are complete"
+            )
             with contextlib.ExitStack() as opening:
                 file = opening.enter_context(open(opening.enter_context(whole_file(path)), "wb"))
-                self._begun[part.path] = _Begun(file, opening.pop_all())
-        partial = self._begun.get(part.path)
+                self._partial[part.path] = _PartialFile(file, opening.pop_all())
+        partial = self._partial.get(part.path)
         expected = 0 if partial is None else partial.file.tell()
         if partial is None or part.offset != expected:
             raise self._error(part, f"continues at byte {part.offset:,} instead of {expected:,}")
         partial.file.write(part.data)
         self._count(part, end)
         if part.is_last:
-            self._begun.pop(part.path).finish.close()
+            self._partial.pop(part.path).finish.close()
 
     def close(self) -> None:
         """Remove incomplete files."""
-        for name in list(self._begun):
+        for name in list(self._partial):
             self._abandon(name)
 
     def _count(self, part: FilePart, nbytes: int) -> None:
@@ -74,14 +76,14 @@ class KeptFiles:
             self._sizes = {
                 name: size
                 for name, size in self._sizes.items()
-                if name in self._begun or (self._folder / name).exists()
+                if name in self._partial or (self._folder / name).exists()
             }
             most = MOST_TIMES * self.most_bytes
             self._require(len(self._sizes) <= MOST_FILES, part, f"is one more than {MOST_FILES:,} files")
             self._require(sum(self._sizes.values()) <= most, part, f"takes all its files above {most:,} bytes")
 
     def _abandon(self, name: str) -> None:
-        partial = self._begun.pop(name, None)
+        partial = self._partial.pop(name, None)
         if partial is not None:
             error = self._error(None, "is not complete")
             with contextlib.suppress(MessageError):

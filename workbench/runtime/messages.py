@@ -55,7 +55,14 @@ def decode(data: bytes, kind: Any, expected: str, moved: Moved | None = None) ->
     return decode_packed(data, kind, expected, partial(_decode_other, moved))
 
 
-_OWN = {"Train": "job", "Prepare": "job", "Ended": "ended", "StepDone": "done", "Probe": "probe", "Order": "order"}
+_METHOD_FIELDS = {
+    "Train": "job",
+    "Prepare": "job",
+    "Ended": "ended",
+    "StepDone": "done",
+    "Probe": "probe",
+    "Order": "order",
+}
 _FIELDS = {"job": "job", "ended": "part", "done": "content", "probe": "detail", "order": "content"}
 """Method-specific parts by message name: the field of Parts, and the message field that carries it."""
 _MESSAGE_TYPES = {
@@ -77,8 +84,8 @@ def encode_message(value: Any, paths: list[PurePath] | None = None) -> bytes:
     """Encode a command, an event or a dict as bytes (see encode)."""
     name = "" if isinstance(value, dict) else type(value).__name__
     part = b""
-    if name in _OWN:
-        field = _FIELDS[_OWN[name]]
+    if name in _METHOD_FIELDS:
+        field = _FIELDS[_METHOD_FIELDS[name]]
         part, value = encode(getattr(value, field), paths), value._replace(**{field: None})
     return encode(EncodedMessage(name, encode(value), part))
 
@@ -98,8 +105,8 @@ def decode_message(data: bytes, call: Call, expected: str, moved: Moved | None =
         event_name = next((name for name in call.parts.events if name.endswith(f":{message.name}")), None)
         kind = attribute(event_name) if event_name else _MESSAGE_TYPES.get(message.name)
     value = decode(message.body, kind, expected) if kind is not None else decode(b"", EncodedMessage, expected)
-    if message.name in _OWN and call.parts is not None:
-        part = _OWN[message.name]
+    if message.name in _METHOD_FIELDS and call.parts is not None:
+        part = _METHOD_FIELDS[message.name]
         value = value._replace(**{_FIELDS[part]: decode(message.part, call.parts.kind(part), expected, moved)})
     return value
 

@@ -191,16 +191,16 @@ def require_open_files(num_devices: int) -> None:
     The soft limit is raised as far as the hard one allows.  Measured in an engine: 12, and one for each device of each
     group that it is a member of.
     """
-    needed = 48 + 12 * num_devices
+    num_files = 48 + 12 * num_devices
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
+    if soft != resource.RLIM_INFINITY and soft < num_files:
+        if hard != resource.RLIM_INFINITY and hard < num_files:
             request, problem = (
                 f"{num_devices} devices were to be emulated.",
-                f"A process may have {hard} open files here; {needed} are needed.",
+                f"A process may have {hard} open files here; {num_files} are needed.",
             )
             raise RuntimeSetupError(request, problem, "Raise the limit (ulimit -n 1024), or use fewer devices.")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
 
 
 def require_loopback() -> None:

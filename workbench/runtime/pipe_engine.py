@@ -110,9 +110,9 @@ class _Upward:
 
     def forget(self) -> None:
         """Mark the existing files as already sent."""
-        self._sent = {name: self._state(name) for name in self._found(KEPT)}
+        self._sent = {name: self._state(name) for name in self._files_in(KEPT)}
 
-    def _found(self, places: tuple[str, ...]) -> list[str]:
+    def _files_in(self, places: tuple[str, ...]) -> list[str]:
         names = [f"{place}/{path.name}" for place in places for path in sorted((self._folder / place).glob("*"))]
         return [name for name in names if re.match(KEPT_NAME, name) and not name.endswith(".part")]
 
@@ -122,7 +122,7 @@ class _Upward:
 
     def logs(self) -> None:
         """Send the step log and the snapshots taken at the end of epochs."""
-        for name in self._found(("steps",)):
+        for name in self._files_in(("steps",)):
             begin, size = self._sent.get(name, (0, 0))[0], self._state(name)[0]
             if size < begin:
                 begin = 0
@@ -137,7 +137,7 @@ class _Upward:
 
     def _snapshots(self, part: str) -> None:
         """Send the files whose names have a part."""
-        for name in (name for name in self._found(("snapshots",)) if part in name):
+        for name in (name for name in self._files_in(("snapshots",)) if part in name):
             with suppress(FileNotFoundError):  # one that is no longer needed
                 state = self._state(name)
                 if state != self._sent.get(name):
@@ -232,7 +232,7 @@ class Engine:
         self._writing = threading.Lock()
         self._calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._replies: dict[int, queue.SimpleQueue[bytes]] = {}
-        self._asked, self._fetching = 0, threading.Lock()
+        self._num_requests, self._fetching = 0, threading.Lock()
         self._channel: PipeChannel | None = None
         self._next: tuple[int, RankContext] | None = None  # the number and context of the last call that came
         self._laptop_folder: Path | None = None
@@ -250,8 +250,8 @@ class Engine:
         """Send a request to the store and return its reply.  Raises RuntimeError if there is none in time."""
         mine: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         with self._writing:
-            self._asked += 1
-            number = self._asked
+            self._num_requests += 1
+            number = self._num_requests
             self._replies[number] = mine
         self.send("store", encode(request), number)
         try:

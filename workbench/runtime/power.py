@@ -50,11 +50,11 @@ def pmic_watts() -> float | None:
         done = subprocess.run(PMIC, capture_output=True, text=True, timeout=PMIC_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    read: dict[str, dict[str, float]] = {"A": {}, "V": {}}
+    readings: dict[str, dict[str, float]] = {"A": {}, "V": {}}
     for rail, unit, value in _RAIL.findall(done.stdout):
-        read[unit][rail] = float(value)
-    rails = read["A"].keys() & read["V"].keys()
-    return sum(read["A"][rail] * read["V"][rail] for rail in rails) if rails else None
+        readings[unit][rail] = float(value)
+    rails = readings["A"].keys() & readings["V"].keys()
+    return sum(readings["A"][rail] * readings["V"][rail] for rail in rails) if rails else None
 
 
 class PowerMeter:

@@ -32,7 +32,7 @@ _PING_EVERY_S = 1.0
 _GONE_S = 10.0
 """After so many seconds without an answer a device is given up; ssh itself notices a dead connection after 6."""
 _CLOCK_ROUNDS = 20
-_READ = 1 << 20
+_READ_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 """Length of the stored end of a device's output before its agent begins, and of its stderr."""
 Span = tuple[int, int]
@@ -81,7 +81,7 @@ class Connection:
             self._log_name.unlink()
             self._log.close()
             problem = f"ssh cannot be started: {error.strerror}."
-            raise RuntimeSetupError(self._asked, problem, "Install OpenSSH's client.") from error
+            raise RuntimeSetupError(self._request, problem, "Install OpenSSH's client.") from error
         source = Path(ssh_agent.__file__).read_bytes()  # not by `inspect`, whose cache of lines is not for threads
         self._queue.put((b"%8d" % len(source) + source,))
         self._threads = [
@@ -92,7 +92,7 @@ class Connection:
             thread.start()
 
     @property
-    def _asked(self) -> str:
+    def _request(self) -> str:
         return f"Device '{self.name}' was to be reached over SSH."
 
     def open(self, owner: str = "", timeout_s: float = 20.0) -> None:
@@ -104,7 +104,7 @@ class Connection:
         if not self._ready.wait(timeout_s) or self.lost is not None:
             failure = self.lost or failure_of(self._login(None), self._command)
             self.close()
-            raise RuntimeSetupError(self._asked, failure.found, failure.todo)
+            raise RuntimeSetupError(self._request, failure.found, failure.todo)
         try:
             self.greeting = self.ask("hello", timeout_s, silence_s=SILENCE_S, owner=owner)
             for _ in range(_CLOCK_ROUNDS):
@@ -344,7 +344,7 @@ def _digest(path: Path, span: Span, changed_ns: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         file.seek(span[0])
-        while data := file.read(min(_READ, span[1] - file.tell())):
+        while data := file.read(min(_READ_BYTES, span[1] - file.tell())):
             digest.update(data)
     return digest.hexdigest()
 

@@ -264,10 +264,10 @@ class Agent:
 
     def health(self) -> dict[str, Any]:
         """Return the device's temperature, free memory and what slows it down, and the memory of the engine."""
-        read = [read_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
+        temperatures = [read_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
         heat = [
             celsius
-            for celsius in (int(text) / 1000 for text in read if re.fullmatch(r"-?\d+", text))
+            for celsius in (int(text) / 1000 for text in temperatures if re.fullmatch(r"-?\d+", text))
             if -100 <= celsius <= 200
         ]
         bits = read_text("/sys/devices/platform/soc/soc:firmware/get_throttled").strip()  # a Raspberry Pi's

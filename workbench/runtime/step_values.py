@@ -119,19 +119,19 @@ class StepValues:
             if arrival is not None:
                 return arrival
             if self._failure is not None:
-                raise DeviceLostError(self._asked(value), f"It failed: {self._failure}.", _SEE_FIRST)
+                raise DeviceLostError(self._request(value), f"It failed: {self._failure}.", _SEE_FIRST)
             # A value computed on this rank may take any time.
             if (
                 not event.wait(None if source is None else max(0.0, deadline_s - time.monotonic()))
                 and time.monotonic() >= deadline_s
             ):
                 raise DeviceLostError(
-                    self._asked(value),
+                    self._request(value),
                     f"It did not come within {self._timeout_s:g} s.",
                     "Check that every device still runs.",
                 )
 
-    def _asked(self, value: Value) -> str:
+    def _request(self, value: Value) -> str:
         return (
             f"Value {value} was awaited from "
             f"{f'rank {self._sources[value]}' if value in self._sources else 'this rank itself'}."

@@ -101,8 +101,8 @@ def analytic_costs(
             scores = moved(SCORE_MOVES * FP32_BYTES * sizes.heads_per_unit)
             pieces[kind] = PieceCost(fixed_s=operation_s, token_unit_s=flops / flops_per_s + scores)
         else:
-            read = weights(FP32_BYTES * hidden * unit_width(sizes, kind))
-            pieces[kind] = PieceCost(fixed_s=operation_s, unit_s=read, token_unit_s=flops / flops_per_s)
+            weights_s = weights(FP32_BYTES * hidden * unit_width(sizes, kind))
+            pieces[kind] = PieceCost(fixed_s=operation_s, unit_s=weights_s, token_unit_s=flops / flops_per_s)
     connection = CONNECTION_FLOPS * hidden / flops_per_s + moved(CONNECTION_MOVES * FP32_BYTES * hidden)
     pieces["CONN"] = PieceCost(fixed_s=operation_s, token_s=connection)
     pieces["ADD"] = PieceCost(fixed_s=operation_s, token_s=hidden / flops_per_s + moved(3 * FP32_BYTES * hidden))

@@ -161,7 +161,7 @@ class SequencePrice:
 
     problem: Problem[InferenceProfile]
     message_s: float = MESSAGE_S
-    _known: dict[InferencePlan, float] = field(default_factory=dict)
+    _priced: dict[InferencePlan, float] = field(default_factory=dict)
 
     @property
     def profile(self) -> InferenceProfile:
@@ -181,9 +181,9 @@ class SequencePrice:
     def __call__(self, plan: InferencePlan) -> float:
         """Return the seconds from the request's start to the answer, both on the plan's first device."""
         plan = replace(plan, method="", predicted_s=0.0, notes=(), length=0)
-        if plan not in self._known:
-            self._known[plan] = self._price(plan)
-        return self._known[plan]
+        if plan not in self._priced:
+            self._priced[plan] = self._price(plan)
+        return self._priced[plan]
 
     def timeline(self, plan: InferencePlan, *, title: str = "") -> Timeline:
         """Return the simulation of all layers, without the bytes in use."""

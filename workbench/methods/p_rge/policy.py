@@ -156,12 +156,13 @@ def changed_notes(changes: Sequence[Change]) -> list[str]:
 
 def fewer_samples(prepared: PreparedJob, changes: Sequence[Change]) -> list[str]:
     """Return the note of the samples that smaller batches than the first setting's leave out, if they do."""
-    used, requested = changes[-1].samples_before(prepared.num_steps), prepared.num_steps * changes[0].setting.batch_size
-    if used >= requested:
+    num_samples = changes[-1].samples_before(prepared.num_steps)
+    requested = prepared.num_steps * changes[0].setting.batch_size
+    if num_samples >= requested:
         return []
     return [
-        f"The {prepared.num_steps} steps then train on {used} samples, where {requested} were asked for: smaller "
-        "batches fit."
+        f"The {prepared.num_steps} steps then train on {num_samples} samples, where {requested} were asked for: "
+        "smaller batches fit."
     ]
 
 

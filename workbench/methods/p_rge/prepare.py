@@ -247,14 +247,14 @@ def check_plan(prepared: PreparedJob, cluster: Cluster, plan: Plan) -> None:
     """Raise ConfigError for a plan that was made for another model, cluster or number of queries."""
     setting = setting_of(prepared, plan)
     counts = [sum(share.queries for share in stage.shares) for stage in plan.stages]
-    needed = prepared.rule.num_queries(setting.queries)
+    num_queries = prepared.rule.num_queries(setting.queries)
     idle = any(share.queries < 1 for stage in plan.stages for share in stage.shares)
     wide = len(plan.stages) > 1 and any(len(stage.shares) > 1 for stage in plan.stages)
     problem = f"Its queries have {plan.micro_batch_size} samples, the job's {setting.batch_size}."
     others = (
         (
-            set(counts) != {needed},
-            f"Its stages have {counts} queries; a step has {needed}.",
+            set(counts) != {num_queries},
+            f"Its stages have {counts} queries; a step has {num_queries}.",
             "Give every stage all queries.",
         ),
         (idle, "A device of it has no query.", "Leave that device out of the plan."),

@@ -182,13 +182,13 @@ def prompts_of(inputs: dict[str, Tensor]) -> PromptBatch:
     mask = inputs.get("attention_mask", torch.ones_like(ids))
     if bool((mask[:, 1:] > mask[:, :-1]).any()):
         raise ConfigError(request, "It is padded on the left.", "Set the tokenizer's padding_side to 'right'.")
-    known = labels != IGNORED
-    if not bool(known.any(dim=1).all()):
+    is_label = labels != IGNORED
+    if not bool(is_label.any(dim=1).all()):
         raise ConfigError(request, "A sample has no token to predict.", "Leave it out, or raise the maximum length.")
-    count = int(known.sum(dim=1).max())
+    count = int(is_label.sum(dim=1).max())
     # Positions of the labels first, in their order: a label's position is that of the token before it.
-    positions = torch.argsort(~known, dim=1, stable=True)[:, :count]
-    real = known.gather(1, positions)
+    positions = torch.argsort(~is_label, dim=1, stable=True)[:, :count]
+    real = is_label.gather(1, positions)
     lengths = (positions * real).amax(dim=1) + 1  # what follows the last of them predicts nothing
     width = padded_length(lengths.tolist())
     return PromptBatch(

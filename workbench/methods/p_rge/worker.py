@@ -181,8 +181,8 @@ def usable_of(rank_job: PRGERankJob, losses: dict[int, float]) -> dict[int, floa
     config = rank_job.estimator
     each = config.rule.query_parts
     queries = {part // each for part in losses}
-    known = [query for query in queries if all(each * query + part in losses for part in range(each))]
-    results = {query: tuple(losses[each * query + part] for part in range(each)) for query in known}
+    complete = [query for query in queries if all(each * query + part in losses for part in range(each))]
+    results = {query: tuple(losses[each * query + part] for part in range(each)) for query in complete}
     if not config.slopes(results):
         return {}
     return {part: loss for part, loss in losses.items() if part // each in results}

@@ -204,10 +204,12 @@ def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:
     except DeviceLostError as error:
         policy.notes.append(str(error))
     taken_s = {step: seconds for step, seconds in work.devices.taken_s.items() if step < policy.step}
-    done = tuple(_as_done(step, number, policy) for number, step in enumerate(prediction.steps[: policy.step]))
-    epochs = tuple(epoch for epoch in prediction.epochs if epoch.epoch in {step.epoch for step in done})
+    finished_steps = tuple(
+        _as_done(step, number, policy) for number, step in enumerate(prediction.steps[: policy.step])
+    )
+    epochs = tuple(epoch for epoch in prediction.epochs if epoch.epoch in {step.epoch for step in finished_steps})
     return replace(
-        with_seconds(replace(prediction, steps=done, epochs=epochs), taken_s),
+        with_seconds(replace(prediction, steps=finished_steps, epochs=epochs), taken_s),
         phases_s=prediction.phases_s | {CHANGES: coordinator.passed_s - sum(taken_s.values())},
         recoveries=coordinator.recoveries,
         notes=(*prediction.notes, *policy.notes),

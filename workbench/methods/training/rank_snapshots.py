@@ -113,7 +113,7 @@ class RankSnapshots(Generic[AJob]):
         rank_job, optimizer = phase.rank_job, phase.optimizer
         self._rank_job, self._optimizer, self._rule = rank_job, optimizer, rank_job.snapshot
         self._session, self._result = phase.session, phase.result
-        self._at = begins
+        self._position = begins
         self._taken: Position | None = begins
         self._neighbours: Neighbours[AJob] | None = None
         in_memory.forget_after(begins)
@@ -134,7 +134,7 @@ class RankSnapshots(Generic[AJob]):
         """Restore the snapshot with which the job begins.  num_steps: number of the run's steps before it."""
         optimizer, rank_job = self._optimizer, self._rank_job
         if rank_job.homes and self._neighbours is not None:
-            self._neighbours.restore(self._at, rank_job.homes)
+            self._neighbours.restore(self._position, rank_job.homes)
             self._taken = None  # the ranks that train the tensors now may not be those that keep them
         elif rank_job.state and optimizer is not None:
             load_state(rank_job.state, rank_job.fingerprint, optimizer.named_tensors())
@@ -143,7 +143,7 @@ class RankSnapshots(Generic[AJob]):
 
     def stepped(self, position: Position, then: Callable[[], None]) -> None:
         """Take a snapshot after a step within an epoch, if it is due.  then: called when it is written."""
-        self._at = position
+        self._position = position
         is_due = self._optimizer is not None and self._rule.is_due(self._optimizer.num_steps)
         if is_due and self._writer is not None and self._neighbours is None and self._writer.is_small:
             self._taken = position
@@ -163,13 +163,13 @@ class RankSnapshots(Generic[AJob]):
         """Take a snapshot after the last step, unless there is one, so that no step is repeated and a leaving device's
         state is not lost.
         """
-        if self._taken != self._at and self._optimizer is not None:
+        if self._taken != self._position and self._optimizer is not None:
             self._take()
         self.wait()
 
     def end_epoch(self, epoch: int) -> None:
         """Take the snapshot at the end of an epoch."""
-        self._at = self._taken = Position(epoch + 1, 0)
+        self._position = self._taken = Position(epoch + 1, 0)
         start_s = self._session.context.now_s()
         self._write()
         if self._writer is not None:
@@ -177,9 +177,9 @@ class RankSnapshots(Generic[AJob]):
             spent_s["snapshots"] = spent_s.get("snapshots", 0.0) + self._session.context.now_s() - start_s
 
     def _take(self) -> None:
-        self._taken = self._at
+        self._taken = self._position
         if self._neighbours is not None:
-            self._neighbours.keep(self._at)
+            self._neighbours.keep(self._position)
         else:
             self._write()
 
@@ -187,4 +187,4 @@ class RankSnapshots(Generic[AJob]):
         if self._writer is not None:
             # A run that may converge may end an epoch or two before the last one done, and go on from there later.
             keeps_moments = self._rule.is_small or self._rank_job.job.converged_after > 0
-            self._writer.write(self._at, keeps_moments=keeps_moments)
+            self._writer.write(self._position, keeps_moments=keeps_moments)

@@ -39,7 +39,7 @@ class RecordingPolicy(Policy):
     adapts = True
 
     def __init__(self, notify: Notify) -> None:
-        self._told, self.notes, self.least_timeout_s = notify, list[str](), 0.0
+        self._notify, self.notes, self.least_timeout_s = notify, list[str](), 0.0
         self._progress: Progress | None = None
         self._shown = 0  # the number of the last generation whose plan was shown
         self._fleet: Fleet | None = None
@@ -49,7 +49,7 @@ class RecordingPolicy(Policy):
         if event.device is not None and self._fleet is not None:
             metered_j = self._fleet.metered_j.get(self._fleet.name(event.rank))
             event = event._replace(device=event.device._replace(metered_j=metered_j))
-        self._told(event)
+        self._notify(event)
 
     def say(self, text: str) -> None:
         """Notify the user."""

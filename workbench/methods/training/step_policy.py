@@ -289,10 +289,10 @@ class StepPolicy(RecordingPolicy):
         while True:
             job = self._job(ready, factors)
             stages = (*job.plan.stages, *([job.plan.cached] if job.plan.cached else []))
-            used = {rank for stage in stages for rank in stage.ranks}
-            if len(used) == len(ready):
+            ranks = {rank for stage in stages for rank in stage.ranks}
+            if len(ranks) == len(ready):
                 return ready, job
-            ready = tuple(rank for place, rank in enumerate(ready) if place in used)
+            ready = tuple(rank for place, rank in enumerate(ready) if place in ranks)
 
     def _generation(self, number: int, members: Ranks, job: PhasedJob, factors: Factors) -> Generation:
         """Return a job of some devices as a generation."""

@@ -66,12 +66,12 @@ class Timetable:
 
     def seconds(self, step: int) -> float:
         """Return the seconds of a step."""
-        phase, planned = self._at(step)
+        phase, planned = self._step_at(step)
         return self._seconds_of(phase, self.epoch_of(step)[0])(planned.shape)
 
     def samples(self, step: int) -> int:
         """Return the samples of a step."""
-        return self._at(step)[1].shape.samples
+        return self._step_at(step)[1].shape.samples
 
     def slowed(self, factors: tuple[float, ...]) -> Timetable:
         """Return the same steps on slower devices.  factors: how many times slower, by place."""
@@ -85,7 +85,7 @@ class Timetable:
 
     def timeline(self, step: int, *, title: str = "") -> Timeline:
         """Return a simulated step."""
-        phase, planned = self._at(step)
+        phase, planned = self._step_at(step)
         return self._predictors[phase].timeline(planned, title=title)
 
     def timelines(self, begin: int) -> dict[str, Timeline]:
@@ -96,7 +96,7 @@ class Timetable:
         for epoch in range(self.epoch_of(begin)[0], len(self._begins) - 1):
             first, end = max(begin, self._begins[epoch]), self._begins[epoch + 1]
             if first < end:
-                phase, planned = self._at((first + end) // 2)
+                phase, planned = self._step_at((first + end) // 2)
                 if (name := self._phases[phase].name) not in timelines:
                     timelines[name] = self._predictors[phase].timeline(planned)
         return timelines
@@ -110,7 +110,7 @@ class Timetable:
         return max(self._stream_s(step, place), default=0.0)
 
     def _stream_s(self, step: int, place: int) -> tuple[float, ...]:
-        phase, planned = self._at(step)
+        phase, planned = self._step_at(step)
         return self._busy_s(phase, planned.shape, place)
 
     def rest_s(self, step: int) -> float:
@@ -134,7 +134,7 @@ class Timetable:
                 found_s = max(found_s, self._predictors[number].seconds(longest))
         return found_s
 
-    def _at(self, step: int) -> tuple[int, PlannedStep]:
+    def _step_at(self, step: int) -> tuple[int, PlannedStep]:
         epoch, index = self.epoch_of(step)
         phase = next(number for number, phase in enumerate(self._phases) if epoch in phase.epochs)
         return phase, self._steps(phase, epoch)[index]
@@ -143,7 +143,7 @@ class Timetable:
         """Return the seconds until a device ends the operation that it is doing when a part of a step is done; 0 if it
         waits.
         """
-        phase, planned = self._at(step)
+        phase, planned = self._step_at(step)
         timeline = self._predictors[phase].timeline(planned, memory=False)
         now_s = done * timeline.makespan_s
         ends_s = (
@@ -164,7 +164,7 @@ class Timetable:
         return [Span(place, op, 0.0, self._cluster.link(*op.ranks).transfer_s(nbytes), nbytes) for op, nbytes in ends]
 
     def _program(self, step: int) -> Program:
-        phase, planned = self._at(step)
+        phase, planned = self._step_at(step)
         return self._phases[phase].program(planned.shape)
 
     def _find_busy_s(self, phase: int, shape: StepShape, place: int) -> tuple[float, ...]:

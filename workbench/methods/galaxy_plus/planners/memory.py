@@ -23,10 +23,10 @@ def part_bytes(problem: Problem[InferenceProfile], second: Sequence[int]) -> tup
     second: the layers of scheme 2 in each stack.  Units and columns are the first stack's; a second stack is split in
     proportion.
     """
-    whole, stacks = _whole(problem), problem.profile.stacks
+    full_need, stacks = _full_need(problem), problem.profile.stacks
     first, pairs = stacks[0], list(zip(stacks, second, strict=True))
     return (
-        (whole.attention_bytes + whole.cache_bytes) / first.num_units,
+        (full_need.attention_bytes + full_need.cache_bytes) / first.num_units,
         sum((shape.num_layers - q) * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
         sum(q * shape.feed_forward_bytes for shape, q in pairs) / first.columns,
     )
@@ -50,7 +50,7 @@ def layer_needs(problem: Problem[InferenceProfile], counts: Sequence[int]) -> li
     return list(needs(problem, plan).values())
 
 
-def _whole(problem: Problem[InferenceProfile]) -> InferenceNeed:
+def _full_need(problem: Problem[InferenceProfile]) -> InferenceNeed:
     return layer_needs(problem, [problem.profile.num_layers])[0]
 
 
@@ -67,10 +67,12 @@ def room_bytes(problem: Problem[InferenceProfile], ranks: Sequence[int], *, has_
 
     has_ends: whether the first of the ranks has embedding and head.
     """
-    whole = _whole(problem)
-    rooms = [problem.cluster.devices[rank].memory_bytes - whole.working_bytes - whole.layer_bytes for rank in ranks]
+    full_need = _full_need(problem)
+    rooms = [
+        problem.cluster.devices[rank].memory_bytes - full_need.working_bytes - full_need.layer_bytes for rank in ranks
+    ]
     if has_ends:
-        rooms[0] -= whole.ends_bytes
+        rooms[0] -= full_need.ends_bytes
     return rooms
 
 
@@ -80,9 +82,9 @@ def least_missing(problem: Problem[InferenceProfile], *, schemes: int | None = N
 
     schemes: 2 if every layer had to use scheme 2.
     """
-    members, whole = problem.members, _whole(problem)
-    feed_forward, cache_bytes, ends = whole.feed_forward_bytes, whole.cache_bytes, whole.ends_bytes
-    need = whole.attention_bytes + feed_forward
+    members, full_need = problem.members, _full_need(problem)
+    feed_forward, cache_bytes, ends = full_need.feed_forward_bytes, full_need.cache_bytes, full_need.ends_bytes
+    need = full_need.attention_bytes + feed_forward
     # Without embedding and head, which one device has in addition to its part.
     room = [max(0, nbytes) for nbytes in room_bytes(problem, members, has_ends=False)]
     most, biggest = sum(room), max(room)

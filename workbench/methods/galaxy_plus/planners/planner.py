@@ -76,8 +76,8 @@ def algorithm_1(
     )
 
     def spare_bytes(plan: InferencePlan) -> list[int]:
-        needed = needs(problem, plan)
-        return [cluster.devices[rank].memory_bytes - needed[rank].total_bytes for rank in chosen]
+        need_bytes = needs(problem, plan)
+        return [cluster.devices[rank].memory_bytes - need_bytes[rank].total_bytes for rank in chosen]
 
     def balanced(plan: InferencePlan, name: str, piece_bytes: int, movable: Sequence[int]) -> InferencePlan:
         """Move the overflow of one partition to devices with room (lines 7-17).

@@ -254,13 +254,13 @@ class InferenceLayout:
 
 def _require_complete(request: str, plan: InferencePlan, stacks: Sequence[StackShape]) -> None:
     """Raise ScheduleError if the plan lacks a field that its paradigm needs."""
-    needed = {
+    needs = {
         "hybrid": ("units", "columns", "shares", "schemes"),
         "tensor": ("units", "columns"),
         "sequence": ("shares",),
         "pipeline": ("layers",),
     }
-    missing = [name for name in needed[plan.paradigm] if not getattr(plan, name)]
+    missing = [name for name in needs[plan.paradigm] if not getattr(plan, name)]
     if missing:
         raise ScheduleError(
             request, f"The plan does not say its {', '.join(missing)}.", f"Give what paradigm '{plan.paradigm}' needs."

@@ -75,7 +75,7 @@ class DevicePanel:
         """Kill a device, slow it down, or bring it back (see services.Panel)."""
         policy, is_real = self._service.policy, self._service.cluster.is_real
         actions: tuple[Action, ...] = get_args(Action)
-        chosen = next((known for known in actions if known == action), None)
+        chosen = next((name for name in actions if name == action), None)
         if chosen is None or (is_real and chosen == "slow"):
             problem = "A real device cannot be slowed down from here." if chosen else f"There are {', '.join(actions)}."
             raise ConfigError(f"'{action[:40]}' of a device was asked for.", problem, "Choose another.")

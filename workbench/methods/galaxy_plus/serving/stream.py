@@ -49,21 +49,23 @@ def serve_requests(
 ) -> ServingReport:
     """Serve a stream and return its report (see services.ServeRequests).  A simulation also takes a described model."""
     stream = StreamSettings(num_requests=num_requests, rate_per_s=rate_per_s, seed=seed, length=_length(model, length))
-    given: Any = {"stream": stream, "rescheduling": settings, "faults": faults}
+    settings_by_name: Any = {"stream": stream, "rescheduling": settings, "faults": faults}
     if mode == "simulate":
         profile, lengths = _profile(model, cluster, stream.length)
         planner, times = planner_of(profile, cluster, lengths), simulated_times(profile, cluster, lengths)
-        return simulate_serving(profile, cluster, planner, times, **given)
+        return simulate_serving(profile, cluster, planner, times, **settings_by_name)
     question = HostQuestion(model=model, longest=stream.length)
-    given["on_event"] = lambda event: say(event_line(event, cluster))
+    settings_by_name["on_event"] = lambda event: say(event_line(event, cluster))
     if not cluster.is_real:
         require_emulated(cluster)
-        return serve_emulated(question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **given)
+        return serve_emulated(
+            question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings_by_name
+        )
     with over_ssh(cluster) as real:
         real.bring_model(model)
         say(f"Profiling {cluster.in_words}")
         host = of_devices(real.run(measure_rank, [(question, False)] * cluster.world_size))
-        return serve(model, cluster, real, host, **given)
+        return serve(model, cluster, real, host, **settings_by_name)
 
 
 def _length(model: str, length: int) -> int:

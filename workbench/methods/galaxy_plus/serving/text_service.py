@@ -203,7 +203,7 @@ def _warm_up(layout: ModelLayout) -> Request:
     return Request(8, ids, 1, ids[:, :1]) if layout.has_decoder else Request(8, ids)
 
 
-_SAID = {
+_TEXTS = {
     "lost": "is lost",
     "revived": "is back",
     "excluded": "is slow: the others go on without it",
@@ -213,6 +213,6 @@ _SAID = {
 
 
 def _tell(event: ServingEvent, cluster: Cluster, say: Callable[[str], None]) -> None:
-    if event.kind in _SAID:
+    if event.kind in _TEXTS:
         name = cluster.devices[event.rank].name if event.rank >= 0 else ""
-        say(f"{name} {_SAID[event.kind]}".strip())
+        say(f"{name} {_TEXTS[event.kind]}".strip())

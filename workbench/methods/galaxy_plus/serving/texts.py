@@ -239,8 +239,8 @@ class _Batch:
     def _take(self, number: int, guessed: list[int], logits: torch.Tensor) -> None:
         growing = self._members[number].growing
         place = growing.num_new
-        taken = growing.check(guessed, require_numbers(logits, "Tokens"))
-        for more, (token, is_right) in enumerate(zip(taken, checked(guessed, taken), strict=True)):
+        chosen = growing.check(guessed, require_numbers(logits, "Tokens"))
+        for more, (token, is_right) in enumerate(zip(chosen, checked(guessed, chosen), strict=True)):
             self._publish(TextToken(number, place + more, token, more == 0, is_right))
             self._guesses.took(number, token)
         if growing.is_whole:

@@ -291,7 +291,7 @@ class ServingWorker(DeviceWorker[Any]):
             sum(answer.busy_s for answer in answers),
             self._pacer.late_s - late_s,
             self._pacer.paced_s - paced_s,
-            _sent(span for answer in answers for span in answer.spans),
+            _sent_bytes(span for answer in answers for span in answer.spans),
             tuple(later.end_s - earlier.end_s for earlier, later in pairwise(answers)),
             self._reporter.used_bytes,
             self._reporter.shown_spans(since_s, answers[0].spans) if self._setup.is_run else (),
@@ -328,6 +328,6 @@ class ServingWorker(DeviceWorker[Any]):
         return seconds / self._fastest_probe_s
 
 
-def _sent(spans: Iterable[Span]) -> int:
+def _sent_bytes(spans: Iterable[Span]) -> int:
     """Return the bytes sent to other devices."""
     return sum(span.nbytes for span in spans if span.op.kind != "RECV")
