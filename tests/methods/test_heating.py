@@ -174,7 +174,10 @@ def test_a_plan_is_the_best_over_the_run(job: Job) -> None:
     assert planned.steps == given.steps and planned.timelines == given.timelines
 
 
-def test_a_hot_device_leaves_if_it_is_to(job: Job) -> None:
+@pytest.mark.parametrize("method", ["fine_tuning", "p_rge"])
+def test_a_hot_device_leaves_if_it_is_to(method: str, job: Job) -> None:
+    if method == "p_rge":
+        job = replace(job, method=method, model="tiny-llama", options={"queries": 4}, epochs=20)
     hot = curve((0.3, 0.5))
     devices = cluster((), hot, ())
     leaving = replace(devices.devices[1], leave_if_throttled=True)

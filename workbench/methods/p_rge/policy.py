@@ -64,17 +64,16 @@ class Changes:
     """The settings of a run: each applies from some step on.
 
     folder: the run's folder; None for a simulated run.  records: the log's steps; a simulated run has none.
-    num_steps: the number of finished steps.
     """
 
     def __init__(self, first: Change) -> None:
         self.folder: Path | None = None
         self.records: list[StepLog] = []
-        self.changes, self.num_steps = [first], 0
+        self.changes = [first]
 
-    def changes_with(self, setting: Setting) -> list[Change]:
-        """Return the changes so far, and one to a setting from the next step on if it is not the current one."""
-        step, last = self.num_steps, self.changes[-1]
+    def changes_with(self, setting: Setting, step: int) -> list[Change]:
+        """Return the changes so far, and one to a setting from a step on if it is not the current one."""
+        last = self.changes[-1]
         new = [] if setting == last.setting else [Change(step, last.samples_before(step), setting)]
         return [*self.changes, *new]
 
@@ -106,7 +105,7 @@ class History(Changes):
         self.path = folder / LOG
         self._file = LogFile(self.path, identity, mends=True)
         self.records += self._file.steps[: prepared.num_steps]
-        self.num_steps = self.resumed = len(self.records)
+        self.resumed = len(self.records)
         self.damage = ""
         if self._file.damage:
             self.damage = f"'{LOG.name}': {self._file.damage}; the steps from {self.resumed + 1} on are done again."
@@ -121,10 +120,10 @@ class History(Changes):
 
     def add(self, record: StepLog) -> None:
         """Record a step unless it is known, because every device reports it.  It is on the disk on return."""
-        assert record.step <= self.num_steps, f"step {record.step} was sent before step {self.num_steps}"
-        if record.step == self.num_steps:
+        num_steps = len(self.records)
+        assert record.step <= num_steps, f"step {record.step} was sent before step {num_steps}"
+        if record.step == num_steps:
             self.records.append(record)
-            self.num_steps += 1
             self._file.append(record)
 
     def change(self, change: Change) -> None:
@@ -180,7 +179,7 @@ class SettingPolicy(StepPolicy):
     def __init__(self, method: Plans, planned: Planned[PreparedJob], history: Changes, notify: Notify) -> None:
         first = replace(method.rank_job(*planned), folder=history.folder)
         super().__init__(method, planned, first, notify)
-        self.history, self._step = history, history.num_steps
+        self.history, self._step = history, len(history.records)
         self.adapts = planned.prepared.options.adapt
 
     @property
@@ -192,7 +191,7 @@ class SettingPolicy(StepPolicy):
         """Return the ready devices that get work, and their job, which continues from the log (see StepPolicy)."""
         members, job = super()._next_job(ready, factors)
         assert isinstance(job, PRGERankJob)
-        changes = self.history.changes_with(job.change.setting)
+        changes = self.history.changes_with(job.change.setting, self.step)
         return members, replace(job, records=tuple(self.history.records), changes=tuple(changes))
 
     def _job(self, ranks: Sequence[int], factors: Factors, plan: Plan | None = None) -> PRGERankJob:
@@ -202,7 +201,7 @@ class SettingPolicy(StepPolicy):
         setting, part = self._fitted(ranks, factors), self.cluster.part(ranks, factors)
         profile, slowed = self.profile.part(ranks), self.profile.part(ranks, factors)
         plan = plan or plan_queries(self.prepared.problem(slowed, part, setting))
-        changes, folder = self.history.changes_with(setting), self.history.folder
+        changes, folder = self.history.changes_with(setting, self.step), self.history.folder
         return rank_job(self.prepared, profile, part, plan, changes, slowed=slowed, folder=folder)
 
     def _record(self, job: PRGERankJob) -> None:
@@ -282,7 +281,7 @@ class QueryPolicy(SettingPolicy):
 
     def _add(self, record: StepLog) -> None:
         self.history.add(record)
-        self._step = self.history.num_steps
+        self._step = len(self.history.records)
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
         """Add the known steps to the log; repeat the step of a loss, or complete it from the known queries."""

@@ -38,10 +38,6 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
     def stepped(self, generation: Generation, rank: int, done: StepDone) -> None:
         """Count a step."""
         super().stepped(generation, rank, done)
-        self._counted()
-
-    def _counted(self) -> None:
-        self.history.num_steps = self.step
         self._stepped_s = self.clock()
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
@@ -56,4 +52,4 @@ class VirtualQueryPolicy(VirtualPolicy, SettingPolicy):
         whole_s = generation.predictor.seconds(self.step)
         self._rest_s = max(0.0, whole_s - (self.clock() - self._stepped_s))
         self._step += 1
-        self._counted()
+        self._stepped_s = self.clock()
