@@ -39,7 +39,8 @@ _READS_TEXT = prepared("a model that reads text", lambda prepared: prepared.fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """method: how to train, or to answer.  model: a name of the list, a folder or a hub name.  task: what is learnt.
+    """method: the method that trains or answers.  model: a name of the list, a folder or a hub name.  task: the task to
+    learn.
 
     epochs: passes over the training samples.  seed: random seed of splits, data order and initial weights.  batch_size:
     number of samples of one optimizer step.  weight_decay, warmup_fraction: AdamW's, and the share of the steps in

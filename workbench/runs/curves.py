@@ -54,7 +54,7 @@ def curves_in(path: Path) -> tuple[Curve, ...]:
 
 
 DIVIDING = ("paradigm", "partition", "schedule", "activations")
-"""Options that say how devices share and do the work, not what is learnt."""
+"""Options for how devices share and do the work; they do not change the learning."""
 
 
 def curves_of(job: Job) -> Iterator[Curve]:

@@ -183,7 +183,7 @@ class Transport:
         group, position = self.subgroup(op.ranks), op.ranks.index(self._rank)
         links = self.links if self.links is not None and self.links.fidelity != "real" and len(op.ranks) > 1 else None
         try:
-            # Beside the content, so that it takes no time of its own.  On shared air it would.
+            # At the same time as the content, so that it takes no additional time.  On shared air it would.
             begins = LatestBegin(group, begin_s) if links is not None and not links.is_shared else None
             result = run_collective(op, content, rows, group, position)
             latest = None if begins is None else begins.wait()

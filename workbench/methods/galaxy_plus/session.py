@@ -181,7 +181,7 @@ class InferenceSession(DeviceSession):
         """Return the output for a request, on the plan's first device, and the answers of its steps.
 
         num_tokens: 0 for the output that the request asks for.  Otherwise so many tokens are generated greedily after a
-        text, and every device caches the keys and values of its own units.  The output has the new tokens up to an end
+        text, and every device caches the keys and values of its units.  The output has the new tokens up to an end
         of the text (see models.generation.GenerationRules), and the answers are those of the text and of each further
         token.
         Raises ConfigError for a model that cannot generate, ScheduleError for sequence parallelism, which cannot divide

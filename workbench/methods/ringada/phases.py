@@ -281,7 +281,7 @@ class RingPhase(StagePhase[RingRankJob]):
         ]
         if rank_job.config.side_width:
             last = rank_job.plan.num_layers
-            moving.append((last, rank, rank))  # the last hidden states of its own samples stay
+            moving.append((last, rank, rank))  # the last hidden states of the device's samples stay
             moving += [
                 (last + 1, holder, receiver) for layer, holder, receiver in moving if layer == 0
             ]  # the embedding's
