@@ -121,7 +121,7 @@ def test_a_frozen_model_needs_room_on_the_laptop_for_all_layers_only_where_a_run
     plan = staged_plan((22, {0: 1}), method="pac_plus")
     monkeypatch.setattr(room.psutil, "virtual_memory", lambda: type("memory", (), {"available": 2 * 10**9}))
     room.require_running_room("large", costs, plan, SMALL)
-    with pytest.raises(ConfigError, match=r"holds of the model to score it 3\.9 GB"):
+    with pytest.raises(ConfigError, match=r"scoring the model on this machine takes 3\.9 GB"):
         room.require_running_room("large", costs, plan, SMALL, is_whole=True)
     for method, options, is_whole in (
         ("p_rge", {"precision": "float32"}, True),

@@ -11,7 +11,7 @@ from functools import cache, partial
 
 import torch
 
-from workbench.core.cluster import Cluster, Device, Link
+from workbench.core.cluster import Cluster, Device, Factors, Link
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Bytes, Grid, LayerProfile, Layers, Profile
 from workbench.methods.base import Notify
@@ -218,6 +218,14 @@ class GalaxyPlusProfile(Profile):
     """The costs of whole layers, as every method has them, and those of the operations inside them."""
 
     inference: InferenceProfile
+
+    def part(self, ranks: Sequence[int], factors: Factors | None = None) -> GalaxyPlusProfile:
+        """Return the profile of the given devices, in this order.  factors: the measured slow-down of some devices."""
+        profile, inference = super().part(ranks, factors), self.inference
+        for rank, factor in (factors or {}).items():
+            inference = inference.slowed(rank, factor)
+        inference = replace(inference, costs=tuple(inference.costs[rank] for rank in ranks))
+        return replace(self, layers=profile.layers, inference=inference)
 
 
 def inference_of(profile: Profile) -> InferenceProfile:
