@@ -207,7 +207,7 @@ def test_tiles_follow_link_and_costs() -> None:
     chosen = {name: choose_tiles(plan, priced) for name, priced in (("fast", fast), ("slow", slow))}
     assert chosen["fast"].tile_tokens == 0 and 0 < chosen["slow"].tile_tokens < 100
     assert slow(chosen["slow"]) < 0.95 * slow(plan)
-    dear = choose_tiles(plan, replace(slow, message_s=0.1, _known={}))
+    dear = choose_tiles(plan, replace(slow, message_s=0.1))
     assert dear.tile_tokens == 0 and not dear.both_ways  # no piece is worth such a message
 
 

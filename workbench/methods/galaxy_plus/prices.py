@@ -161,7 +161,7 @@ class SequencePrice:
 
     problem: Problem[InferenceProfile]
     message_s: float = MESSAGE_S
-    _priced: dict[InferencePlan, float] = field(default_factory=dict)
+    _priced: dict[InferencePlan, float] = field(default_factory=dict, init=False)
 
     @property
     def profile(self) -> InferenceProfile:
