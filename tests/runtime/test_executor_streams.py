@@ -155,9 +155,11 @@ def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
 
     links: Any = None
     if message_late_s:  # the host wakes threads up too late
-        monkeypatch.setattr(
-            "workbench.runtime.transport.wait_until", lambda due_s: max(due_s, time.monotonic()) + message_late_s
-        )
+        for module in ("transport", "collectives"):
+            monkeypatch.setattr(
+                f"workbench.runtime.{module}.wait_until",
+                lambda due_s: max(due_s, time.monotonic()) + message_late_s,
+            )
         monkeypatch.setattr(RankLinks, "collective_s", lambda links, kind, ranks, nbytes: LIMIT_S)
         links = partial(RankLinks, cluster=cluster_of_two(), fidelity="paced")
     ready, total, waits = value("ready"), value("total"), defaultdict[int, list[tuple[float, float]]](list)
@@ -178,11 +180,11 @@ def test_a_pacer_is_told_by_how_much_a_busy_host_lengthens_waits(
             executor.run(program(schedule, small), handlers, {})
         return waits[threading.get_native_id()]
 
-    text = on_ranks(2, work, links=links and (lambda rank: links(rank=rank)))
+    results = on_ranks(2, work, links=links and (lambda rank: links(rank=rank)))
     if not factor:
-        assert text == [[], []]
+        assert results == [[], []]
         return
-    [[first], [message, second]] = text
+    [[first], [message, second]] = results
     assert min(first[0], second[0], message[0]) > 0
     for _, late_s in (message, first, second):
         assert late_s >= message_late_s - MESSAGE_S - GRAIN_S if message_late_s else late_s == 0
