@@ -8,6 +8,7 @@ Anything else raises MessageError, and the reader then drops only that device.  
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -173,9 +174,25 @@ def read_frame(read: Callable[[int], bytes]) -> tuple[int, bytes] | None:
     return kind, payload
 
 
+_noted: set[Any] = set()
+_noting = threading.Lock()
+
+
+def _note_fields(kind: Any) -> None:
+    """Let msgspec note a type's fields, in one thread at a time.
+
+    It notes a class's fields when it first meets the class, and ends the process if two threads do that at once.
+    """
+    with _noting:
+        if kind not in _noted:
+            msgspec.msgpack.Decoder(kind)
+            _noted.add(kind)
+
+
 def decode_json(data: bytes | msgspec.Raw, kind: Any, expected: str) -> Any:
     """Decode an agent's JSON.  Raises MessageError, which names `expected`."""
     try:
+        _note_fields(kind)
         return msgspec.json.decode(data, type=kind)
     except NOT_JSON as error:
         raise foreign(expected, str(error)) from error
@@ -257,6 +274,7 @@ def decode_packed(data: bytes, kind: Any, expected: str, hook: Callable[[type, A
     hook: converts values of types that msgpack does not have.
     """
     try:
+        _note_fields(kind)
         return msgspec.msgpack.decode(data, type=kind, dec_hook=hook)
     except Exception as error:  # the bytes may come from anybody; decoding them never runs code
         raise foreign(expected, str(error)) from error
