@@ -98,7 +98,7 @@ def test_environment_yml_repeats_pyproject() -> None:
     assert CONDA["name"] == PROJECT["name"]
 
 
-BOUND_ABOVE = ("anywidget", "ipykernel")
+BOUND_ABOVE = ("anywidget",)
 """What is held back on every machine, for the reason that pyproject.toml gives."""
 
 

@@ -199,7 +199,7 @@ def try_narrow_and_dark(notebook: Notebook) -> None:
 
 
 def try_while_a_cell_runs(notebook: Notebook) -> None:
-    """A long cell must not stop the widgets; ipykernel 7.4.0 kept their messages until the cell ended."""
+    """A long cell must not stop the widgets; ipykernel 7.4.0 alone keeps their messages until the cell has ended."""
     end = notebook.screenshots / "end-of-the-cell"
     end.parent.mkdir(parents=True, exist_ok=True)
     notebook.begin_cell(f"import os, time\nwhile not os.path.exists({str(end)!r}):\n    time.sleep(0.1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from abc import abstractmethod
@@ -34,6 +35,11 @@ REOPENED = Markup("""
 """)
 """Replaces a panel where there are no widgets: without a kernel, and in a viewer of notebooks."""
 WIDE = {"description_width": "9em"}
+
+# ipykernel 7.4 hands a widget's messages to the thread that made the widget. There they wait until the running cell has
+# ended. JupyterLab asks for a thread of their own, and gets it so.
+if "ipykernel" in sys.modules:  # this process is a notebook's kernel
+    sys.modules["ipykernel.comm.comm"].BaseComm._reply_subshell_for = None
 
 
 class _Page(anywidget.AnyWidget):
