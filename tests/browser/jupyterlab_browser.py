@@ -30,7 +30,6 @@ WIDTH, HEIGHT = 1300, 1500
 PAGE_PIXELS = 1250  # of the notebook on one screenshot
 LIMIT_S = 600
 """For each thing that is waited for: so long that only what never comes fails, however busy the host is."""
-RELOAD_S = 90
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FOLDER = "notebooks"
 SETTINGS = {
@@ -217,19 +216,7 @@ class Notebook:
         self._wait_until_open()
 
     def _wait_until_open(self) -> None:
-        """Wait until the notebook is open. JupyterLab may miss a kernel's first message on a busy host and wait for it
-        for ever: the page is loaded again then, as a person would do."""
-        begin = time.monotonic()
-        while not self._opens_within(RELOAD_S):
-            state = self.js(_STATE)
-            assert time.monotonic() < begin + LIMIT_S, f"waited {LIMIT_S} s for {self.name} with its kernel: {state}"
-            self.driver.get(self.address)
-
-    def _opens_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not (is_open := self.js(_READY, self.path)) and time.monotonic() < deadline:
-            time.sleep(0.3)
-        return bool(is_open)
+        wait_until(lambda: self.js(_READY, self.path), f"{self.name} with its kernel")
 
     def js(self, script: str, *arguments: Any) -> Any:
         """Run a script in the page."""
@@ -390,13 +377,6 @@ _READY = f"""
     const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
     const is_open = panel?.context?.path === arguments[0];
     return Boolean(kernel) && is_open && kernel.status === 'idle' && panel.content.widgets.length > 1;
-"""
-_STATE = f"""
-    const panel = window.jupyterapp && {_PANEL};
-    const kernel = panel?.sessionContext?.session?.kernel;
-    const dialog = document.querySelector(".jp-Dialog");
-    const link = kernel?.connectionStatus;
-    return {{path: panel?.context?.path, kernel: kernel?.status, link, dialog: dialog?.innerText}};
 """
 _AXE = """
     const done = arguments[0];
