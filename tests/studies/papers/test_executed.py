@@ -19,7 +19,7 @@ from workbench.trainings.techniques import Training, answers, score, taped, taps
 from workbench_studies.papers import find_item
 from workbench_studies.papers.pac_plus import executed, pairs
 from workbench_studies.papers.pac_plus.differences import ensemble, paired_bootstrap
-from workbench_studies.papers.result import Result, Settings
+from workbench_studies.papers.result import Result, Settings, shipped_result
 
 SMALL = {"model": "tiny-bert-2", "epochs": 2, "batch_size": 8, "max_length": 16, "samples": (40, 20, 20)}
 
@@ -226,3 +226,19 @@ def test_embeddings_whose_cosine_is_the_answer_score_perfectly(name, data):
     assert pairs.cosine_score(task, splits) == pytest.approx(100, abs=0.1)
     wrong = {part: replace(each, second=each.second * -1) for part, each in splits.items()}
     assert pairs.cosine_score(task, wrong) < 90
+
+
+def test_only_what_the_paper_claims_is_judged(embedded, tmp_path):
+    """Widths, initial weights and precisions that are ours are findings: in the shipped results, and in a new one."""
+    for name, judged, found in (("parity", 4, 16), ("table7", 3, 1), ("fig14", 2, 2)):
+        shipped = shipped_result("pac_plus", name)
+        assert (len(shipped.checks), len(shipped.findings)) == (judged, found)
+        assert all(
+            words not in check.claim for check in shipped.checks for words in ("r = 4", "together", "nf4", "ours")
+        )
+    settings = Settings(quick=True, seeds=(0,), workdir=tmp_path)
+    result = executed.table7(find_item("pac_plus", "table7"), settings)
+    assert len(result.checks) == 3 and [words.split(",")[0] for words in result.findings] == ["With nf4"]
+    result = executed.parity(find_item("pac_plus", "parity"), settings)
+    assert len(result.checks) == 1 and len(result.findings) == len(executed.VARIANTS)
+    assert result.checks[0].claim.startswith("r = 8 on sentiment")

@@ -54,6 +54,15 @@ def test_the_order_of_methods_is_judged():
     slow, fast = ("full", "pipeline_parallel", "T5-Base", "QNLI"), ("parallel_adapters", "hybrid", "T5-Base", "QNLI")
     swapped[slow], swapped[fast] = swapped[fast], swapped[slow]
     assert durations.in_order(swapped, PAPER["table5"])[0] == 11
+    assert durations.fastest_columns(swapped) == 11
+    assert durations.fastest_columns(PAPER["table5"]) == 12  # so the paper's own cells hold the claim
+
+
+def test_the_memory_budget_decides_fig_16s_verdicts_which_are_no_claim():
+    result = computed("pac_plus", "fig16")
+    assert not result.checks and "BART-Large: OOM" in result.findings[0]
+    verdicts = {one.labels[0]: one for one in result.comparisons if one.labels[0].startswith("data parallelism")}
+    assert {one.kind for one in verdicts.values()} == {"fitted"} and all(one.agrees for one in verdicts.values())
 
 
 def test_an_out_of_memory_verdict_names_device_and_bytes():

@@ -14,15 +14,17 @@ from workbench.core.summary import BATTERY_V, device_j
 from workbench.planners.asynchronous import asynchronous_plan, partition_in_order, plan_asynchronous
 from workbench.planners.equation3 import Equation3
 from workbench.simulator.steps import mini_batches
-from workbench_studies.papers.confidant.testbed import PAPER, costs_of, load_constants
+from workbench_studies.papers.confidant.memory import GB, READINGS, frozen_embedding
+from workbench_studies.papers.confidant.testbed import PAPER, stages_bytes
 from workbench_studies.papers.items import Item, each_cell
-from workbench_studies.papers.result import Number, Result, Row
+from workbench_studies.papers.result import Number, Result, Row, read_constants
 
 MINI_BATCHES = 10
 """Number of mini-batches, as in section 5.2.2."""
 BATCH_SIZES = {"BERT-Base": 8, "GPT2-Medium": 4}
 LARGEST = "redmi-k50"
 """The phone that holds the whole of both models (Table 6)."""
+READING = READINGS["AdamW"]
 PROCESSORS = 2
 """A device's processors, equal, that share heads and columns at no cost: the bound for Confidant's scheduler."""
 
@@ -30,7 +32,8 @@ PROCESSORS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """Ten mini-batches.  alone_s, alone_mah: on each device alone, as if it had the memory.  seconds, mah: by
-    partition, mah by device.  busy_mah: Confidant's without idle watts.
+    partition, mah by device.  busy_mah: Confidant's without idle watts.  used_gb, room_gb: of the device that
+    FTPipeHD's partition, which does not look at memory, leaves the least room.
     """
 
     names: tuple[str, ...]
@@ -39,6 +42,8 @@ class Trained:
     seconds: dict[str, float]
     mah: dict[str, tuple[float, ...]]
     busy_mah: tuple[float, ...]
+    used_gb: float
+    room_gb: float
 
 
 def mah(joules: float) -> float:
@@ -46,16 +51,21 @@ def mah(joules: float) -> float:
     return joules / 3.6 / BATTERY_V
 
 
+def num_tokens() -> int:
+    """Return the sequence length, which is Table 6's."""
+    return read_constants(PAPER, dict[str, int], "table6")[READING.tokens]
+
+
 def full_costs(model: str, devices: int) -> Equation3:
-    """Return the costs of full fine-tuning on Table 4's devices with Table 1's sequence length."""
+    """Return the costs of full fine-tuning on Table 4's devices as Table 6 has it: AdamW, the embedding frozen."""
     cluster = load_cluster(f"confidant-{devices}")
-    return costs_of(model, cluster, batch=BATCH_SIZES[model], tokens=load_constants().tokens)
+    return frozen_embedding(model, cluster, num_tokens(), BATCH_SIZES[model], READING)
 
 
 @cache
 def trained(model: str, devices: int) -> Trained:
-    """Simulate both partitions on Table 4's devices, in full fine-tuning with Table 1's sequence length."""
-    costs, tokens = full_costs(model, devices), load_constants().tokens
+    """Simulate both partitions on Table 4's devices, in full fine-tuning as Table 6 has it."""
+    costs, tokens = full_costs(model, devices), num_tokens()
     profile, cluster = costs.profile, costs.cluster
     alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
     by_speed = partition_in_order(costs, range(devices), in_memory=False)
@@ -64,7 +74,12 @@ def trained(model: str, devices: int) -> Trained:
     timelines = {
         way: mini_batches(profile, cluster, plan, tokens=tokens, count=MINI_BATCHES) for way, plan in plans.items()
     }
+    needs = stages_bytes(costs, plans["FTPipeHD"])
+    budgets = [cluster.devices[stage.ranks[0]].memory_bytes for stage in plans["FTPipeHD"].stages]
+    _, used, room = max((need / budget, need, budget) for need, budget in zip(needs, budgets, strict=True))
     return Trained(
+        used_gb=used / GB,
+        room_gb=room / GB,
         names=tuple(device.model for device in cluster.devices),
         alone_s=tuple(alone_s),
         alone_mah=tuple(
@@ -102,11 +117,16 @@ def fastest(item: Item) -> Result:
                     *(best_s / way_s for way_s in simulated.seconds.values()),
                 )
             )
+    fullest = max((trained(model, count) for model in BATCH_SIZES for count in (3, 4)), key=lambda run: run.used_gb)
     return item.result(
         comparisons,
         tables={"bounds": rows},
         sums=" and ".join(f"{row[2]:.2f}" for row in rows[:2]),
-        tokens=load_constants().tokens,
+        tokens=num_tokens(),
+        used=fullest.used_gb,
+        room=fullest.room_gb,
+        broken=sum(comparison.how == "refuted upper bound" for comparison in comparisons),
+        count=sum(comparison.kind == "upper bound" for comparison in comparisons),
     )
 
 
@@ -118,7 +138,7 @@ def transmission(item: Item) -> Result:
         stages = plan_asynchronous(costs, searches=False, method=PAPER).stages
         for stage, after in pairwise(stages):
             [rank], [target] = stage.ranks, after.ranks
-            nbytes = costs.profile.layers[rank][stage.stop - 1].output_bytes(costs.batch_size, load_constants().tokens)
+            nbytes = costs.profile.layers[rank][stage.stop - 1].output_bytes(costs.batch_size, num_tokens())
             sent_s = costs.cluster.link(rank, target).transfer_s(nbytes)
             shares.append(100 * sent_s / float(costs.seconds(rank)[stage.start, stage.stop]))
     bounds = {"least": min(shares), "most": max(shares)}

@@ -1,1 +1,1 @@
-"""Galaxy+: every table and figure of the evaluation, simulated or counted from sizes; re-scheduling executed too."""
+"""Galaxy+: every table and figure of the evaluation, computed; re-scheduling simulated and executed."""

@@ -66,7 +66,7 @@ def bounds(
 
 
 def fig12(item: Item) -> Result:
-    """Simulate every method at every bandwidth."""
+    """Compute every method at every bandwidth."""
     constants = load_constants()
     cells, (a, b) = speed_ups(constants), ENVIRONMENTS
     comparisons = []
@@ -88,8 +88,8 @@ def fig12(item: Item) -> Result:
     }
 
     def score(changed: Constants) -> Row:
-        simulated = speed_ups(changed)
-        return (*bounds(simulated, a, OTHERS), *bounds(simulated, b, OTHERS), bounds(simulated, "any", (GALAXY,))[1])
+        ours = speed_ups(changed)
+        return (*bounds(ours, a, OTHERS), *bounds(ours, b, OTHERS), bounds(ours, "any", (GALAXY,))[1])
 
     # Table V's printed values, as if independent of bandwidth; over Galaxy its largest.
     table = printed(PAPER, "table5")

@@ -99,13 +99,13 @@ def table5(item: Item) -> Result:
         note = "not to be had by arithmetic, or not by Algorithm 1: see the sums" if far else ""
         comparisons.append(item.cell(labels, value, ours[labels], note=note))
 
-    def score(simulated: Cells, printed_cells: Cells) -> Row:
-        medians = (median_deviation(simulated, printed_cells, (environment,)) for environment in ENVIRONMENTS)
+    def score(computed: Cells, printed_cells: Cells) -> Row:
+        medians = (median_deviation(computed, printed_cells, (environment,)) for environment in ENVIRONMENTS)
         return (
-            configurations_near(simulated, paper),
+            configurations_near(computed, paper),
             *medians,
-            verdicts(simulated, paper)[0],
-            in_order(simulated, paper)[0],
+            verdicts(computed, paper)[0],
+            in_order(computed, paper)[0],
         )
 
     # Bert-L's printed cells of the same environment for every model, all layers scheme 2.

@@ -1,4 +1,4 @@
-"""Every method of the evaluation in an environment: its plan, and the simulated seconds of one sequence (Galaxy+,
+"""Every method of the evaluation in an environment: its plan, and the seconds of one sequence by formulas (Galaxy+,
 section IV-A).
 
 The seconds of one sequence as the paper prints them: Eq. 5-7, with the overlap of Fig. 9 and 10 (Galaxy+, sections
@@ -169,9 +169,7 @@ def run_system(
     system: str,
     mbit_per_s: float | None = None,
 ) -> Run:
-    """Return a method's plan under the paper's memory accounting and its simulated seconds for a model in an
-    environment.
-    """
+    """Return a method's plan under the paper's memory accounting, and its seconds for a model in an environment."""
     on = cluster(constants, environment, mbit_per_s, collectives=system in (MEGATRON, SEQUENCE))
     costs = profile(constants, model, environment)
     lengths = galaxy_plus.stack_lengths(costs, constants.length(model), constants.decoder_tokens)
