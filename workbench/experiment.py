@@ -42,7 +42,6 @@ from workbench.methods.sustained import plan_over_run, predicted
 from workbench.models.hub import require_weights
 from workbench.profiler.cache import host_fingerprint
 from workbench.runtime.engine_service import Engines
-from workbench.runtime.network import require_loopback
 from workbench.runtime.work_folder import own_folder, reporting_full_disk
 
 
@@ -164,9 +163,7 @@ def run(
             report.write(run_folder / REPORT)
             return report
     if mode == "execute" and engines is None:
-        require_emulated(cluster)
-        if fidelity == "paced":
-            require_loopback()  # the devices need it too, but they start only after the job is measured
+        require_emulated(cluster, fidelity)
     folder = (workdir or cache_folder() / "runs" / run_name(job, cluster)) if mode == "execute" else None
     if resume and folder is not None and declaration_of(job.method).trains:
         require_resumable(folder)

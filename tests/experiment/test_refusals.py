@@ -20,6 +20,7 @@ from workbench.core import Cluster, Job
 from workbench.core.errors import (
     ConfigError,
     PlanError,
+    RuntimeSetupError,
     WorkbenchError,
 )
 from workbench.core.step_parts import StepParts
@@ -77,6 +78,10 @@ def test_clusters_that_cannot_be_emulated(job: Job, tmp_path: Path, monkeypatch:
     with pytest.raises(ConfigError, match="into emulated devices, and real ones over SSH"):
         engines: Any = SimpleNamespace(fidelity="real", loses_devices=False)
         experiment.run(replace(job, faults="slow:beta:2@step1"), two_devices(), workdir=tmp_path, engines=engines)
+    with pytest.raises(RuntimeSetupError, match="share the air, which only the kernel emulates"):
+        experiment.run(job, replace(two_devices(), medium="wifi"), workdir=tmp_path, fidelity="paced")
+    with pytest.raises(ConfigError, match="auto, kernel, paced"):
+        experiment.run(job, two_devices(), workdir=tmp_path, fidelity="exact")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="mode 'emulate'"):
         experiment.run(job, two_devices(), "emulate")  # type: ignore[arg-type]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from workbench.assets.fetch import cache_folder
 from workbench.core.cluster import Cluster
 from workbench.core.errors import RuntimeSetupError
-from workbench.core.job import Job
+from workbench.core.job import Fidelity, Job
 from workbench.core.run_folder import require_temporary_space
 from workbench.methods.base import Event, Notify, ignore
-from workbench.runtime.network import require_open_files
+from workbench.runtime.network import require_loopback, require_open_files
 
 if TYPE_CHECKING:
     from workbench.runtime.ssh_devices import SshEngines
@@ -41,8 +41,11 @@ def connected(job: Job, cluster: Cluster, folder: Path, notify: Notify = ignore)
         yield real
 
 
-def require_emulated(cluster: Cluster) -> None:
-    """Raise an error, before anything is loaded or measured, if the cluster's devices cannot be emulated here."""
+def require_emulated(cluster: Cluster, fidelity: Fidelity = "auto") -> None:
+    """Raise an error, before anything is loaded or measured, if the cluster's devices cannot be emulated here.
+
+    fidelity: how their links are to be emulated.
+    """
     real = [device.name for device in cluster.devices if device.address]
     if real:
         raise RuntimeSetupError(
@@ -56,5 +59,11 @@ def require_emulated(cluster: Cluster) -> None:
 
         check_jax()
     cluster.host_shares()
+    if fidelity == "paced":
+        require_loopback()
+    if fidelity != "auto" or cluster.medium == "wifi":
+        from workbench.runtime.engines import emulated_links
+
+        emulated_links(cluster, fidelity)
     require_open_files(cluster.world_size)
     require_temporary_space()

@@ -30,6 +30,31 @@ IDLE_S = 60.0
 0.6 GB."""
 
 
+def emulated_links(cluster: Cluster, fidelity: FidelityChoice) -> tuple[Fidelity, str]:
+    """Return how the links of a cluster's emulated devices are emulated here, and why so.  fidelity: see
+    EngineCluster.start.
+
+    Raises ConfigError, or RuntimeSetupError if the cluster's medium cannot be emulated so.
+    """
+    check_choice("fidelity", fidelity, get_args(FidelityChoice))
+    if fidelity == "auto":
+        support = probe()
+        links, reason = support.fidelity, support.reason
+    else:
+        links, reason = fidelity, "asked for"
+    if cluster.medium == "wifi":
+        if links == "paced":
+            raise RuntimeSetupError(
+                f"Cluster '{cluster.name}' was to be emulated with paced links.",
+                "Its devices share the air, which only the kernel emulates here.",
+                'Use --mode simulate, or kernel links (see `workbench doctor`), or set medium = "switch".',
+            )
+        from workbench.runtime.radio import require_similar_rates  # needs pyroute2, which only Linux has
+
+        require_similar_rates(cluster)
+    return links, reason
+
+
 class EngineCluster(Engines):
     """A cluster of emulated devices with one engine process each.
 
@@ -72,23 +97,9 @@ class EngineCluster(Engines):
                 "Engines that start here are emulated devices.",
                 "Run a job on them with `workbench run`, or leave their address out to emulate them.",
             )
-        check_choice("fidelity", fidelity, get_args(FidelityChoice))
         warm_up(with_models=False)  # while the network is tried out and set up
-        reason = "asked for"
-        if fidelity == "auto":
-            support = probe()
-            fidelity, reason = support.fidelity, support.reason
-        if cluster.medium == "wifi":
-            if fidelity == "paced":
-                raise RuntimeSetupError(
-                    f"Cluster '{cluster.name}' was to be emulated with paced links.",
-                    "Its devices share the air, which only the kernel emulates here.",
-                    'Use --mode simulate, or kernel links (see `workbench doctor`), or set medium = "switch".',
-                )
-            from workbench.runtime.radio import require_similar_rates  # needs pyroute2, which only Linux has
-
-            require_similar_rates(cluster)
-        engines = cls(cluster, fidelity, reason)
+        links, reason = emulated_links(cluster, fidelity)
+        engines = cls(cluster, links, reason)
         engines.open(on_ready)
         return engines
 

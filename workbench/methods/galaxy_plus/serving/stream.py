@@ -57,7 +57,7 @@ def serve_requests(
     question = HostQuestion(model=model, longest=stream.length)
     settings_by_name["on_event"] = lambda event: say(event_line(event, cluster))
     if not cluster.is_real:
-        require_emulated(cluster)
+        require_emulated(cluster, fidelity)
         return serve_emulated(
             question, cluster, fidelity=fidelity, notify=lambda event: say(event.message), **settings_by_name
         )

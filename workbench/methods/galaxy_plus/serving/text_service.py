@@ -106,7 +106,7 @@ def text_service(
 
             profile = profile_of(model)
         else:
-            require_emulated(cluster)
+            require_emulated(cluster, fidelity)
 
             def measured(name: str) -> InferenceProfile:
                 draft_question = replace(question, model=name)
