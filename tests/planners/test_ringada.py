@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,6 +111,28 @@ def test_it_is_within_2_percent_of_the_best_assignment(block: int) -> None:
             assert len(plan.stages) == count, seed
             assert plan.total_s <= 1.02 * best_s, seed
             assert bool(plan.notes) == (count < pricer.cluster.world_size)
+
+
+def test_a_stage_has_room_for_a_copy_of_its_state_if_the_state_of_all_its_layers_is_small() -> None:
+    """Parameters and moments of a layer are 30 bytes; up to 60 bytes are copied."""
+    plain = problem([1.0], 4)
+    without, copying = (
+        RingEstimate(
+            Problem(
+                replace(plain.profile, most_copied_bytes=nbytes),
+                plain.cluster,
+                batch_size=32,
+                micro_batches=4,
+                sequence_length=8,
+            ),
+            depths={4: 1},
+        )
+        for nbytes in (0, 60)
+    )
+    for start, stop, copied_bytes in ((0, 1, 30), (1, 3, 60), (0, 3, 0), (0, 4, 0)):
+        needs = [pricer.demand(0, start, stop).nbytes for pricer in (without, copying)]
+        assert needs[1] - needs[0] == copied_bytes
+        assert needs[0] == (stop - start) * (1000 + 4 * 10 + 4 * 8 * 8 * 100)
 
 
 def test_layers_go_where_the_load_will_be() -> None:

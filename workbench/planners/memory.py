@@ -158,6 +158,12 @@ def _message_bytes(layer: LayerProfile, samples: int, sequence_length: int) -> i
     return layer.output_bytes(samples, sequence_length) + layer.gradient_bytes(samples, sequence_length)
 
 
+def optimizer_bytes(profile: Profile, trainable: np.ndarray) -> np.ndarray:
+    """Return Profile.optimizer_bytes of the trained parameters of many ranges of layers, in the same shape."""
+    sizes, places = np.unique(trainable, return_inverse=True)  # of equal layers few differ
+    return np.array([profile.optimizer_bytes(size) for size in sizes.tolist()])[places].reshape(trainable.shape)
+
+
 class FootprintTable:
     """rank_need of one rank for many ranges of layers at once: a fixed part and a part per sample.
 
@@ -182,9 +188,8 @@ class FootprintTable:
             return total[stops] - total[starts]
 
         self._trainable = summed([layer.trainable_bytes for layer in layers])
-        sizes, places = np.unique(self._trainable, return_inverse=True)  # of equal layers few differ
-        optimizer = np.array([profile.optimizer_bytes(size) for size in sizes.tolist()])[places]
-        self._once = summed([layer.frozen_bytes for layer in layers]) + 2 * self._trainable + optimizer
+        frozen = summed([layer.frozen_bytes for layer in layers])
+        self._once = frozen + 2 * self._trainable + optimizer_bytes(profile, self._trainable)
         self._fixed = self._once + np.array(copies)[:, None] * self._trainable
         activations = summed([_activation_bytes(layer, 1, sequence_length) for layer in layers])
         highest = np.zeros((len(layers), len(layers)), int)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
 from workbench.core.costs import on_air_s
 from workbench.core.plan import named_layers
 from workbench.core.profile import Profile
-from workbench.planners.memory import Demand
+from workbench.planners.memory import Demand, optimizer_bytes
 from workbench.planners.orders import device_types
 from workbench.planners.problem import Problem
 
@@ -94,7 +93,7 @@ class RingEstimate:
             [[0.0 if a == b else on_air_s(cluster, [(a, b, nbytes)]) for b in world] for a in world]
         )
         self._skips = is_cached & (not has_side)  # whether the frozen layers' hops fall away, by depth
-        self._bytes = self._layer_bytes(size, problem.longest)
+        self._bytes = self._range_bytes(size, problem.longest)
         budgets = zip(cluster.devices, self._workspaces, strict=True)
         self._budgets = np.array([device.memory_bytes - rest_bytes - workspace for device, workspace in budgets])
 
@@ -105,13 +104,12 @@ class RingEstimate:
 
     def demand(self, rank: int, start: int, stop: int) -> Demand:
         """Return the memory for layers [start, stop) on a device, all of them unfrozen, and for all else on it."""
-        nbytes = int(self._bytes[rank][stop] - self._bytes[rank][start]) + self._rest_bytes + self._workspaces[rank]
+        nbytes = int(self._bytes[rank, start, stop]) + self._rest_bytes + self._workspaces[rank]
         return Demand(rank, f"{named_layers(start, stop)} with embedding and head", nbytes)
 
     def fits(self, rank: int) -> np.ndarray:
         """Return whether layers [x, y) fit on a device, (layers + 1, layers + 1); none if x >= y."""
-        needed_bytes = self._bytes[rank] - self._bytes[rank][:, None]
-        return np.triu(needed_bytes <= self._budgets[rank], 1)
+        return np.triu(self._bytes[rank] <= self._budgets[rank], 1)
 
     def counts(self, depths: Mapping[int, int], cached: Mapping[int, int]) -> np.ndarray:
         """Return the mini-batches of some rounds for each depth of the training, (depths,).  depths, cached: see the
@@ -147,7 +145,7 @@ class RingEstimate:
         most = passes.sum(axis=1) + (count - 1) * unfrozen.max(axis=1)
         once = 0.75 * least + 0.25 * most + step.max(axis=1)
         seconds = np.maximum.reduce([busiest, once, count * self._messages_s(orders, is_open)]) @ counts
-        is_over = self._bytes[orders, stops] - self._bytes[orders, starts] > self._budgets[orders]
+        is_over = self._bytes[orders, starts, stops] > self._budgets[orders]
         return np.where(is_over.any(axis=1), np.inf, seconds)
 
     def _messages_s(self, orders: np.ndarray, is_open: np.ndarray) -> np.ndarray:
@@ -165,12 +163,19 @@ class RingEstimate:
         hops: np.ndarray = (forward + passed * backward_s[:, :, None]).sum(axis=1)
         return hops + ends
 
-    def _layer_bytes(self, size: int, length: int) -> np.ndarray:
-        totals = []
+    def _range_bytes(self, size: int, length: int) -> np.ndarray:
+        """Return the bytes of layers [start, stop) on each device, all of them unfrozen, with their contexts, (devices,
+        layers + 1, layers + 1).
+        """
+
+        def summed(values: list[int]) -> np.ndarray:
+            total = np.concatenate([[0], np.cumsum(values)])
+            return np.triu(total - total[:, None])
+
+        needs = []
         for row in self.profile.layers:
-            needs = (
-                self.profile.stored_bytes([layer]) + self.micro_batches * layer.context_bytes(size, length)
-                for layer in row
-            )
-            totals.append([0.0, *accumulate(needs)])
-        return np.array(totals)
+            contexts = self.micro_batches * summed([layer.context_bytes(size, length) for layer in row])
+            trainable = summed([layer.trainable_bytes for layer in row])
+            weights = summed([layer.frozen_bytes for layer in row]) + 2 * trainable
+            needs.append(weights + optimizer_bytes(self.profile, trainable) + contexts)
+        return np.stack(needs)
