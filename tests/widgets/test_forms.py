@@ -214,7 +214,9 @@ def test_a_job_is_copied_as_a_command_and_as_python(job: Job, monkeypatch: pytes
     assert result.exit_code == 0 and messages == [(job, cluster, "execute")]
     ran: list[tuple[object, ...]] = []
     monkeypatch.setattr("workbench.experiment.run", lambda *given: ran.append(given))
-    for one in (cluster, replace(cluster, name="mine")):
+    curve = (Level(heat_s=0.0, speed=1.0), Level(heat_s=180.0, speed=0.8))
+    hot = cluster.with_each(lambda device: replace(device, sustained=curve))
+    for one in (cluster, replace(cluster, name="mine"), replace(hot, name="hot")):
         exec(as_python(job, one), {})
         assert ran.pop() == (job, one, "execute")
 

@@ -67,6 +67,8 @@ def as_python(job: Job, cluster: Cluster) -> str:
         imports.insert(0, "from workbench.core.catalogue import load_cluster")
         source = f"load_cluster({cluster.name!r})"
     else:
+        gets_hot = any(device.sustained for device in cluster.devices)
+        imports[:0] = ["from workbench.core.heat import Level"] * gets_hot
         imports.insert(0, "from workbench.core.cluster import Cluster, Device, Link, Processor")
         source = _source(cluster)
     return "\n".join(
