@@ -100,7 +100,7 @@ def test_executed_it_equals_one_device(job: Job, whole: Report, tmp_path: Path) 
     assert len(losses(whole)) == 8
     layers = load_stack(job.model).layers
     biases = sum(one.numel() for name, one in layers.named_parameters() if name.endswith("bias"))
-    shown = dict(summary_rows(whole))["Weights"]  # by its costs, a simulation counts all weights
+    shown = dict(summary_rows(whole))["Weights"]
     count = whole.bytes[TRAINED_WEIGHTS] // 4
     assert biases <= count < biases + 1000 and shown.endswith(f"% are trained: {count:,} numbers")
     assert shown.startswith(f"{4 * count / whole.bytes[ALL_WEIGHTS]:.1%} ")

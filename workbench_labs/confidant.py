@@ -254,12 +254,12 @@ def version_words(timeline: Timeline, rank: int, time_s: float) -> str:
 
 def version_table(timeline: Timeline) -> Table:
     """Return the version of each stage's weights in the forward and backward pass of each mini-batch."""
-    rows_read = {
+    versions = {
         (span.op.stage, span.op.microbatch): span.op.reads[-1].part for span in timeline.spans if span.op.kind == "F"
     }
-    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in rows_read)
+    stages, count = range(len(timeline.device_names)), 1 + max(batch for _, batch in versions)
     rows = [
-        (f"{batch}", *(f"v{rows_read[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)
+        (f"{batch}", *(f"v{versions[stage, batch]}" for stage in stages), f"v{batch + 1}") for batch in range(count)
     ]
     columns = ("mini-batch", *timeline.device_names, "its update makes")
     return Table(columns, rows, title="Version with which a mini-batch goes forward, and back")

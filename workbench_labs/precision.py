@@ -160,12 +160,12 @@ def _step(
     if technique == "parallel_adapters_cached":
         cached = taps()
 
-    def random_tensor() -> Tensor:
+    def through_side_network() -> Tensor:
         return task_loss(
             adapter.predict(cached or taps(), batch.attention_mask, batch.sample_ids), batch.labels, config.kind
         )
 
-    return adapter, random_tensor
+    return adapter, through_side_network
 
 
 def _saved_bytes(module: nn.Module, run: Callable[[], Tensor]) -> int:

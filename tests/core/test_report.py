@@ -13,6 +13,7 @@ from made_up_report import report
 
 from workbench.core import Report
 from workbench.core.errors import ConfigError
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS
 from workbench.core.serial import to_json
 from workbench.core.summary import energy_j, headline, summary_rows
 
@@ -135,3 +136,11 @@ def test_long_and_short_times_are_readable(seconds: float, step: str, epoch: str
     )
     assert f"takes {step} (simulated)" in headline(timed)
     assert dict(summary_rows(timed))["Epoch"].startswith(f"{epoch} through")
+
+
+def test_the_share_of_trained_weights_is_shown_where_the_number_of_all_is_known() -> None:
+    example_report = replace(report(), bytes={TRAINED_WEIGHTS: 4 * 25})
+    assert "Weights" not in dict(summary_rows(example_report))
+    for number, text in ((100, "25.0% are trained: 25 numbers"), (25, "all are trained: 25 numbers")):
+        known = replace(example_report, bytes={**example_report.bytes, ALL_WEIGHTS: 4 * number})
+        assert dict(summary_rows(known))["Weights"] == text

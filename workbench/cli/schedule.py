@@ -161,11 +161,11 @@ def _priced(
     sizes = {name: round(size) for name, size in nbytes.items()}
     written = {value.name for ops in schedule.ops for op in ops for value in (*op.reads, *op.writes)}
     kinds = {op.kind for ops in schedule.ops for op in ops}
-    for option, words, names in (("--cost", costs, kinds), ("--size", nbytes, written)):
-        for name in words:
+    for option, numbers, names in (("--cost", costs, kinds), ("--size", nbytes, written)):
+        for name in numbers:
             if name not in names:
                 raise ConfigError(
-                    f"{option} {name}={words[name]:g} was given.",
+                    f"{option} {name}={numbers[name]:g} was given.",
                     f"The schedule has {', '.join(sorted(names))}.",
                     "Choose one of them.",
                 )

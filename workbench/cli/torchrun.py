@@ -34,10 +34,11 @@ from workbench.runtime.torchrun import TorchrunEngines, remove_own_files, sees_f
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 JobFile = Annotated[
-    Path | None, typer.Option("--job", help="The whole job as JSON; the flags of the job are then not read.")
+    Path | None, typer.Option("--job", help="The whole job as JSON.  Then the job's other options are ignored.")
 ]
 PlanFile = Annotated[
-    Path | None, typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`), not the planner's.")
+    Path | None,
+    typer.Option("--plan", help="Run this plan (JSON of `workbench plan --json`) instead of the planner's."),
 ]
 SharedFolder = Annotated[
     Path | None,
@@ -59,7 +60,7 @@ def command(
     plan_file: PlanFile = None,
     workdir: SharedFolder = None,
     local_folder: LocalFolder = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same job.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same job.")] = False,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> None:

@@ -24,8 +24,8 @@ Time = Annotated[float, Meta(ge=0)]
 Index = Annotated[int, Meta(ge=0)]
 """A number counted from 0."""
 TRAINED_WEIGHTS, ALL_WEIGHTS = "trained weights", "weights"
-"""Names of bytes in a report, as float32: the weights trained once all layers are, and all weights.  All of
-them are computed from sizes, without small parts such as some norms and biases."""
+"""Names of bytes in a report, as float32: the weights trained once all layers are, and all weights.  The
+number of all weights is computed from sizes, without small parts such as some norms and biases."""
 
 
 def dilation_note(dilation: float) -> str:

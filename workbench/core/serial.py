@@ -295,14 +295,14 @@ def _malformed(kind: type, source: str, error: Exception, decode_all: Callable[[
             return ConfigError(request, "It is truncated: it ends too early.", "Copy it again, or make it again.")
         return ConfigError(request, f"{error}.", "Fix that place.")
     if place[2].endswith("schema_version"):
-        problem = f"Another version of the workbench wrote it: schema_version{_problem(decode_all, place[2])}."
+        problem = f"Another version of the workbench wrote it: schema_version{_value_text(decode_all, place[2])}."
         return ConfigError(request, problem, "Read it with that version, or make it again.")
     return ConfigError(
-        request, f"{place[2].lstrip('.')}{_problem(decode_all, place[2])}: {place[1]}.", "Fix that field."
+        request, f"{place[2].lstrip('.')}{_value_text(decode_all, place[2])}: {place[1]}.", "Fix that field."
     )
 
 
-def _problem(decode_all: Callable[[], Any], path: str) -> str:
+def _value_text(decode_all: Callable[[], Any], path: str) -> str:
     """Return ' = value' for a path such as '.job.epochs' or '.steps[3].loss', '' if it cannot be shown."""
     try:
         value = decode_all()

@@ -8,14 +8,7 @@ from statistics import mean, median
 from workbench.core.cluster import Cluster, Device
 from workbench.core.inference import InferencePlan
 from workbench.core.plan import Plan, Stage
-from workbench.core.report import (
-    ALL_WEIGHTS,
-    TRAINED_WEIGHTS,
-    Report,
-    StepRecord,
-    median_s,
-    metrics_text,
-)
+from workbench.core.report import ALL_WEIGHTS, TRAINED_WEIGHTS, Report, StepRecord, median_s, metrics_text
 from workbench.core.schedule import SEND
 from workbench.core.timeline import Timeline
 from workbench.core.units import counted, tenths, three_figures, with_capital
@@ -218,10 +211,11 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
         if times := _times(report, [step for step in report.steps if step.cached == cached], digits=0):
             rows.append((label, f"{times}, {name} (medians)"))
             label = ""
-    if trained := report.bytes.get(TRAINED_WEIGHTS):
+    trained, weights = report.bytes.get(TRAINED_WEIGHTS), report.bytes.get(ALL_WEIGHTS)
+    if trained and weights:  # a method may count the trained weights of a run, and say none before
         number = trained // 4
         count = f"{three_figures(number / 1e6)} million" if number >= 1e6 else f"{number:,}"
-        share = trained / report.bytes[ALL_WEIGHTS]
+        share = trained / weights
         # Layers may be unfrozen later, or never.
         is_most = any(step.lowest_trained for step in report.steps)
         # All weights are counted to a few thousandths.

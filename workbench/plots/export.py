@@ -152,7 +152,7 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
     """
     if not png:
         return [], ""
-    pages = {folder / f"{name}.png": figure for name, _, figure in drawn}
+    by_path = {folder / f"{name}.png": figure for name, _, figure in drawn}
     why_none = "" if browser_path() else "No Chromium was found on this machine, so no PNG files were written."
     if not why_none:
         import kaleido
@@ -163,7 +163,7 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
                 "path": str(path),
                 "opts": {"width": PNG_WIDTH, "height": figure.layout.height, "scale": PNG_SCALE},
             }
-            for path, figure in pages.items()
+            for path, figure in by_path.items()
         ]
         try:
             # mathjax would be fetched from the network; none of our titles needs it.
@@ -177,7 +177,7 @@ def write_pngs(drawn: Iterable[Captioned], folder: Path, png: Literal["auto"] | 
         raise RuntimeSetupError(
             "PNG figures were asked for.", why_none, "Install Chromium, or set BROWSER_PATH to one."
         )
-    return [] if why_none else [path for path in pages if path.exists()], why_none
+    return [] if why_none else [path for path in by_path if path.exists()], why_none
 
 
 def _slug(name: str) -> str:

@@ -240,8 +240,8 @@ def needs(
                 name=name, mode="markers", x=x, y=y, marker=mark, hovertext=[unit.text(budget) for budget in budgets]
             )
         ] * bool(shown)
-    needs = ", ".join(f"{cluster.devices[rank].name} needs {size_words(total[rank])}" for rank in over)
-    verdict = f"Out of memory: {needs}" if over else "every device is within its budget"
+    over_budget = ", ".join(f"{cluster.devices[rank].name} needs {size_words(total[rank])}" for rank in over)
+    verdict = f"Out of memory: {over_budget}" if over else "every device is within its budget"
     words = {"title": title, "label": "planned", "subtitle": verdict, "x_title": f"memory ({unit.name})"}
     figure = stacked_bars([names[rank] for rank in ranks], parts, marks=marks, **words)
     # An idle device, of which only the budget is drawn, keeps its place.

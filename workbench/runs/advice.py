@@ -373,9 +373,9 @@ def _is_dominated(choice: Choice, others: Sequence[Choice]) -> bool:
         pairs = [(theirs, ours) for theirs, ours in zip(figures(other), figures(choice), strict=True)]
         if any((theirs is None) != (ours is None) for theirs, ours in pairs):
             return False
-        pairs_known = [(theirs, ours) for theirs, ours in pairs if theirs is not None and ours is not None]
-        return all(theirs <= ours * (1 + CLOSE) for theirs, ours in pairs_known) and any(
-            theirs < ours * (1 - CLOSE) for theirs, ours in pairs_known
+        comparable = [(theirs, ours) for theirs, ours in pairs if theirs is not None and ours is not None]
+        return all(theirs <= ours * (1 + CLOSE) for theirs, ours in comparable) and any(
+            theirs < ours * (1 - CLOSE) for theirs, ours in comparable
         )
 
     return any(beats(other) for other in others if other is not choice)

@@ -82,12 +82,12 @@ def _source(value: Any) -> str:
         return f"({', '.join(map(_source, value))}{',' * (len(value) == 1)})"
     if not is_dataclass(value):
         return repr(value)
-    options = [
+    changed = [
         (field.name, getattr(value, field.name))
         for field in fields(value)
         if getattr(value, field.name) != field.default
     ]
-    return f"{type(value).__name__}({', '.join(f'{name}={_source(entry)}' for name, entry in options)})"
+    return f"{type(value).__name__}({', '.join(f'{name}={_source(entry)}' for name, entry in changed)})"
 
 
 def is_known(cluster: Cluster) -> bool:

@@ -161,14 +161,14 @@ def _record(point: Point, result: Report | Exception, folder: Path) -> FinishedP
         if isinstance(result, WorkbenchError)
         else {}
     )
-    texts = {
+    failure = {
         "point": point.settings,
         "error": type(result).__name__,
         "message": str(result).strip(),
         **parts,
         "job": point.job,
     }
-    write_json(failed, texts)
+    write_json(failed, failure)
     return FinishedPoint(point, None, result)
 
 

@@ -263,7 +263,7 @@ class Policy(Protocol):
     def plan_ahead(self, number: int, ready: Ranks, factors: Factors) -> None:
         """Plan the next generation after a loss, while the other devices end their work (arguments: see `generation`).
 
-        `generation` returns the plan after they have ended it.  By default it plans only then.
+        Once they have ended it, `generation` returns this plan.  By default it plans only then.
         """
         return
 

@@ -237,7 +237,7 @@ class EngineSession:
         return runs and (self._network is None or ProcessId.of(self._network.holder_pid).alive)
 
     def open(self, timeout_s: float = START_TIMEOUT_S, *, on_ready: OnReady = unheard) -> None:
-        """Start all processes.  The first time in a process this takes seconds.
+        """Start all processes.  The first time in a process this takes seconds.  on_ready: see OnReady.
 
         Raises RuntimeSetupError, or EnginesLate after timeout_s.  In both cases nothing is left running.
         """

@@ -132,12 +132,12 @@ def _kinds(draws: Random) -> Numbers:
 
 
 def _predict(draws: Random) -> Numbers:
-    one_gb, device_gb = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
+    one_gb, sample_gb = draws.randint(200, 500) / 100, draws.randint(12, 25) / 100
     size = draws.choice([12, 16, 32])
-    printed = (one_gb + device_gb * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
+    printed = (one_gb + sample_gb * (size - 1)) * draws.choice([0.93, 0.97, 1.04, 1.08])
     return {
         "first": [1, one_gb],
-        "second": [8, round(one_gb + 7 * device_gb, 2)],
+        "second": [8, round(one_gb + 7 * sample_gb, 2)],
         "at": size,
         "printed": round(printed, 2),
     }

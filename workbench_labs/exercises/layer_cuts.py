@@ -135,9 +135,9 @@ def judge_heads_term(answer: Term, draws: Random) -> str:
 def judge_travelling(answer: Any, numbers: Numbers) -> str:
     """Compare with the bytes that all devices send in a layer's ring collectives (Galaxy+, Table II)."""
     size, tokens, hidden = numbers["devices"], numbers["tokens"], numbers["hidden"]
-    part_bytes = 4 * tokens * hidden
+    state_bytes = 4 * tokens * hidden
     kinds = COLLECTIVES[numbers["scheme"]]
-    total = size * sum(sent_bytes(kind, size, part_bytes) for kind in kinds)
+    total = size * sum(sent_bytes(kind, size, state_bytes) for kind in kinds)
     right = f"{len(kinds)} x ({size} - 1) x {tokens} tokens x {hidden} numbers x 4 bytes = {total:,} bytes."
     return require_number(answer, total, 0.005, right)
 

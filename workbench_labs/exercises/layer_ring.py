@@ -25,22 +25,22 @@ def rounds_of(answer: Callable[[int], Any], size: int) -> list[list[list[int]]]:
     holds = [{device} for device in range(size)]
     played: list[list[list[int]]] = []
     for number, messages in enumerate(rounds):
-        lines: list[list[int]] = []
+        triples: list[list[int]] = []
         for message in messages:
             triple = [number_of(value) for value in require_list(message, "A message", 3)]
             if any(value != int(value) or not 0 <= value < size for value in triple):
                 raise WrongAnswerError(f"A message is [source, destination, share], each from 0 to {size - 1}.")
-            lines.append([int(value) for value in triple])
-        why = _fault(lines, holds)
+            triples.append([int(value) for value in triple])
+        why = _fault(triples, holds)
         if why:
             rows = [(device, ", ".join(map(str, sorted(shares)))) for device, shares in enumerate(holds)]
             title = f"{size} devices, before round {number}"
             raise WrongAnswerError(
                 f"{size} devices, round {number}: {why}", comparison(title, ("device", "has the shares"), rows)
             )
-        for _, destination, share in lines:
+        for _, destination, share in triples:
             holds[destination].add(share)
-        played.append(lines)
+        played.append(triples)
     return played
 
 

@@ -23,8 +23,8 @@ from workbench_studies.papers.compare.churn import (
     Draw,
     exponential,
     length_s,
-    present_s,
     run,
+    share_present,
     undisturbed,
 )
 from workbench_studies.papers.compare.churn_executed import EXECUTED_STAYS_S, EXECUTED_WAYS, Point, Run, compared
@@ -58,7 +58,7 @@ def test_devices_are_there_as_long_as_the_distributions_say() -> None:
     """Short stays are merged into absences, because a device that starts computes nothing."""
     end_s = 400_000.0
     for stay_s in (30.0, 300.0):
-        shares = present_s(exponential(stay_s).faults(COUNT, end_s, 0), COUNT, end_s)
+        shares = share_present(exponential(stay_s).faults(COUNT, end_s, 0), COUNT, end_s)
         assert sum(shares.values()) == pytest.approx(1) and set(shares) == set(range(COUNT + 1))
         assert sum(count * share for count, share in shares.items()) / COUNT == pytest.approx(
             1 / (1 + SHARE_AWAY), abs=0.01
@@ -71,7 +71,7 @@ def test_devices_are_there_as_long_as_the_distributions_say() -> None:
     assert fmean(back_s - begin_s for begin_s, back_s in away) > SHARE_AWAY * 10.0
     called = [CLASSROOM.absences(Random(seed), 300.0) for seed in range(300)]
     assert 0.5 < fmean(any(begin < 170 < back for begin, back in one) for one in called) < 0.75  # the teacher's call
-    assert present_s((Fault(kind="kill", rank=0, start=1.0, end=3.0),), 2, 4.0) == {2: 0.5, 1: 0.5}
+    assert share_present((Fault(kind="kill", rank=0, start=1.0, end=3.0),), 2, 4.0) == {2: 0.5, 1: 0.5}
 
 
 def test_what_ships_is_simulated_again_and_drawn() -> None:

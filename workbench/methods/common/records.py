@@ -32,7 +32,7 @@ class Progress:
         self._parts: dict[tuple[int, int], list[tuple[float, tuple[Span, ...]]]] = defaultdict(list)
 
     def __call__(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Handle an engine's event (see reporting.DeviceReporter)."""
+        """Handle an engine's event (see session.DeviceReporter)."""
         if "phase" in event:
             self._notify(device_event(rank, event))
         cached = bool(event.get("cached"))

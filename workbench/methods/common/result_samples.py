@@ -61,19 +61,24 @@ def table_samples(
             {role: name for role, name in named.items() if role == "label"} | {"text": name} for name in about.texts
         ]
     columns_of_both = [find_columns(roles, table, needs_label=has_labels) for roles in roles_of_both]
-    encoded = [
+    rows_of_both = [
         read_rows(table, columns_of_one if has_labels else columns_of_one._replace(label=None), split)
         for columns_of_one in columns_of_both
     ]
     rows = list(
         zip(
-            *(texts for table_rows in encoded for texts in (table_rows.texts, table_rows.pairs) if texts is not None),
+            *(
+                texts
+                for table_rows in rows_of_both
+                for texts in (table_rows.texts, table_rows.pairs)
+                if texts is not None
+            ),
             strict=True,
         )
     )
     if not has_labels:
         return rows, []
-    labels, column = encoded[0].labels or [], columns_of_both[0].label or ""
+    labels, column = rows_of_both[0].labels or [], columns_of_both[0].label or ""
     if about.kind == "regression":
         return rows, list(numbers(labels, column, split))
     return rows, list(class_numbers(classes(labels, column, split), about.class_names, column, split))

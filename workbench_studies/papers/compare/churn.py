@@ -193,7 +193,7 @@ def _undisturbed(way: str, count: int, device: str, end_s: float) -> float:
     return sum(step.samples for step, done_s in zip(report.steps, ends_s, strict=True) if done_s <= end_s) / end_s
 
 
-def present_s(faults: Sequence[Fault], count: int, end_s: float) -> dict[int, float]:
+def share_present(faults: Sequence[Fault], count: int, end_s: float) -> dict[int, float]:
     """Return the share of the time for which so many of the devices are there, by the number."""
     moves = [(fault.start, -1) for fault in faults if fault.start < end_s]
     moves += [(fault.end, 1) for fault in faults if fault.end is not None]
@@ -210,7 +210,7 @@ def free(way: str, stay_s: float, seed: int, settings: Settings = NOTHING_KEPT) 
     are there, over the time.
     """
     end_s = length_s(stay_s)
-    shares = present_s(exponential(stay_s).faults(COUNT, end_s, seed), COUNT, end_s)
+    shares = share_present(exponential(stay_s).faults(COUNT, end_s, seed), COUNT, end_s)
     rates = sum(share * undisturbed(way, count, BOARD, end_s, settings) for count, share in shares.items() if count)
     return rates / undisturbed(way, COUNT, BOARD, end_s, settings)
 

@@ -1,7 +1,7 @@
 """Planners of Galaxy+'s baselines (section IV-A): local inference, Megatron-LM, sequence parallelism, Galaxy,
 EdgeShard.
 
-Each returns a plan without its seconds, which a simulation gives, or raises PlanError if it does not fit.
+Each returns a plan, whose seconds a simulation gives, or raises PlanError if it does not fit.
 
 EdgeShard's dynamic programme (Zhang et al. 2024, the latency objective) has as its state a layer and its device, and
 stores the path to it: used devices and their memory follow from that.  It is exact where memory does not force a
