@@ -212,7 +212,21 @@ def test_frozen_pairs_are_scored_with_nothing_trained_and_with_heads(data):
     assert messages == ways - {("STS-B", pairs.FREQUENT)}
 
 
-@pytest.mark.parametrize("name", pairs.PAIRS)
+def test_pairs_train_on_a_decoder_next_to_the_most_frequent_answer(data):
+    item = find_item("pac_plus", "parity-smollm2")
+    result = executed.parity_smollm2(item, Settings(quick=True, seeds=(0,), data=data))
+    assert [(row[0], row[1]) for row in result.tables[0].rows] == [
+        (title, way) for title in ("STS-B", "MRPC") for way in ("LoRA", "r = 8")
+    ]
+    assert {check.claim.partition(":")[0] for check in result.checks} == {"r = 8 on STS-B", "r = 8 on MRPC"}
+    mrpc = load_task("mrpc", data=data, train_samples=48, test_samples=24).test.labels
+    finding = result.findings[-1]
+    rate = sum(mrpc) / len(mrpc)  # of the answer 'the same'; F1 is 0 for the other
+    assert any(f"{score:.1f}" in finding for score in (50 * (rate + 2 * rate / (1 + rate)), 50 * (1 - rate)))
+    assert all(figure.figure.data for figure in item.draw(result))
+
+
+@pytest.mark.parametrize("name", executed.PAIRS)
 def test_embeddings_whose_cosine_is_the_answer_score_perfectly(name, data):
     task = load_task(name, data=data)
 

@@ -24,6 +24,7 @@ from workbench.models.optimization import make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import held_bytes
 from workbench.tasks.batching import epoch_batches
+from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
 from workbench.trainings import techniques as runs
 from workbench.trainings.inputs import Inputs, backbone, run_all, task_of
@@ -33,10 +34,11 @@ from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference,
 from workbench_studies.papers.pac_plus.testbed import PAPER
 from workbench_studies.papers.result import Number, Result, Row, Settings, paper_folder, printed, spread
 
-MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
+MODEL, QUICK_MODEL, QUICK_DECODER = "all-MiniLM-L6-v2", "tiny-bert", "tiny-llama-2"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
-RATES, WAYS, VARIANTS = (_COMPARED[name] for name in ("learning_rates", "ways", "variants"))
+RATES, WAYS, VARIANTS, SMOLLM2 = (_COMPARED[name] for name in ("learning_rates", "ways", "variants", "smollm2"))
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
+PAIRS = ("stsb", "mrpc")
 LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
 SST2_TRAIN = 8000
 """Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
@@ -166,12 +168,33 @@ def table6(item: Item, settings: Settings) -> Result:
 
 def parity(item: Item, settings: Settings) -> Result:
     """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
+    chosen = {name: list(VARIANTS)[: None if name == "sentiment" else 3] for name in tasks_of(settings)}
+    return against_lora(item, settings, chosen)
+
+
+def parity_smollm2(item: Item, settings: Settings) -> Result:
+    """Train Parallel Adapters and LoRA on a decoder, on pairs of sentences, with each seed."""
+    changes = {"model": QUICK_DECODER} if settings.quick else SMOLLM2 | {"samples": tuple(SMOLLM2["samples"])}
+    result = against_lora(item, settings, dict.fromkeys(PAIRS, (PAPERS_VARIANT,)), **changes)
+    frequent = frequent_score(task_of(training(settings, "mrpc", **changes), settings.data))
+    return replace(result, findings=(*result.findings, item.finding("frequent", score=frequent)))
+
+
+def frequent_score(task: Task) -> float:
+    """Return the test score of the training split's most frequent answer, always given."""
+    return runs.score_answers(task, [statistics.mode(task.train.labels)] * len(task.test.labels), task.test.labels)
+
+
+def against_lora(item: Item, settings: Settings, chosen: Mapping[str, Sequence[str]], **changes: Any) -> Result:
+    """Return the result of LoRA and variants of Parallel Adapters.
+
+    chosen: variants by task.  changes: to the comparison's settings, of all trainings.
+    """
     comparisons, checks, findings, paper = [], [], list[str](), paper_means("table6")
     rows: list[Row] = []
-    for name in tasks_of(settings):
-        variants = list(VARIANTS) if name == "sentiment" else list(VARIANTS)[:3]
-        plans = {variant: training(settings, name, **VARIANTS[variant]) for variant in variants}
-        outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora")} | plans)
+    for name, variants in chosen.items():
+        plans = {variant: training(settings, name, **VARIANTS[variant], **changes) for variant in variants}
+        outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora", **changes)} | plans)
         lora, title = outcomes_by_key["LoRA"], TITLES[name]
         task = task_of(lora[0].training, settings.data)
         for variant, outcomes in outcomes_by_key.items():

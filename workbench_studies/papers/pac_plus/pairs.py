@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, mode
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,10 @@ from workbench.trainings.common import SPLITS
 from workbench.trainings.inputs import task_of
 from workbench.trainings.techniques import score, score_answers, score_name
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.pac_plus.executed import TITLES, training
+from workbench_studies.papers.pac_plus.executed import PAIRS, TITLES, frequent_score, training
 from workbench_studies.papers.pac_plus.testbed import PAPER
 from workbench_studies.papers.result import Result, Row, Settings, shipped_result, spread
 
-PAIRS = ("stsb", "mrpc")
 COSINE = "cosine of both sentences, nothing trained"
 COMPARED = "trained head on both sentences, compared"
 TOGETHER = "trained head on the pair in one text"
@@ -78,9 +77,7 @@ def pairs(item: Item, settings: Settings) -> Result:
         splits = embed_task(task, like.model, like.max_length)
         scores = {COSINE: [cosine_score(task, splits)]}
         if task.kind == "classification":
-            scores |= {
-                FREQUENT: [score_answers(task, [mode(task.train.labels)] * len(task.test.labels), task.test.labels)]
-            }
+            scores |= {FREQUENT: [frequent_score(task)]}
         scores |= {head: [trained_score(task, splits, head, seed) for seed in settings.seeds] for head in HEADS}
         for way, values in scores.items():
             comparisons.append(item.cell((way, title), None, fmean(values)))
