@@ -33,3 +33,27 @@ def test_every_claim_holds_and_figures_are_drawn_from_json(item: Item) -> None:
     assert bool(drawn) == bool(item.figures)
     for captioned in drawn:
         assert f"({result.source})" in captioned.figure.layout.title.text and captioned.figure.data
+
+
+def claims_of(paper: str) -> dict[tuple[str, ...], float | str | None]:
+    """Return our values of the text's claims by their labels; those without one say why."""
+    cells = computed(paper, "claims").comparisons
+    assert all(cell.note for cell in cells if cell.ours is None)
+    return {cell.labels: cell.ours for cell in cells}
+
+
+def test_claims_are_those_of_the_tables() -> None:
+    factors = [cell.ours for cell in computed("galaxy_plus", "table5").comparisons if isinstance(cell.ours, float)]
+    claims = claims_of("galaxy_plus")
+    assert claims["speed-up over the state of the art", "least"] == min(factors)
+    assert claims["speed-up over the state of the art", "most"] == max(factors)
+    assert list(claims.values()).count(None) == 2
+    speedups = [cell.ours for cell in computed("p_rge", "fig4").comparisons if cell.labels[1] == "MeZO (full)"]
+    claims = claims_of("p_rge")
+    assert claims[("end-to-end speedup over MeZO (full)",)] == max(map(float, speedups))
+    assert list(claims.values()).count(None) == 2
+    hours = {cell.labels: cell.ours for cell in computed("pac_plus", "table5").comparisons}
+    claims = claims_of("pac_plus")
+    one_epoch = 60 / 3 * float(hours["lora", "standalone", "T5-Base", "MRPC"])
+    assert claims["standalone LoRA, one epoch", "T5-Base"] == pytest.approx(one_epoch)
+    assert None not in claims.values()

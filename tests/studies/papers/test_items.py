@@ -8,6 +8,7 @@ from workbench_studies.papers import OOM, Check, Comparison, Item, Result, Setti
 from workbench_studies.papers.charts import Chart
 from workbench_studies.papers.command import comparison_table, number_text, write
 from workbench_studies.papers.drawing import draw
+from workbench_studies.papers.items import PAPERS as REPRODUCED
 from workbench_studies.papers.items import canonical
 from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed
 
@@ -52,6 +53,12 @@ def test_the_papers_values_load_with_unit_and_place(paper, table):
         assert value.source
         is_words = paper != "pac_plus" or table == "motivation"
         assert is_words or isinstance(value.value, float) or value.value == OOM or value.value[0] == "["
+
+
+@pytest.mark.parametrize("paper", REPRODUCED)
+def test_every_file_of_printed_values_has_an_item(paper):
+    folders = (paper_folder(paper), data_folder() / "papers" / paper)
+    assert {path.stem for folder in folders for path in folder.glob("*.csv")} <= {item.name for item in items_of(paper)}
 
 
 def test_table_5_has_all_its_cells_and_table_6_its_own_means():

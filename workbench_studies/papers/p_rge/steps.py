@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 from workbench.methods.p_rge.analytic import FP16_BYTES, SWEEPS, Execution, pass_s, step_s
 from workbench.methods.p_rge.published import Constants, Precision, load_constants
@@ -14,7 +14,7 @@ from workbench.profiler.descriptions import describe
 from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.p_rge.counted import first_order_step_s, free_rows
 from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, MODELS, PAPER, TINY, deviations
-from workbench_studies.papers.result import Number, Result, printed
+from workbench_studies.papers.result import Cells, Number, Result, printed
 
 MEZO, PRGE, SPEEDUP = "MeZO (LoRA-FA)", "P-RGE", "speedup"
 QUERIES = 16
@@ -81,10 +81,20 @@ def jetson_s(constants: Constants, model: str, method: str, length: str, batch: 
     )
 
 
+def pairwise_gains(cells: Cells) -> list[tuple[float, float]]:
+    """Return Table 4's speedups of each batch size and of the next larger one, by model and length."""
+    rows: dict[tuple[str, str], list[float]] = {}
+    for (model, method, length, _), value in cells.items():
+        if method == SPEEDUP:
+            rows.setdefault((model, length), []).append(value)
+    return [pair for values in rows.values() for pair in pairwise(values)]
+
+
 def table4(item: Item) -> Result:
     """Compute both signs separately and in one pass on the Jetson."""
     constants, paper = load_constants(), item.printed
     comparisons = item.compare(partial(jetson_s, constants))
+    ours = {labels: jetson_s(constants, *labels) for labels in paper}
 
     def half(model: str, method: str, length: str, batch: str) -> Number:
         mezo = paper[model, MEZO, length, batch]
@@ -103,6 +113,9 @@ def table4(item: Item) -> Result:
     return item.result(
         comparisons,
         tables={"where": rows, "sensitivity": deviations(item, constants, jetson_s, half)},
+        falls=sum(after < before for before, after in pairwise_gains(ours)),
+        printed_falls=sum(after < before for before, after in pairwise_gains(paper)),
+        steps=len(pairwise_gains(paper)),
     )
 
 

@@ -117,7 +117,7 @@ def table5(item: Item) -> Result:
     return item.result(
         item.compare(lambda *labels: ours[labels]),
         tables={
-            "speedups": _speedups(ours, paper),
+            "speedups": speedups(ours, paper),
             "plans": _plans(constants),
             "readings": _readings(constants, paper),
             "sensitivity": item.sensitivity(constants, lambda changed: score(durations(changed)), score(scaled)),
@@ -138,7 +138,7 @@ def table5(item: Item) -> Result:
     )
 
 
-def _speedups(ours: Cells, paper: Cells) -> Rows:
+def speedups(ours: Cells, paper: Cells) -> Rows:
     """Return the speedups of section VI-B: from the text, from the paper's cells and from ours."""
     claims = printed(PAPER, "claims")
     large, small = ("SST-2", "QNLI"), ("MRPC", "STS-B")

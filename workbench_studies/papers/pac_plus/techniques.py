@@ -129,6 +129,11 @@ def footprint(
     }
 
 
+def cache_bytes(constants: Constants, model: str, samples: int, tokens: int) -> float:
+    """Return the bytes that an activation cache of so many samples of so many tokens holds, in float32."""
+    return samples * sum(cost.tap_bytes(1, tokens) for cost in _costs(constants, model, "parallel_adapters"))
+
+
 def table1(item: Item) -> Result:
     """Count the memory footprint of T5-Large by technique."""
     constants = load_constants()
