@@ -388,6 +388,11 @@ def table17(item: Item) -> Result:
         ordered=count - len(wrong),
         count=count,
         swapped=f": not {'; '.join(wrong)}" if wrong else "",
+        most_printed=max(
+            100 * (cells[FITTED_ON[0], task] / cells[STANDARD, task] - 1)
+            for cells in (printed(PAPER, table) for table in MODEL_IN)
+            for _, task in cells
+        ),
     )
 
 
