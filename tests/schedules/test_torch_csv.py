@@ -10,7 +10,7 @@ from schedule_plans import equal_plan, peaks, timed
 from torch_orders import of_torch, torch_csv
 
 from workbench.core.errors import ScheduleError
-from workbench.core.schedule import SEND
+from workbench.core.schedule import SEND, Op, Schedule, Value
 from workbench.schedules import backpropagation, check, gpipe_order, insert_transfers
 from workbench.schedules.torch_csv import read_torch_csv
 
@@ -22,6 +22,8 @@ MULTI = (
     of_torch.ScheduleZBVZeroBubble,
     of_torch.ScheduleDualPipeV,
 )
+OVERLAPS = (of_torch.ScheduleDualPipeV,)
+"""Schedules with two operations in a cell, which torch's simulator cannot read."""
 CASES = [(of_torch.ScheduleGPipe, p, 1, m) for p, m in ((1, 3), (2, 2), (3, 5), (4, 8))]
 CASES += [
     (kind, p, v, m)
@@ -97,6 +99,35 @@ def test_makespan_with_transfers_is_the_longest_path_where_none_queues() -> None
         assert bound - 1e-9 <= timeline.makespan_s <= bound + queued_s + 1e-9
         num_exact += queued_s < 1e-9
     assert num_exact >= 10
+
+
+@pytest.mark.parametrize(("kind", "p", "v", "m"), [case for case in CASES if case[0] not in OVERLAPS])
+def test_everything_comes_at_the_step_of_torchs_own_simulator(kind: type, p: int, v: int, m: int) -> None:
+    """In torch's simulator everything takes one step of its rank, a transfer one of both sides, in the same step or
+    the receiver's later.  Here these are operations of a second, and what follows a transfer is free.
+    """
+    rows = [re.findall(r"\d+[FBIW]\d+", line) for line in torch_csv(kind, p, v, m).splitlines()]
+    actions = {rank: [of_torch._Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+    rank_of = {action.stage_index: rank for rank, row in actions.items() for action in row}
+    both = of_torch._add_send_recv(actions, rank_of.__getitem__, len(rank_of))
+    steps = of_torch._simulate_comms_compute(both, rank_of.__getitem__, len(rank_of))
+
+    before = {}  # what a sender has done when a transfer begins
+    for row in both.values():
+        before |= {str(action): str(row[place - 1]) for place, action in enumerate(row)}
+    ops = []
+    for row in both.values():
+        of_rank = []
+        for action in map(str, row):
+            number, recv, sent = re.fullmatch(r"(\d+)(RECV_[FB])?(.+)", action).groups()
+            peer = int(number) + (1 if recv == "RECV_B" else -1)
+            reads = (Value(before[f"{peer}{recv.replace('RECV', 'SEND')}{sent}"]),) if recv else ()
+            of_rank.append(Op("F", reads=reads, writes=(Value(action),)))
+        ops.append(tuple(of_rank))
+    timeline = timed(insert_transfers(Schedule(ops=tuple(ops))), F=1.0)
+    ours = {span.op.writes[0].name: span.start_s for span in timeline.spans if span.op.kind == "F"}
+    theirs = {str(action): step for row in steps.values() for step, action in enumerate(row) if action is not None}
+    assert ours == theirs and len(ours) >= sum(map(len, rows))
 
 
 @pytest.mark.parametrize(("kind", "p", "v", "m"), [case for case in CASES if case[0] in MULTI])
