@@ -12,6 +12,8 @@ from tests.clusters import cluster_of
 from tests.profiles import grid
 from workbench.core.errors import ConfigError
 from workbench.core.profile import Bytes, LayerProfile, Profile
+from workbench.core.schedule import SEND
+from workbench.simulator import makespan_s
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.distance import (
     METHODS,
@@ -23,6 +25,7 @@ from workbench_studies.papers.compare.distance import (
     random_problem,
     zb_h1_cells,
 )
+from workbench_studies.papers.compare.distance_executed import cases, compared
 from workbench_studies.papers.compare.lower_bound import Placement, makespan_bound, placements
 from workbench_studies.papers.result import shipped_result
 
@@ -174,6 +177,31 @@ def test_the_shipped_clusters_are_those_of_the_code_and_the_picture_has_a_box_fo
     boxes = [trace for trace in drawn.figure.data if trace.type == "box"]
     assert [box.name for box in boxes] == [*METHODS, *METHODS]
     assert all(min(box.x) >= 1 - 1e-9 for box in boxes[: len(METHODS)])
+
+
+def test_executed_programs_are_the_simulated_ones_with_values_of_the_same_sizes():
+    item, result = find_item(COMPARE, "distance-executed"), shipped_result(COMPARE, "distance-executed")
+    rows = result.tables[0].records
+    of_first = {row["method"]: row["s, simulated"] for row in rows if row["cluster"] == 0}
+    programs = {name: case.program for name, case in cases(0).items()}
+    assert of_first == pytest.approx({name: makespan_s(program) for name, program in programs.items()})
+    assert of_first == pytest.approx({name: _seconds_of(0)[name] for name in programs})
+    sent = {
+        op.reads[0]: program
+        for program in programs.values()
+        for ops in program.schedule.ops
+        for op in ops
+        if op.kind == SEND
+    }
+    hidden = SAMPLES * TOKENS * 768
+    assert sent and {program.costs.spec(value).shape for value, program in sent.items()} == {(hidden,)}
+    point = {"program": "1F1B", "measured_ms": 9000.0, "simulated_ms": 6000.0, "ratio": 1.5, "late": 0.2}
+    [row] = compared(item, {0: [point]}, 1.0).tables[0].records
+    bound = shipped_result(COMPARE, "distance").tables[1].records[0]["bound, s"]
+    assert (row["over the bound, executed"], row["in pace"]) == (pytest.approx(9 / bound), "no")
+    [drawn] = find_item(COMPARE, "distance").draw(shipped_result(COMPARE, "distance"))
+    markers = [trace for trace in drawn.figure.data if trace.name == "executed"]
+    assert [list(one.x) for one in markers] == [[row["over the bound, executed"] for row in rows]] * 2
 
 
 def _seconds_of(seed: int) -> dict[str, float]:

@@ -133,17 +133,24 @@ def method_seconds(problem: TrainingProblem, choices: Sequence[Placement]) -> di
     choices: all placements.  GPipe, 1F1B and ZB-H1 have no planner, so each gets the best, simulated, of the TRIED ones
     with the lowest simple bounds.  The others have the plans of their own planners.
     """
-    tried = nsmallest(TRIED, choices, key=lambda placement: placement.simple_bound(MICRO_BATCHES))
-    single = [_plan(placement) for placement in tried]
     shared = candidates(problem, order="all")
     return {
-        "GPipe": min(_pipeline_s(problem, plan, "gpipe") for plan in single),
-        "1F1B": min(_pipeline_s(problem, plan, "1f1b") for plan in single),
-        "ZB-H1": min(_zero_bubble_s(problem, plan) for plan in single),
+        **{name: makespan_s(program) for name, program in order_programs(problem, choices).items()},
         "RingAda": _ring_s(problem),
         "Confidant": _confidant_s(problem),
-        "PAC+": min(_pipeline_s(problem, plan, "1f1b") for plan in shared),
+        "PAC+": min(makespan_s(_pipeline(problem, plan, "1f1b")) for plan in shared),
         "HetPipe": _hetpipe_s(problem),
+    }
+
+
+def order_programs(problem: TrainingProblem, choices: Sequence[Placement]) -> dict[str, Program]:
+    """Return the mini-batches of GPipe, 1F1B and ZB-H1 (see method_seconds)."""
+    tried = nsmallest(TRIED, choices, key=lambda placement: placement.simple_bound(MICRO_BATCHES))
+    plans = [_plan(placement) for placement in tried]
+    return {
+        "GPipe": min((_pipeline(problem, plan, "gpipe") for plan in plans), key=makespan_s),
+        "1F1B": min((_pipeline(problem, plan, "1f1b") for plan in plans), key=makespan_s),
+        "ZB-H1": min((_zero_bubble(problem, plan) for plan in plans), key=makespan_s),
     }
 
 
@@ -156,11 +163,11 @@ def _sizes(plan: Plan) -> tuple[int, ...]:
     return (plan.micro_batch_size,) * plan.num_micro_batches
 
 
-def _pipeline_s(problem: TrainingProblem, plan: Plan, order: str) -> float:
+def _pipeline(problem: TrainingProblem, plan: Plan, order: str) -> Program:
     sizes, cluster = _sizes(plan), problem.cluster
     schedule = backpropagation(plan, sizes, order=ORDERS[order], world_size=cluster.world_size)
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
-    return makespan_s(Program.on(cluster, insert_transfers(schedule), costs))
+    return Program.on(cluster, insert_transfers(schedule), costs)
 
 
 def zb_h1_cells(num_stages: int, stage: int, num_micro_batches: int) -> Iterator[str]:
@@ -181,7 +188,7 @@ def zb_h1_cells(num_stages: int, stage: int, num_micro_batches: int) -> Iterator
         yield f"{stage}W{m}"
 
 
-def _zero_bubble_s(problem: TrainingProblem, plan: Plan) -> float:
+def _zero_bubble(problem: TrainingProblem, plan: Plan) -> Program:
     cluster, sizes = problem.cluster, _sizes(plan)
     of_rank = {stage.ranks[0]: number for number, stage in enumerate(plan.stages)}
     rows = [
@@ -191,7 +198,7 @@ def _zero_bubble_s(problem: TrainingProblem, plan: Plan) -> float:
     costs = plan_costs(problem.profile, cluster, plan, sizes=sizes, lengths=(TOKENS,) * len(sizes))
     half = {kind: lambda rank, op: costs.seconds(rank, op._replace(kind="B")) / 2 for kind in "IW"}
     costs = replace(costs, seconds_by_kind={**costs.seconds_by_kind, **half})
-    return makespan_s(Program.on(cluster, read_torch_csv("\n".join(rows)), costs))
+    return Program.on(cluster, read_torch_csv("\n".join(rows)), costs)
 
 
 def _ring_s(problem: TrainingProblem) -> float:

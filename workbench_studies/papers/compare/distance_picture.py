@@ -9,7 +9,7 @@ from statistics import median, quantiles
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.plots.style import BLUE, DOTTED, GREEN, VERMILLION, finish
+from workbench.plots.style import BLACK, BLUE, DOTTED, GREEN, VERMILLION, finish
 from workbench_studies.papers.compare.distance import (
     METHODS,
     SAMPLES,
@@ -23,8 +23,8 @@ from workbench_studies.papers.compare.distance import (
     distance as of_cluster,
 )
 from workbench_studies.papers.compare.lower_bound import FIRST, placements
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Row, Settings
+from workbench_studies.papers.items import COMPARE, Item
+from workbench_studies.papers.result import Result, Row, Settings, shipped_result
 
 CLASSES = {"CP-SAT's": (SYNCHRONOUS, BLUE), "busiest part": (("Confidant",), GREEN), "all busy": (SHARED, VERMILLION)}
 """What a method is measured by: who is, and the colour."""
@@ -106,8 +106,9 @@ def _tenths(values: Sequence[float]) -> tuple[float, float]:
 
 
 def draw_distance(result: Result) -> go.Figure:
-    """Return two panels of boxes, a row for each method."""
+    """Return two panels of boxes, a row for each method, with the executed mini-batches if their result ships."""
     rows = result.tables[1].records
+    executed = shipped_result(COMPARE, "distance-executed")
     titles = ["over the bound of its own", "over the optimal synchronous pipeline's"]
     drawn = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
     least = dict(zip(CLASSES, ("bound, s", "pace, s", "all busy, s"), strict=True))
@@ -129,6 +130,17 @@ def draw_distance(result: Result) -> go.Figure:
                     row=1,
                     col=column,
                 )
+        in_pace = [] if executed is None else [row for row in executed.tables[0].records if row["in pace"] == "yes"]
+        markers = go.Scatter(
+            x=[row["over the bound, executed"] for row in in_pace],
+            y=[row["method"] for row in in_pace],
+            mode="markers",
+            marker={"color": BLACK, "symbol": "circle-open", "size": 7},
+            name="executed",
+            hovertext=[f"cluster {row['cluster']:g}, executed: {row['s, executed']:.2f} s" for row in in_pace],
+            showlegend=False,
+        )
+        drawn.add_trace(markers, row=1, col=column)
         drawn.add_vline(x=1, line=DOTTED, row=1, col=column)
     drawn.update_xaxes(
         type="log", title="times", tickvals=[0.5, 1, 1.5, 2, 3, 5, 10, 20, 50], range=[-0.2, 1.9], minor={"ticks": ""}
@@ -138,7 +150,7 @@ def draw_distance(result: Result) -> go.Figure:
     return finish(
         drawn,
         title="How far are methods from optimal?",
-        label="simulated",
+        label="simulated; open markers executed" if executed else "simulated",
         subtitle=f"Seconds of a mini-batch over lower bounds, {len(rows)} random clusters of four devices, BERT-Base, "
         f"{TOKENS} tokens. Blue: CP-SAT's bound of all synchronous pipelines. Green: the busiest device or link. "
         "Orange: all devices always busy.",
