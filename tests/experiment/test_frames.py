@@ -59,7 +59,7 @@ def test_at_most_twelve_frames_on_either_side(
     for frames in commands:
         assert len(frames) + 1 <= MOST_FRAMES, " ".join(frames)  # with the call of `write`
     operations = {path.name: path.read_text().split("\n")[1:] for path in folder.iterdir()}
-    assert {f"0 {kind}", f"1 {kind}"} & operations.keys()
+    assert operations.get(f"0 {kind}") or operations.get(f"1 {kind}")
     for name, frames in operations.items():
         # A thread of its own has a stack of its own.
         assert len(frames) <= MOST_FRAMES, f"{name}: {' '.join(frames)}"

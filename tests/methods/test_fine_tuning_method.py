@@ -159,8 +159,8 @@ def test_every_pair_simulates(data: Path, technique: str, paradigm: str) -> None
 
 
 def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
-    """Full fine-tuning holds weights, gradients and two moments: 16 bytes for each parameter, where LoRA's backbone
-    takes 4."""
+    """Full fine-tuning holds weights, gradients and two moments, and a copy of weights and moments that is written to
+    the disk: 28 bytes for each parameter, where LoRA's backbone takes 4."""
     options = {"paradigm": "standalone", "activations": "memory"}
     jobs = {name: job_for(data, technique=name, **options) for name in ("full", "lora")}
     need = {}
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_named_with_device_and_bytes(data: Path) -> None:
         (need[name],) = plan_needs(profile, plan, sequence_length=max(lengths)).values()
     parameters = sum(parameter.numel() for parameter in load_stack("tiny-bert").parameters())
     full = need["full"]
-    assert full.weights_bytes + full.gradient_bytes + full.optimizer_bytes >= 16 * parameters
+    assert full.weights_bytes + full.gradient_bytes + full.optimizer_bytes >= 28 * parameters
     assert need["lora"].weights_bytes + need["lora"].gradient_bytes + need["lora"].optimizer_bytes < 6 * parameters
     assert full.total_bytes > need["lora"].total_bytes
     between = two_devices(need["lora"].total_bytes)
