@@ -301,3 +301,15 @@ def test_steps_are_kept_short(coordinate: Coordinate) -> None:
     assert last.samples == sum(setting.batch_size for setting in in_force)
     assert story.jobs[-1].job.change == last
     assert all(settings[-1] != setting for setting in settings[:-1])
+
+
+def test_a_resumed_run_notes_each_earlier_change_also_back_to_the_first_setting(coordinate: Coordinate) -> None:
+    slow = "; ".join(f"slow:device-{rank}:3@step4-20" for rank in range(4))
+    reference, again = (
+        coordinate(shared(1, 1, 1, 1), slow, adapt=True, steps=120, resume=resume) for resume in (False, True)
+    )
+    changes = reference.history.changes
+    assert len(changes) > 2 and changes[-1].setting == changes[0].setting
+    assert again.history.changes == changes and again.history.resumed == 120
+    notes = notes_of(again.history, prepared_job(), resume=True)
+    assert notes[1:] == [f"From step {change.step + 1} on {policy.words(change.setting)}." for change in changes[1:]]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -144,11 +145,10 @@ def notes_of(history: History, prepared: PreparedJob, *, resume: bool) -> list[s
 
 
 def changed_notes(changes: Sequence[Change]) -> list[str]:
-    """Return the notes of changes of the first setting."""
-    former, *later = changes
+    """Return the notes of the changes after the first setting."""
     return [
         f"From step {change.step + 1} on {words(change.setting)}."
-        for change in later
+        for former, change in pairwise(changes)
         if change.setting != former.setting
     ]
 
