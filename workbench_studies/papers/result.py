@@ -104,7 +104,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim of the paper that our numbers could contradict, whether it holds, and our result."""
+    """A claim of the paper (without a paper: an expectation) that our numbers could contradict, whether it holds, and our
+    result.
+    """
 
     claim: str
     holds: bool

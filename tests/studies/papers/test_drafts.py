@@ -21,6 +21,9 @@ def test_a_round_ships_as_it_is_simulated_and_pays_from_break_even_on() -> None:
         assert one.break_even is not None
         taken_s = [tokens_of_pass(share) * one.token_s for share in (one.break_even - 0.01, one.break_even)]
         assert taken_s[0] < NUM_GUESSES * one.guess_s + one.check_s <= taken_s[1]
+    for name in DRAFTS:  # None: no share of right guesses is enough
+        least = [rows[name, latency_ms][3] or 1.01 for latency_ms in LATENCIES_MS]
+        assert least == sorted(least, reverse=True), "what is said of the latency"
     assert tokens_of_pass(0.0) == 1 and tokens_of_pass(1.0) == NUM_GUESSES + 1
 
 

@@ -68,7 +68,6 @@ def drafts(item: Item) -> Result:
     least, most = min(map(min, falls)), max(map(max, falls))
     return item.result(
         tables={"rounds": rows},
-        holds={"latency": all(list(fall) == sorted(fall, reverse=True) for fall in falls)},
         least=100 * least,
         most=100 * most,
     )
