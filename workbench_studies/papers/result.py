@@ -104,8 +104,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A claim of the paper (without a paper: an expectation) that our numbers could contradict, whether it holds, and our
-    result.
+    """A claim of the paper, or without a paper an expectation, that our numbers could contradict, whether it holds, and
+    our result.
     """
 
     claim: str
