@@ -41,6 +41,13 @@ def test_sizes_and_times() -> None:
     assert list(by_depth) == list(range(1, 13)) and by_depth[12] == pytest.approx(
         24
     )  # all are trained: one mini-batch after the other
+    assert list(by_depth.values()) == sorted(by_depth.values())  # fewer trained layers never take longer
+    of_schemes = [
+        average(CONSTANTS, scheme, CONSTANTS.micro_batches) for scheme in ("RingAda", "PipeAdapter", "Single")
+    ]
+    assert of_schemes == sorted(of_schemes)
+    assert average(CONSTANTS, "PipeAdapter", 1) == pytest.approx(average(CONSTANTS, "Single", 1))
+    assert not computed("ringada", "table1").checks  # so the order is a finding
     times = seconds_after(CONSTANTS, "RingAda")
     assert len(times) == 800 and times[39] == pytest.approx(
         40 * CONSTANTS.layer_s * layer_times(CONSTANTS, "RingAda", 4)[0][1]
