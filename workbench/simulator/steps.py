@@ -32,10 +32,11 @@ def simulated_step(
 
     The steps are PAC+'s, or those of a technique inside the backbone.  gpipe: whether all forward passes come first.
     """
-    return simulate(_step_program(problem, plan, gpipe=gpipe), title=title, memory=False)
+    return simulate(step_program(problem, plan, gpipe=gpipe), title=title, memory=False)
 
 
-def _step_program(problem: Problem[Profile], plan: Plan, *, gpipe: bool = False) -> Program:
+def step_program(problem: Problem[Profile], plan: Plan, *, gpipe: bool = False) -> Program:
+    """Return the program of one mini-batch (see simulated_step)."""
     sizes = (plan.micro_batch_size,) * plan.num_micro_batches
     order, world_size = gpipe_order if gpipe else one_f_one_b_order, problem.cluster.world_size
     if problem.profile.method in THROUGH_BACKBONE:
@@ -50,7 +51,7 @@ def _step_program(problem: Problem[Profile], plan: Plan, *, gpipe: bool = False)
 
 def step_s(problem: Problem[Profile], plan: Plan) -> float:
     """Return the price of a plan: the simulated seconds of one mini-batch."""
-    return makespan_s(_step_program(problem, plan))
+    return makespan_s(step_program(problem, plan))
 
 
 def sample_s(problem: Problem[Profile], plan: Plan) -> float:

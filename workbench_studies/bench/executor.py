@@ -19,6 +19,7 @@ from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.costs import MESSAGE_S, Spec, TableCosts
 from workbench.core.medium import Medium
+from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan, Share, Stage
 from workbench.core.program import Program, chained
 from workbench.core.schedule import NONE, Op, Schedule, Value
@@ -106,6 +107,25 @@ class Case:
     program: Program
     num_steps: int = 1
     cluster: Cluster
+
+
+def case_of(program: Program, cluster: Cluster) -> Case:
+    """Return a program with a tensor for each value that is sent or summed; values that stay on a device are empty."""
+    costs = program.costs
+    assert isinstance(costs, TableCosts)
+    sent = {
+        value.name
+        for ops in program.schedule.ops
+        for op in ops
+        if op.is_communication
+        for value in (*op.reads, *op.writes)
+    }
+
+    def numbers(value: Value) -> Spec:
+        return Spec((program.costs.spec(value).nbytes // FP32_BYTES,))
+
+    without = replace(costs, bytes_by_name=dict.fromkeys(sent, numbers))
+    return Case(program=Program.on(cluster, program.schedule, without), cluster=cluster)
 
 
 def costs_on(

@@ -7,6 +7,7 @@ import pytest
 from workbench_studies.papers import COMPARE, find_item
 from workbench_studies.papers.compare.boards import NEVER_DRAINED
 from workbench_studies.papers.compare.waiting import COUNTS, idle_share, times_of, ways
+from workbench_studies.papers.compare.waiting_executed import MODEL, compared
 from workbench_studies.papers.result import shipped_result
 
 
@@ -33,5 +34,28 @@ def test_simulated_ways_follow_the_closed_form_and_ship_as_they_are_simulated():
 
 def test_the_picture_has_the_closed_form_and_two_traces_for_each_number_of_boards():
     [drawn] = find_item(COMPARE, "waiting").draw(shipped_result(COMPARE, "waiting"))
-    assert len(drawn.figure.data) == 1 + 2 * len(COUNTS)
+    executed = [trace for trace in drawn.figure.data if "executed" in (trace.name or "")]
+    assert len(drawn.figure.data) == 1 + 2 * len(COUNTS) + len(executed)
     assert "0.42" in drawn.figure.data[0].name
+    rows = shipped_result(COMPARE, "waiting-executed").tables[0].records
+    assert sum(len(trace.x) for trace in executed) == sum(row["in pace"] == "yes" for row in rows) > 0
+
+
+def test_executed_points_are_the_fastest_ways_with_the_joules_of_their_seconds():
+    result = shipped_result(COMPARE, "waiting-executed")
+    shares = {(row["boards"], row["Mbit/s"]): row for row in result.tables[0].records}
+    fastest = {(row["boards"], row["Mbit/s"]): row for row in shipped_result(COMPARE, "waiting").tables[0].records}
+    for place, row in shares.items():
+        assert row["share waiting, simulated"] == pytest.approx(fastest[place]["share of joules used waiting"])
+    seconds = shares[4.0, 100.0]["s, simulated"]
+    point = {
+        "program": "stages",
+        "measured_ms": 2e3 * seconds,
+        "simulated_ms": 1e3 * seconds,
+        "ratio": 2.0,
+        "late": 0.0,
+    }
+    [row] = compared(find_item(COMPARE, "waiting-executed"), {(4, 100): point}, MODEL, 1.0).tables[0].records
+    assert row["J, executed"] - row["J, simulated"] == pytest.approx(
+        4 * 2.7 * seconds
+    )  # four boards wait as long again

@@ -19,6 +19,7 @@ from workbench.core.inference import InferencePlan
 from workbench.core.names import FP32_BYTES
 from workbench.core.plan import Plan
 from workbench.core.profile import Profile
+from workbench.core.program import Program
 from workbench.core.step_parts import Term
 from workbench.core.timeline import Timeline
 from workbench.methods.galaxy_plus.costs import analytic_inference
@@ -31,7 +32,7 @@ from workbench.planners.fixed import data_parallel
 from workbench.profiler.analytic import NumberFormat, Technique, TechniqueSizes, analytic_profile
 from workbench.profiler.descriptions import describe
 from workbench.simulator import simulate
-from workbench.simulator.steps import mini_batches, simulated_step
+from workbench.simulator.steps import mini_batches, step_program
 from workbench_studies.papers.result import Progress
 
 Task = Literal["train", "prefill", "decode"]
@@ -64,11 +65,15 @@ LESS = FP32_BYTES / INT8.matrix_bytes
 
 
 class Way(NamedTuple):
-    """A way to do a task: its name, and its seconds and timeline on any links.  seconds: on the given ones."""
+    """A way to do a task: its name, and its seconds and timeline on any links.
+
+    seconds: on the given ones.  program: that of a mini-batch on any links; None: the way is several, or no training.
+    """
 
     name: str
     replay: Callable[[Cluster], tuple[float, Timeline]]
     seconds: float = math.inf
+    program: Callable[[Cluster], Program] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +159,8 @@ def trainings(model: str, cluster: Cluster) -> Iterator[Way]:
         for micro_batches in (1,) if count == 1 else (1, 4, 16):
             problem = Problem(costs, cluster, sequence_length=TOKENS, batch_size=BATCH, micro_batches=micro_batches)
             for name, plan in _training_plans(problem):
-                yield Way(f"{technique}, {name}", partial(_step, problem, plan))
+                program = partial(_program, problem, plan)
+                yield Way(f"{technique}, {name}", partial(_step, program), program=program)
                 if (
                     technique == "lora"
                     and len(plan.stages) > 1
@@ -178,8 +184,12 @@ def _training_plans(problem: TrainingProblem) -> Iterator[tuple[str, Plan]]:
             continue
 
 
-def _step(problem: TrainingProblem, plan: Plan, cluster: Cluster) -> tuple[float, Timeline]:
-    timeline = simulated_step(replace(problem, cluster=cluster), plan)
+def _program(problem: TrainingProblem, plan: Plan, cluster: Cluster) -> Program:
+    return step_program(replace(problem, cluster=cluster), plan)
+
+
+def _step(program: Callable[[Cluster], Program], cluster: Cluster) -> tuple[float, Timeline]:
+    timeline = simulate(program(cluster), memory=False)
     return timeline.makespan_s, timeline
 
 

@@ -4,17 +4,12 @@ and over the same bounds.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workbench.core.costs import Costs, Spec, TableCosts
-from workbench.core.names import FP32_BYTES
-from workbench.core.program import Program
-from workbench.core.schedule import Value
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.runtime.pacing import asked_dilation
-from workbench_studies.bench.executor import SENT_VALUES, Case, measure
+from workbench_studies.bench.executor import Case, case_of, measure
 from workbench_studies.papers.compare.distance import SAMPLES, TOKENS, order_programs, random_cluster, random_problem
 from workbench_studies.papers.compare.lower_bound import placements
 from workbench_studies.papers.items import COMPARE, Item
@@ -29,20 +24,7 @@ def cases(seed: int) -> dict[str, Case]:
     """Return the mini-batch of each order on a random cluster."""
     problem, cluster = random_problem(seed), random_cluster(seed).emulated(HOST_SHARE)
     choices = list(placements(problem.profile, problem.cluster, samples=SAMPLES, tokens=TOKENS))
-    return {
-        name: Case(program=Program.on(cluster, program.schedule, _sent(program.costs)), cluster=cluster)
-        for name, program in order_programs(problem, choices).items()
-    }
-
-
-def _sent(costs: Costs) -> TableCosts:
-    """Return the costs with a tensor for each value that is sent; those that stay on a device are empty here."""
-    assert isinstance(costs, TableCosts)
-
-    def numbers(value: Value) -> Spec:
-        return Spec((costs.spec(value).nbytes // FP32_BYTES,))
-
-    return replace(costs, bytes_by_name=dict.fromkeys(SENT_VALUES, numbers))
+    return {name: case_of(program, cluster) for name, program in order_programs(problem, choices).items()}
 
 
 def distance_executed(item: Item, settings: Settings) -> Result:

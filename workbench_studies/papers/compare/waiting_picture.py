@@ -21,8 +21,8 @@ from workbench_studies.papers.compare.waiting import (
     ways,
 )
 from workbench_studies.papers.drawing import words
-from workbench_studies.papers.items import Item
-from workbench_studies.papers.result import Result, Settings
+from workbench_studies.papers.items import COMPARE, Item
+from workbench_studies.papers.result import Result, Settings, shipped_result
 
 SHOWN_MODEL = "BERT-Base"
 SLOW = 100
@@ -88,7 +88,9 @@ def _rivals(all_ways: Sequence[Waiting], way: Waiting) -> list[Waiting]:
 
 
 def draw_waiting(result: Result) -> go.Figure:
-    """Return the joules by efficiency, and the share of waiting by link."""
+    """Return the joules by efficiency, and the share of waiting by link, with executed points if their result ships."""
+    executed = shipped_result(COMPARE, "waiting-executed")
+    in_pace = [] if executed is None else [row for row in executed.tables[0].records if row["in pace"] == "yes"]
     all_ways = [Waiting(*row) for row in result.tables[1].rows]  # type: ignore[arg-type]
     idle, best = idle_share(), _fastest(all_ways)
     model = SHOWN_MODEL if any(way.model == SHOWN_MODEL for way in all_ways) else all_ways[0].model
@@ -122,6 +124,18 @@ def draw_waiting(result: Result) -> go.Figure:
             hovertext=[f"{words(way.way)}, {way.mbit_per_s:g} Mbit/s" for way in of_count],
         )
         drawn.add_trace(waited, row=1, col=2)
+        if executed_rows := [row for row in in_pace if row["boards"] == count]:
+            markers = go.Scatter(
+                x=[row["Mbit/s"] for row in executed_rows],
+                y=[row["share waiting, executed"] for row in executed_rows],
+                mode="markers",
+                marker={"color": COLOURS[count], "symbol": f"{symbol}-open", "size": 12},
+                legendgroup=str(count),
+                showlegend=False,
+                name=f"{count} boards, executed",
+                hovertext=[f"{words(row['way'])}, {row['Mbit/s']:g} Mbit/s, executed" for row in executed_rows],
+            )
+            drawn.add_trace(markers, row=1, col=2)
     drawn.update_xaxes(title="efficiency: speedup / boards", tickformat=".0%", autorange="reversed", col=1)
     drawn.update_xaxes(type="log", title="Mbit/s", tickvals=MBIT_PER_S, col=2)
     drawn.update_yaxes(title="times", rangemode="tozero", col=1)
@@ -130,7 +144,7 @@ def draw_waiting(result: Result) -> go.Figure:
     return finish(
         drawn,
         title="What does waiting cost?",
-        label="simulated, joules modelled",
+        label="simulated; open markers executed; joules modelled" if executed else "simulated, joules modelled",
         subtitle=f"A mini-batch on Raspberry Pi 4B, which idle at {idle:.0%} of their busy power. Left: every way, "
         "and the closed form. Right: the fastest way.",
         height=470,
