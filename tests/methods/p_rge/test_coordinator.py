@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from methods.conftest import four_devices
-from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, with_options
+from methods.p_rge.worlds import Q, chain, prepared_job, profile_for, shared, theta, with_options
 from workbench.core.errors import ConfigError, DeviceLostError
 from workbench.core.report import Recovery
 from workbench.core.schedule import STEP
 from workbench.methods.base import Planned, ignore
-from workbench.methods.p_rge import policy
-from workbench.methods.p_rge.method import PRGE
+from workbench.methods.p_rge import method, policy
+from workbench.methods.p_rge.method import PRGE, TrainedByLog
 from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
 from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult
 from workbench.methods.p_rge.seeds import query_seed
-from workbench.methods.p_rge.worker import record_of
+from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
+from workbench.methods.p_rge.zeroth_order.loading import load_trained
 from workbench.runtime.commands import Probe, StepDone, Train
 from workbench.runtime.virtual_devices import VirtualDevices
 from workbench.runtime.virtual_work import VirtualWork
@@ -313,3 +317,22 @@ def test_a_resumed_run_notes_each_earlier_change_also_back_to_the_first_setting(
     assert again.history.changes == changes and again.history.resumed == 120
     notes = notes_of(again.history, prepared_job(), resume=True)
     assert notes[1:] == [f"From step {change.step + 1} on {policy.words(change.setting)}." for change in changes[1:]]
+
+
+def test_the_values_after_the_best_epoch_are_scored_and_saved(
+    coordinate: Coordinate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those after the last epoch, nor after another one that is equally good."""
+    story, prepared = coordinate(shared(2, 2), ""), with_options(prepared_job(), steps=16)
+    trained = TrainedByLog(prepared, load_model(prepared), story.policy.last.job)
+    qualities = [0.2, 0.9, 0.9, 0.1]
+    values = iter([*qualities, 0.9])
+    monkeypatch.setattr(method, "evaluate", lambda *_: SimpleNamespace(value=next(values)))
+    thetas = []
+    for epoch in (*range(len(qualities)), 1):
+        trained.score(epoch, (), lambda *_: None)
+        thetas.append(theta(trained.model))
+    assert all(not torch.equal(one, other) for one, other in pairwise(thetas[:4]))
+    assert torch.equal(thetas[4], thetas[1])
+    saved, _ = load_trained(trained.save(tmp_path / "adapter", 1))
+    assert torch.equal(theta(saved), thetas[1])
