@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from workbench.core.errors import ConfigError
 from workbench.core.names import Kind
-from workbench.tasks.wording import PROMPTS, STEP, WORDINGS, Prompt, Wording
+from workbench.tasks.wording import MOBIZO_PROMPTS, PROMPTS, STEP, WORDINGS, Prompt, Wording
 
 SPLIT_NAMES = ("train", "validation", "test")
 IGNORED = -100
@@ -295,6 +295,11 @@ def prompt_split(prompts: Sequence[PromptSample], prompt: Prompt) -> Split:
         sample_ids=tuple(sample.sample_id for sample in prompts),
         prompts=tuple(prompts),
     )
+
+
+def with_mobizo_prompt(task: Task) -> Task:
+    """Return the task with MobiZO's prompt; unchanged if that is P-RGE's."""
+    return replace(task, prompt=MOBIZO_PROMPTS.get(task.name, task.prompt))
 
 
 def with_label_words(task: Task, words: Sequence[str]) -> Task:

@@ -96,5 +96,7 @@ class Prompt:
 
 WORDINGS = task_table("wordings", Wording)
 PROMPTS = task_table("prompts", Prompt)
+MOBIZO_PROMPTS = task_table("mobizo_prompts", Prompt)
+"""Those of MobiZO, the later form of P-RGE (arXiv:2409.15520v3), that differ."""
 PAPER_SAMPLES: Mapping[str, Any] = {"train_samples": 1000, "validation_samples": 500, "test_samples": 1000}
 """Number of samples per split in the paper (appendix D.2, after MeZO)."""

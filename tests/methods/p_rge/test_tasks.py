@@ -79,6 +79,16 @@ def test_a_loss_among_the_label_words_trains_on_devices_as_in_one_process(
         prepared_job("tiny-llama-2", task="copa", data=str(tmp_path / "data"), loss="label_words")
 
 
+def test_mobizos_prompts_are_what_a_run_trains_on_and_its_result_answers_by(tmp_path: Path) -> None:
+    write_official(tmp_path, "wsc")
+    ours, theirs = (
+        prepared_job("tiny-llama-2", task="wsc", data=str(tmp_path), prompts=prompts) for prompts in ("p_rge", "mobizo")
+    )
+    assert theirs.task.template.text.endswith("Yes or No?") and theirs.task.template.words == (" No", " Yes")
+    assert ours.identity()["prompts"] != theirs.identity()["prompts"]
+    assert len(ours.train) == len(theirs.train)
+
+
 def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(tmp_path: Path) -> None:
     """An answer is generated behind a prompt: it needs room that training does not."""
     write_official(tmp_path, "squad")

@@ -20,7 +20,8 @@ from workbench.core.errors import ConfigError, MissingDataError
 from workbench.tasks import TASKS, benchmarks, load_task, published
 from workbench.tasks.benchmarks import SHARES_OF_ONE
 from workbench.tasks.prompts import PAPER_SAMPLES, PROMPTS
-from workbench.tasks.task import PromptSample, Task, with_label_words
+from workbench.tasks.task import PromptSample, Task, with_label_words, with_mobizo_prompt
+from workbench.tasks.wording import MOBIZO_PROMPTS
 
 # Table 8, filled in for the first sample of each official file: prompt, and what is to follow it.
 PRINTED = {
@@ -53,6 +54,22 @@ PRINTED = {
     "copa": ("The sun rose 0 times because", " the grass grew."),
     "winogrande": ("The cup 0 did not fit in the box as the", " cup was too small."),
     "squad": (f"Title: Title_0\nContext: {passage(0)}\nQuestion: What is hot 0?\nAnswer:", " tea\n"),
+}
+
+
+# As MobiZO's code verbalizes the same samples.
+MOBIZO = {
+    "rte": 'It rained 0 days.\nDoes this mean that "It was wet." is true? Yes or No? Yes',
+    "mrpc": f"{PRINTED['mrpc'][0]} No",
+    "qqp": f"{PRINTED['qqp'][0]} No",
+    "qnli": "Does this sentence answer the question? Yes or No?\nQuestion: Who 0?\nSentence: He.\n No",
+    "wnli": f"{PRINTED['wnli'][0]} No",
+    "boolq": f"{passage(0)} Is tea hot? No",
+    "wsc": "Ann called Eve 0 times, but She was out.\nIn the previous sentence, does the pronoun "
+    '"she" refer to? Eve? Yes or No? No',
+    "wic": 'Does the word "bank" have the same meaning in these two sentences? Yes, No?\n'
+    "He sat on bank 0.\nThe bank lent it.\n No",
+    "multirc": f'{passage(0)}\nQuestion: What is tea?\nI found this answer "Hot". Is that correct? Yes or No? Yes',
 }
 
 
@@ -197,6 +214,22 @@ def test_the_class_of_a_prompt_alone_is_a_task_like_any_other(tmp_path: Path) ->
     write_official(tmp_path, "boolq")
     boolq = load_task("boolq", data=tmp_path)
     assert set(boolq.test.texts) == {"Is tea hot?"} and sorted(boolq.test.pairs)[0] == passage(0)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_mobizos_prompts_are_those_of_its_code(tmp_path: Path, name: str) -> None:
+    write_official(tmp_path, name)
+    printed = load_prompts(name, data=tmp_path)
+    task = with_mobizo_prompt(printed)
+    if name not in MOBIZO:
+        assert task == printed
+        return
+    [first] = [
+        sample for split in (printed.train, printed.validation) for sample in split.prompts
+        if printed.template.fill(sample.fields) == PRINTED[name][0]
+    ]  # fmt: skip
+    assert task.template.fill(first.fields) + task.template.words[first.label] == MOBIZO[name]
+    assert set(MOBIZO_PROMPTS) == set(MOBIZO)
 
 
 def test_other_label_words(tmp_path: Path) -> None:

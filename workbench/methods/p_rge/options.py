@@ -40,6 +40,7 @@ class PRGEOptions:
     momentum: beta, the share of LOZO-M's former steps in the next one.
     steps: number of steps of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' chooses the fastest that fits, by the profile.
+    prompts: the paper's (Table 8), or those of the public code of MobiZO, its later form; own data have one prompt.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
     as in MeZO.
@@ -70,6 +71,7 @@ class PRGEOptions:
     momentum: Annotated[Momentum, only(estimator="low_rank_momentum")] = 0.9
     steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
+    prompts: Literal["p_rge", "mobizo"] = "p_rge"
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"

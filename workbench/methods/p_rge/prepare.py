@@ -30,7 +30,7 @@ from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
 from workbench.tasks.prompts import EncodedPrompts, require_room
 from workbench.tasks.prompts.encoding import PromptEncoder
-from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words
+from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words, with_mobizo_prompt
 from workbench.tasks.tokenize import padded_length
 
 
@@ -209,6 +209,8 @@ def prepare(job: Job) -> PreparedJob:
     require_width(METHOD, "rank", options.rank, job.model, facts.hidden_size)
     counts = {name: getattr(job, name) for name in ("train_samples", "validation_samples", "test_samples")}
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
+    if options.prompts == "mobizo":
+        task = with_mobizo_prompt(task)
     if options.words:
         task = with_label_words(task, options.words.split("/"))
     encoder, train = _encoded(task.template, job.model, job.max_length, task.train.prompts)
