@@ -69,6 +69,21 @@ def rank_job(model: str, technique: str, plan: str, folder: Path) -> FineTuningR
     )
 
 
+def test_a_device_is_sent_what_its_stage_reads_alone(tmp_path: Path) -> None:
+    """Tokens in the first stage, labels in the last; of the rest the lengths."""
+    job = rank_job("tiny-bert", "lora", "[2, 2, 2] on [2-1-1]", tmp_path)
+    split = job.split
+    seen = [job.on_rank(rank).split for rank in range(4)]
+    assert {split.lengths} == {one.lengths for one in seen} and any(split.labels)
+    assert [one.ids == split.ids for one in seen] == [True, True, False, False]
+    assert [one.labels == split.labels for one in seen] == [False, False, False, True]
+    assert {token for one in seen[2:] for sample in one.ids for token in sample} == {split.pad_id}
+    assert not any(label for one in seen[:3] for label in one.labels)
+    alone = replace(job, plan=plan_of(PLANS["[6] on [4]"], micro_batches=2))
+    both = replace(job, split=replace(split, start_id=0))  # a decoder reads labels
+    assert alone.on_rank(3).split == split and both.on_rank(2).split == both.split
+
+
 @pytest.mark.parametrize(
     ("model", "technique", "plan"),
     [
@@ -99,7 +114,7 @@ def test_devices_train_as_one_process(
         replace(device, framework="jax" if rank in jax else "torch") for rank, device in enumerate(job.cluster.devices)
     )
     job = replace(job, cluster=replace(job.cluster, devices=tuple(devices)))
-    losses = losses_of(engines.run(train_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job.on_rank(rank) for rank in range(4)]))
     assert set(losses) == set(expected)
     for step, loss in expected.items():
         # AdamW divides by gradients' own size, which carries float noise of tiny gradients into later steps.

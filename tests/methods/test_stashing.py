@@ -294,7 +294,7 @@ def test_devices_stash_as_one_process_and_go_on_after_a_window(engines: EngineCl
     on."""
     job = asynchronous_job("tiny-bert", "serial", EVEN, tmp_path, 3)
     expected, weights = with_delays(job)
-    losses = losses_of(engines.run(train_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job.on_rank(rank) for rank in range(4)]))
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     stopped = replace(job, folder=tmp_path / "stopped")
     begin(stopped)
@@ -311,7 +311,7 @@ def test_devices_never_drain(engines: EngineCluster, tmp_path: Path) -> None:
     """Executed in windows of four mini-batches, each of which begins the next one's."""
     job = asynchronous_job("tiny-bert", "serial", EVEN, tmp_path, 0, 4)
     expected, weights = with_delays(job)
-    losses = losses_of(engines.run(train_rank, [job] * 4))
+    losses = losses_of(engines.run(train_rank, [job.on_rank(rank) for rank in range(4)]))
     assert [loss for _, loss in sorted(losses.items())] == pytest.approx(of_windows(expected, job), rel=1e-5)
     same_weights(job.trained(EPOCHS - 1), weights)
 

@@ -6,7 +6,7 @@ a token's class is the token that follows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -75,6 +75,21 @@ class TokenizedSplit:
             tuple(row for row, window in enumerate(self.windows) if window.sample in wanted_samples)
             if self.windows
             else tuple(samples)
+        )
+
+    def seen(self, *, tokens: Container[int], labels: Container[int]) -> TokenizedSplit:
+        """Return the split as a device gets it that may know some rows' tokens and some rows' labels: it has the other
+        rows' lengths alone.
+        """
+
+        def hidden(row: int) -> tuple[int | bytes, ...]:
+            return tuple(bytes(len(token)) if isinstance(token, bytes) else self.pad_id for token in self.ids[row])
+
+        return replace(
+            self,
+            ids=tuple(ids if row in tokens else hidden(row) for row, ids in enumerate(self.ids)),
+            labels=tuple(label if row in labels else type(label)() for row, label in enumerate(self.labels)),
+            windows=tuple(window if row in labels else window.hidden() for row, window in enumerate(self.windows)),
         )
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from workbench.core.cluster import Device
 from workbench.core.plan import Stage
@@ -53,6 +53,17 @@ class FineTuningRankJob(RankJob):
     drain_every: int = 0
     versions: VersionRule = "stashing"
     divisions: dict[int, Division] = field(default_factory=dict)
+
+    def on_rank(self, rank: int) -> Self:
+        """Return the job with what the device's stage reads: tokens in the first one, labels in the last (see RankJob).
+
+        An encoder-decoder's stages read both.
+        """
+        if self.split.start_id is not None:
+            return self
+        index, every = self.plan.stage_of(rank), range(len(self.split))
+        tokens, labels = (every if index == end else () for end in (0, len(self.plan.stages) - 1))
+        return replace(self, split=self.split.seen(tokens=tokens, labels=labels))
 
     @property
     def is_asynchronous(self) -> bool:

@@ -32,7 +32,6 @@ from workbench.models.configuration import ModelFacts
 from workbench.models.techniques import TechniqueConfig
 from workbench.schedules.costs import Crossing
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.tokenize import TokenizedSplit
 
 USUALLY_IN_FLIGHT = 4
 """Default number of mini-batches in flight, for a plan without a value."""
@@ -85,7 +84,8 @@ class RingRankJob(RankJob):
 
     def on_rank(self, rank: int) -> Self:
         """Return the job without other devices' tokens and labels (see RankJob)."""
-        return replace(self, split=seen_by(self.split, self.owned[self.cluster.devices[rank].name]))
+        own = set(self.owned[self.cluster.devices[rank].name])
+        return replace(self, split=self.split.seen(tokens=own, labels=own))
 
     @property
     def missing(self) -> str:
@@ -349,19 +349,6 @@ def initiator_order(cluster: Cluster, plan: Plan) -> tuple[int, ...]:
         order.append(best)
         left.remove(best)
     return tuple(order)
-
-
-def seen_by(split: TokenizedSplit, owned: Sequence[int]) -> TokenizedSplit:
-    """Return a split as a device sees it: other devices' samples have only their lengths, no token and no label."""
-    mine = set(owned)
-
-    def hidden(sample: int) -> tuple[int | bytes, ...]:
-        return tuple(bytes(len(token)) if isinstance(token, bytes) else split.pad_id for token in split.ids[sample])
-
-    ids = tuple(split.ids[sample] if sample in mine else hidden(sample) for sample in range(len(split)))
-    labels = tuple(label if sample in mine else type(label)() for sample, label in enumerate(split.labels))
-    windows = tuple(window if row in mine else window.hidden() for row, window in enumerate(split.windows))
-    return replace(split, ids=ids, labels=labels, windows=windows)
 
 
 @once
