@@ -38,8 +38,8 @@ WIDE = {"description_width": "9em"}
 
 # ipykernel 7.4 hands a widget's messages to the thread that made the widget. There they wait until the running cell has
 # ended. JupyterLab asks for a thread of their own, and gets it so.
-if "ipykernel" in sys.modules:  # this process is a notebook's kernel
-    sys.modules["ipykernel.comm.comm"].BaseComm._reply_subshell_for = None
+if (comms := sys.modules.get("ipykernel.comm.comm")) is not None:  # this process is a notebook's kernel
+    comms.BaseComm._reply_subshell_for = None
 
 
 class _Page(anywidget.AnyWidget):
