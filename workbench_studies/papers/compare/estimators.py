@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +22,7 @@ from workbench import experiment
 from workbench.core.catalogue import load_device
 from workbench.core.cluster import Cluster
 from workbench.core.job import Job
+from workbench.core.serial import text_digest, to_json
 from workbench.core.summary import energy_j
 from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.estimator_table import ESTIMATORS
@@ -38,14 +39,14 @@ from workbench.plots.style import CYCLE, GREY, SYMBOLS, finish
 from workbench.runtime.memory import measured_in_child
 from workbench.tasks import load_task
 from workbench.tasks.prompts import EncodedPrompts, PromptBatch, evaluate, training_batch
-from workbench.tasks.task import Task
+from workbench.tasks.task import Split, Task
 from workbench_studies.bench.frame import peak_bytes
 from workbench_studies.papers.drawing import pareto
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Settings, spread
 
 MODEL, QUICK_MODEL, TASK, BOARD = "SmolLM2-135M", "tiny-llama-2", "sentiment", "rpi-5"
-MAX_LENGTH, SAMPLES, QUERIES = 64, (1000, 200, 1), 4
+MAX_LENGTH, SAMPLES, QUERIES = 64, (1000, 200, 200), 4
 BACKWARD = 2
 """A backward pass counts as so many forward passes."""
 MEMORY_STEPS = 3
@@ -72,34 +73,55 @@ class Way:
 
 WAYS = {
     "P-RGE, two points": Way(estimator="two_point", learning_rate=8e-3),
-    "FZOO, one-sided": Way(estimator="one_sided", learning_rate=8e-3),
+    "FZOO, one-sided": Way(estimator="one_sided", learning_rate=2.4e-2),
     "LOZO, low-rank": Way(estimator="low_rank", learning_rate=8e-3),
     "LOZO-M, with momentum": Way(estimator="low_rank_momentum", learning_rate=8e-3),
     "forward gradient, jvp": Way(estimator="jvp", learning_rate=8e-3),
     "LoRA + recomputation": Way(learning_rate=5e-4, batch_size=4, steps=25),
 }
+"""Each with the middle one of the learning rates that it tries."""
+APART = 3.0
+"""The other two are so many times smaller and larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The result of a training.  scores: (step, accuracy in %).  seconds: processor time of all steps."""
+    """The result of a training.  scores: (step, accuracy on the test sentences in %).  validation_score: the accuracy
+    at the end on other sentences, by which a learning rate is chosen.  seconds: processor time of all steps.
+    """
 
     way: Way
     seed: int
     scores: tuple[tuple[int, float], ...]
+    validation_score: float
     seconds: float
 
 
 def estimators(item: Item, settings: Settings) -> Result:
-    """Train every way with every seed, measure its memory, and model its energy."""
+    """Choose every way's learning rate with the first seed, train it with every seed, measure its memory, and model its
+    energy.
+    """
     torch.set_num_threads(1)
-    ways = {name: replace(way, model=QUICK_MODEL, steps=4) for name, way in WAYS.items()} if settings.quick else WAYS
-    trainings_of: dict[str, list[Training]] = {name: [] for name in ways}
-    for seed in settings.seeds:
-        for name, way in ways.items():
-            file = f"estimators/{way.estimator or 'lora'}-{way.steps}-{seed}.json"
-            trainings_of[name].append(settings.remember(file, Training, partial(trained, way, seed)))
-            settings.progress(f"{name}, seed {seed}: {trainings_of[name][-1].scores[-1][1]:.1f} %")
+    middle = {name: replace(way, model=QUICK_MODEL, steps=4) for name, way in WAYS.items()} if settings.quick else WAYS
+
+    def training(way: Way, seed: int) -> Training:
+        file = f"estimators/{way.estimator or 'lora'}-{seed}-{text_digest(to_json(way))}.json"
+        result = settings.remember(file, Training, partial(trained, way, seed))
+        settings.progress(
+            f"{way.estimator or 'LoRA'} at {way.learning_rate:g}, seed {seed}: {result.scores[-1][1]:.1f} %, "
+            f"validation {result.validation_score:.1f} %"
+        )
+        return result
+
+    tries = {
+        name: [
+            training(replace(way, learning_rate=way.learning_rate * factor), settings.seeds[0])
+            for factor in (1 / APART, 1.0, APART)
+        ]
+        for name, way in middle.items()
+    }
+    ways = {name: max(tried, key=attrgetter("validation_score")).way for name, tried in tries.items()}
+    trainings_of = {name: [training(way, seed) for seed in settings.seeds] for name, way in ways.items()}
     peaks = {name: measured_in_child(peak_of, name, way.model) / 1e6 for name, way in ways.items()}
     joules = {name: step_j(way) for name, way in ways.items()}
     rows = [row for name in ways for row in _rows(name, trainings_of[name], joules[name], peaks[name])]
@@ -113,8 +135,13 @@ def estimators(item: Item, settings: Settings) -> Result:
         for each in trainings
     ]
     lasts = {name: [each.scores[-1][1] for each in trainings] for name, trainings in trainings_of.items()}
+    rates = [
+        (name, each.way.learning_rate, each.validation_score, "yes" if each.way == ways[name] else "no")
+        for name, tried in tries.items()
+        for each in tried
+    ]
     return item.result(
-        tables={"points": rows, "seeds": seeds},
+        tables={"points": rows, "seeds": seeds, "rates": rates},
         best=best,
         best_score=ends[best][-1],
         deviation=spread(lasts[best]) or 0.0,
@@ -167,13 +194,13 @@ def loaded(way: Way, seed: int) -> tuple[CausalModel, Prge | FirstOrder]:
 
 
 def trained(way: Way, seed: int) -> Training:
-    """Train, and score the sentences held out at half the steps and at the end."""
+    """Train, and score the test sentences at half the steps and at the end, the validation sentences at the end."""
     task, train = _data(way.model)
     model, estimator = loaded(way, seed)
     encoder = model_encoder(task.template, way.model, MAX_LENGTH)
 
-    def score() -> float:
-        return 100 * evaluate(model.logits_at, task.validation.prompts, encoder).value
+    def score(split: Split) -> float:
+        return 100 * evaluate(model.logits_at, split.prompts, encoder).value
 
     scores: list[tuple[int, float]] = []
     seconds = 0.0
@@ -182,8 +209,8 @@ def trained(way: Way, seed: int) -> Training:
         estimator.step(batch, step)
         seconds += time.process_time() - begin
         if step + 1 in (way.steps // 2, way.steps):
-            scores.append((step + 1, score()))
-    return Training(way=way, seed=seed, scores=tuple(scores), seconds=seconds)
+            scores.append((step + 1, score(task.test)))
+    return Training(way=way, seed=seed, scores=tuple(scores), validation_score=score(task.validation), seconds=seconds)
 
 
 def step_j(way: Way) -> float:
