@@ -129,14 +129,14 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
         for table in (*([comparison_table(result)] if result.comparisons else []), *result.tables)
     )
     section = Markup(
-        "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>Section {0.paper_section} of the paper. <a "
-        "href='{0.item}.json'>JSON</a></p>\n"
+        "<h2 id='{0.item}'>{0.title} ({0.source})</h2>\n<p>{place}<a href='{0.item}.json'>JSON</a></p>\n"
         "<ul class='checks'>{checks}</ul>\n<ul>{findings}</ul>\n{frames}\n"
         "<details><summary>How our numbers came about, and why they differ</summary>{explained}"
         "</details>\n{tables}"
     )
+    place = f"Section {result.paper_section} of the paper. " if result.paper_section else ""
     return section.format(
-        result, checks=checks, findings=findings, frames=frames(drawn), explained=explained, tables=tables
+        result, place=place, checks=checks, findings=findings, frames=frames(drawn), explained=explained, tables=tables
     )
 
 

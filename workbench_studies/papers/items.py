@@ -305,7 +305,7 @@ def items_of(paper: str) -> tuple[Item, ...]:
     check_choice("paper", paper, names)
     path = paper_folder(paper) / "items.toml"
     written = read_toml(path, "the paper's items")
-    shared = {"paper": paper} | written.pop("paper")
+    shared = {"paper": paper} | written.pop("paper", {})
     written.pop("absent", None)
     items = []
     for name, item_text in written.items():
