@@ -212,7 +212,7 @@ def _training_rows(report: Report) -> list[tuple[str, str]]:
             rows.append((label, f"{times}, {name} (medians)"))
             label = ""
     trained, weights = report.bytes.get(TRAINED_WEIGHTS), report.bytes.get(ALL_WEIGHTS)
-    if trained and weights:  # a method may count the trained weights of a run, and say none before
+    if trained and weights:  # a run may count its trained weights where the number of all is not known
         number = trained // 4
         count = f"{three_figures(number / 1e6)} million" if number >= 1e6 else f"{number:,}"
         share = trained / weights

@@ -78,8 +78,8 @@ class TokenizedSplit:
         )
 
     def seen(self, *, tokens: Container[int], labels: Container[int]) -> TokenizedSplit:
-        """Return the split as a device gets it that may know some rows' tokens and some rows' labels: it has the other
-        rows' lengths alone.
+        """Return the split for a device that may know the tokens of some rows and the labels of some.  Of other rows'
+        tokens it has the number alone.
         """
 
         def hidden(row: int) -> tuple[int | bytes, ...]:

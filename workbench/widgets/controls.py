@@ -36,8 +36,8 @@ REOPENED = Markup("""
 """Replaces a panel where there are no widgets: without a kernel, and in a viewer of notebooks."""
 WIDE = {"description_width": "9em"}
 
-# ipykernel 7.4 hands a widget's messages to the thread that made the widget. There they wait until the running cell has
-# ended. JupyterLab asks for a thread of their own, and gets it so.
+# ipykernel 7.4 hands a widget's messages to the thread that made the widget, where they wait until the running cell has
+# ended.  JupyterLab asks for another thread.  Without this method the kernel does what JupyterLab asks.
 if (comms := sys.modules.get("ipykernel.comm.comm")) is not None:  # this process is a notebook's kernel
     comms.BaseComm._reply_subshell_for = None
 
