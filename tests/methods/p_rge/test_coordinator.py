@@ -22,7 +22,7 @@ from workbench.methods.base import Planned, ignore
 from workbench.methods.p_rge import method, policy
 from workbench.methods.p_rge.method import PRGE, TrainedByLog
 from workbench.methods.p_rge.policy import History, QueryPolicy, notes_of
-from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult
+from workbench.methods.p_rge.rank_job import PRGERankJob, QueryResult, change_at
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.worker import load_model, record_of
 from workbench.methods.p_rge.zeroth_order import StepLog
@@ -219,6 +219,20 @@ def test_the_step_of_a_death(coordinate: Coordinate, after_loss: str) -> None:
     assert len(outcome) == 16 and outcome[3][2] == pytest.approx(fmean(losses))
 
 
+def test_a_second_loss_costs_its_own_queries_alone(coordinate: Coordinate) -> None:
+    """Each step of a death is made from the queries of those that live; the steps between have all queries again."""
+    story = coordinate(shared(1, 1, 1, 1), "kill:device-1@step3; kill:device-2@step9")
+    first, second, third = story.jobs
+    assert first.members == (0, 1, 2, 3) and 2 in second.members and not {1, 2} & {*third.members}
+    share = next(share for share in second.job.plan.stages[0].shares if second.members[share.rank] == 2)
+    assert [number for number, queries in enumerate(story.queries) if queries < Q] == [3, 9]
+    assert (story.queries[3], story.queries[9]) == (Q - 1, Q - share.queries)
+    assert third.job.first_step == 10 and third.job.records == tuple(story.history.records[:10])
+    losses = [f"device-{rank} is lost, in step {step}." for rank, step in ((1, 4), (2, 10))]
+    assert [note for note in story.policy.notes if " is lost, " in note] == losses
+    assert len(reported(story)) == 16
+
+
 def test_a_step_without_the_loss_in_the_middle_is_repeated(coordinate: Coordinate) -> None:
     """One-sided losses are compared with the one of theta; the device that has it may be lost."""
     settings = {"estimator": "one_sided", "after_loss": "drop"}
@@ -317,6 +331,29 @@ def test_a_resumed_run_notes_each_earlier_change_also_back_to_the_first_setting(
     assert again.history.changes == changes and again.history.resumed == 120
     notes = notes_of(again.history, prepared_job(), resume=True)
     assert notes[1:] == [f"From step {change.step + 1} on {policy.words(change.setting)}." for change in changes[1:]]
+
+
+def test_a_resumed_runs_former_steps_are_predicted_for_the_devices_it_began_with(coordinate: Coordinate) -> None:
+    """Not for those that are left at its end; a step of another setting has no prediction."""
+    slow = "; ".join(f"slow:device-{rank}:3@step4-8" for rank in range(4))
+    log = coordinate(shared(1, 1, 1, 1), slow, adapt=True).history.path
+    resumed = 12
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[: 1 + resumed]))
+    again = coordinate(shared(1, 1, 1, 1), "kill:device-1@step14", adapt=True, resume=True)
+    prepared, cluster = with_options(prepared_job(), steps=16), four_devices()
+    planned = Planned(prepared, profile_for(prepared, cluster, ROW_S), cluster, shared(2, 2))
+    steps = again.policy.measured_steps(PRGE().predict(planned))
+    first, last = again.policy.generations[0], again.policy.last
+    assert len(last.members) < len(first.members) == 4 and again.history.resumed
+    expected = [
+        first.timetable.seconds(number)
+        if change_at(again.history.changes, number).setting == first.job.change.setting
+        else None
+        for number in range(again.history.resumed)
+    ]
+    assert None in expected and any(expected)
+    assert [step.predicted_s for step in steps[: len(expected)]] == expected
+    assert steps[-1].predicted_s == last.timetable.seconds(15) != first.timetable.seconds(15)
 
 
 def test_the_values_after_the_best_epoch_are_scored_and_saved(

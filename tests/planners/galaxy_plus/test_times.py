@@ -19,6 +19,7 @@ from workbench.methods.galaxy_plus.planners import (
 from workbench.methods.galaxy_plus.planners.equation9 import Equation9, cut_of
 from workbench.methods.galaxy_plus.planners.terms import hop_lines, ring_s
 from workbench.methods.galaxy_plus.prices import SequencePrice
+from workbench.methods.galaxy_plus.profiles import as_profile, inference_of
 from workbench.planners import Problem
 from workbench_studies.papers.galaxy_plus.printed_times import price_plan
 
@@ -60,6 +61,20 @@ def test_equations_5_to_7_and_10_by_hand():
         2 * (mha + tensor + con + 2 * ring) + mha + sequence + con + ring
     )  # Eq. 6 + Eq. 7
     assert result.ends_s == pytest.approx(2 * 0.4)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (1,)])
+def test_the_profile_of_some_devices_has_their_costs_in_their_order(ranks):
+    profile = as_profile(by_hand())
+    slower = {1: 3.0}
+    part = profile.part(ranks, slower)
+    for place, rank in enumerate(ranks):
+        factor = slower.get(rank, 1.0)
+        ours, whole = (inference_of(one).costs[at][0] for one, at in ((part, place), (profile, rank)))
+        assert ours.pieces["QKV"].token_unit_s == pytest.approx(factor * whole.pieces["QKV"].token_unit_s)
+        part_s, whole_s = (one.layers[at][0].times["F"].seconds for one, at in ((part, place), (profile, rank)))
+        assert part_s[0] == pytest.approx([factor * second for second in whole_s[0]])
+    assert len(inference_of(part).costs) == len(part.layers) == len(ranks)
 
 
 def test_nothing_takes_no_time():

@@ -249,15 +249,17 @@ class QueryPolicy(SettingPolicy):
         """Return the steps that are done, with their losses (see StepPolicy).
 
         The log has every step, also those of an earlier call, and the one in which a device was lost; their seconds are
-        the log's.
+        the log's.  A step of an earlier call is predicted for the devices with which this call began, and not at all if
+        it had another setting than theirs.
         """
         history, predicted = self.history, []
+        first = self.generations[0] if self.generations else self.last
         for number, record in enumerate(prediction.steps):
-            expected_s = self.expected(replace(record, predicted_s=None)).predicted_s
-            samples = change_at(history.changes, number).setting.batch_size
-            predicted.append(
-                replace(record, samples=samples, predicted_s=record.predicted_s if expected_s is None else expected_s)
-            )
+            setting = change_at(history.changes, number).setting
+            step = self.expected(replace(record, samples=setting.batch_size, predicted_s=None))
+            if number < history.resumed and setting == first.job.change.setting:
+                step = replace(step, predicted_s=first.timetable.seconds(number))
+            predicted.append(step)
         measured = {(step.epoch, step.step): step for step in measured_steps(self.results, predicted)}
         return tuple(
             replace(measured.get((step.epoch, step.step), replace(step, measured_s=record.seconds)), loss=record.loss)
