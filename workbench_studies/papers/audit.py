@@ -77,7 +77,7 @@ def table(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
             for cell in _cells(item, result):
                 off = "" if cell.deviation is None else f"{cell.deviation:.1f}"
                 values = [
-                    ", ".join(cell.labels),
+                    _label(cell),
                     number_text(cell.paper),
                     number_text(cell.ours),
                     cell.unit,
@@ -86,6 +86,10 @@ def table(results: dict[str, list[tuple[Item, Result | None]]]) -> str:
                 ]
                 writer.writerow([paper, item.name, *values, cell.note])
     return text.getvalue()
+
+
+def _label(cell: Comparison) -> str:
+    return ", ".join(filter(None, cell.labels))
 
 
 def _cells(item: Item, result: Result | None) -> list[Comparison]:
@@ -172,9 +176,10 @@ def _off(result: Result) -> Iterator[str]:
         cells = [cell for cell in known if cell.deviation_in == unit]
         if cells:
             worst = max(cells, key=lambda cell: abs(cell.deviation or 0.0))
+            middle = f"median deviation {median(_deviations(cells)):.1f} {words}, the largest "
+            start = "One cell compared: " if len(cells) == 1 else f"{len(cells)} cells compared: {middle}"
             yield (
-                f"{len(cells)} cells compared: median deviation {median(_deviations(cells)):.1f} {words}, the largest "
-                f"{worst.deviation:+.1f} {words} ({_plain(', '.join(worst.labels))}: paper {number_text(worst.paper)}, "
+                f"{start}{worst.deviation:+.1f} {words} ({_plain(_label(worst))}: paper {number_text(worst.paper)}, "
                 f"ours {number_text(worst.ours)} {_plain(worst.unit)})."
             )
     words_said = [cell.agrees for cell in result.comparisons if cell.agrees is not None]

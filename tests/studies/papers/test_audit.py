@@ -56,3 +56,9 @@ def test_an_item_without_a_result_lists_its_claims_and_values_as_open():
     assert "No result ships" in written and "- Table 5: unclear" in written
     rows = list(csv.DictReader(table({"confidant": [(item, None)]}).splitlines()))
     assert rows and all(row["paper's"] and not row["ours"] and not row["how"] for row in rows)
+
+
+def test_a_single_cell_has_no_median():
+    counts = re.findall(r"^(\w+) cells? compared: (\S+)", AUDIT, re.MULTILINE)
+    assert {word == "median" for number, word in counts if number != "One"} == {True}
+    assert "One" in dict(counts) and "1" not in dict(counts)

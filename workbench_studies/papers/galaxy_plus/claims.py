@@ -8,34 +8,37 @@ from workbench_studies.papers.galaxy_plus.counted import A100, MEMORY, PI, cell
 from workbench_studies.papers.galaxy_plus.scaling import weak
 from workbench_studies.papers.galaxy_plus.speedups import SPEED_UP, cells
 from workbench_studies.papers.galaxy_plus.systems import EDGESHARD, GALAXY, MEGATRON, OURS, SEQUENCE
-from workbench_studies.papers.galaxy_plus.testbed import ENVIRONMENTS, load_constants
+from workbench_studies.papers.galaxy_plus.testbed import ENVIRONMENTS, TABLE_V, load_constants
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Cells, Result
 
 
 def claims(item: Item) -> Result:
-    """Compare the claims with the computed tables; of those that are a choice or a time of the paper's there are no
-    values of ours.
+    """Compare the claims with the computed tables.  A choice of the paper and a planner's time have no value of ours.
+
+    The abstract's 1.2 to 4.24 times leave out Galaxy, the paper's earlier form, over which Table V has 1.0 to 1.41.
     """
     constants = load_constants()
     factors = cells(constants)
     ours: Cells = {
         ("scaling efficiency of 4 devices", "about"): 100 * weak(constants, "OPT-L", OURS, (4,))[4] / 4,
     }
-    names: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {f"speed-up over {GALAXY}": ((GALAXY,), ENVIRONMENTS)}
-    names["speed-up over the state of the art"] = (tuple(SPEED_UP), ENVIRONMENTS)
-    for (system, title), environment in product(
-        ((MEGATRON, MEGATRON), (SEQUENCE, SEQUENCE), (EDGESHARD, "EdgeShard")), ENVIRONMENTS
-    ):
-        names[f"speed-up over {title} in {environment}"] = ((system,), (environment,))
-    for name, (systems, environments) in names.items():
-        quantities = {SPEED_UP[system] for system in systems}
+    compared = {
+        "the state of the art": ((MEGATRON, SEQUENCE, EDGESHARD), ENVIRONMENTS),
+        f"{MEGATRON} in Env. A": ((MEGATRON,), ("Env. A",)),
+        f"{SEQUENCE} in Env. A": ((SEQUENCE,), ("Env. A",)),
+        "EdgeShard in Env. A": ((EDGESHARD,), ("Env. A",)),
+        f"{MEGATRON} and {SEQUENCE} in Env. B": ((MEGATRON, SEQUENCE), ("Env. B",)),
+        "EdgeShard in Env. B": ((EDGESHARD,), ("Env. B",)),
+        GALAXY: ((GALAXY,), ENVIRONMENTS),
+    }
+    for name, (systems, environments) in compared.items():
         values = [
             value
-            for (_, environment, quantity), value in factors.items()
-            if environment in environments and quantity in quantities and isinstance(value, float)
+            for system, model, environment in product(systems, TABLE_V, environments)
+            if isinstance(value := factors[model, environment, SPEED_UP[system]], float)
         ]
-        ours[name, "least"], ours[name, "most"] = min(values), max(values)
+        ours[f"speed-up over {name}", "least"], ours[f"speed-up over {name}", "most"] = min(values), max(values)
     for name, model in (
         ("slow-down of an RPi 4B (M) against an A100, DistilBert", "DistilBert"),
         ("latency of Bert-L on an RPi 4B against an A100", "Bert-L"),

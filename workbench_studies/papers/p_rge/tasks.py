@@ -366,12 +366,11 @@ def more_memory(cells: Cells) -> dict[tuple[str, int], float]:
 
     cells: of Table 17 or 18.
     """
-    tasks = dict.fromkeys(task for _, task in cells)
-    return {
-        (task, queries): 100 * (cells[f"P-RGE (q={queries}), both", task] / cells[f"P-RGE (q={queries}), outer", task] - 1)
-        for task in tasks
-        for queries in (4, 16)
-    }
+    more = {}
+    for task, queries in product(dict.fromkeys(task for _, task in cells), (4, 16)):
+        both, outer = (cells[f"P-RGE (q={queries}), {loops}", task] for loops in ("both", "outer"))
+        more[task, queries] = 100 * (both / outer - 1)
+    return more
 
 
 def table17(item: Item) -> Result:

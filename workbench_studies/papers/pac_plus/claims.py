@@ -13,8 +13,8 @@ from workbench_studies.papers.pac_plus.testbed import FLOPS_PER_CORE_AND_CYCLE, 
 from workbench_studies.papers.result import Cells, Result, printed
 
 CACHED_SAMPLES, CACHED_TOKENS = 500, 30
-THREE = 3
-"""Table V's epochs of MRPC."""
+CACHE = ("activation cache of 500 samples of 30 tokens, below", "T5-Base")
+"""The label of a limit, which is judged; a value below it is not off by what is left."""
 FP16_RATE = 2
 """Operations in fp16 for each in fp32: section II-B's peak is fp16's."""
 
@@ -23,15 +23,12 @@ def claims(item: Item) -> Result:
     """Compare the claims with the simulated tables."""
     constants = load_constants()
     hours = durations(constants)
+    epochs = next(epochs for name, _, epochs in constants.datasets if name == "MRPC")
     cores, mhz = next((cores, mhz) for name, cores, mhz in constants.cores_and_mhz if name == "jetson-nano-h")
     ours: Cells = {
         ("redistribution of the whole, three epochs on MRPC", "BART-Large"): redistribution_percent(
             phases(constants)["BART-Large"]
         ),
-        ("activation cache of 500 samples of 30 tokens, below", "T5-Base"): cache_bytes(
-            constants, "T5-Base", CACHED_SAMPLES, CACHED_TOKENS
-        )
-        / 1e9,
         ("Nano peak", ""): FP16_RATE * FLOPS_PER_CORE_AND_CYCLE * cores * mhz * 1e6 / 1e12,
         ("largest end-to-end speedup", ""): ratios(runs(constants))["1", HETPIPE, "most"],
         ("largest memory saving", ""): percentages(costs(constants))[
@@ -39,7 +36,12 @@ def claims(item: Item) -> Result:
         ],
     }
     for title, technique in (("LoRA", "lora"), ("Adapters", "adapters")):
-        three_epochs = hours[technique, "standalone", "T5-Base", "MRPC"]
-        ours[f"standalone {title}, one epoch", "T5-Base"] = 60 * three_epochs / THREE
+        whole = hours[technique, "standalone", "T5-Base", "MRPC"]
+        ours[f"standalone {title}, one epoch", "T5-Base"] = 60 * whole / epochs
     ours |= {(name, ""): value for name, _, _, value in speedups(hours, printed(PAPER, "table5"))}
-    return item.result(item.compare(lambda *labels: ours[labels]))
+    cache_gb, limit_gb = cache_bytes(constants, "T5-Base", CACHED_SAMPLES, CACHED_TOKENS) / 1e9, item.printed[CACHE]
+    return item.result(
+        [one for one in item.compare(lambda *labels: ours.get(labels)) if one.labels != CACHE],
+        holds={"cache": cache_gb < limit_gb},
+        cache_gb=cache_gb,
+    )
