@@ -46,6 +46,7 @@ def test_executed_points_are_the_fastest_ways_with_the_joules_of_their_seconds()
     shares = {(row["boards"], row["Mbit/s"]): row for row in result.tables[0].records}
     fastest = {(row["boards"], row["Mbit/s"]): row for row in shipped_result(COMPARE, "waiting").tables[0].records}
     for place, row in shares.items():
+        assert row["way"] == fastest[place]["way"]
         assert row["share waiting, simulated"] == pytest.approx(fastest[place]["share of joules used waiting"])
     seconds = shares[4.0, 100.0]["s, simulated"]
     point = {

@@ -72,7 +72,6 @@ def compared(item: Item, points: dict[int, list[dict[str, Any]]], dilation: floa
     ratios = [point["ratio"] for of_cluster in points.values() for point in of_cluster]
     return item.result(
         tables={"executed": rows},
-        off=100 * max(abs(ratio - 1) for ratio in ratios),
         least=min(ratios),
         most=max(ratios),
         in_pace=sum(row[-1] == "yes" for row in rows),

@@ -1,4 +1,4 @@
-"""Some points of waiting.py, executed on emulated boards with kernel links: joules by executed seconds."""
+"""Some points of waiting.py, executed on emulated boards with kernel links: joules modelled from executed seconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from workbench.simulator import simulate
 from workbench_studies.bench.executor import Case, case_of, measure
 from workbench_studies.papers.compare.boards import Way, boards, trainings
 from workbench_studies.papers.compare.waiting import BOARD
+from workbench_studies.papers.drawing import words
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Row, Settings
 
@@ -81,7 +82,9 @@ def compared(item: Item, points: dict[tuple[int, int], dict[str, Any]], model: s
         (executed_j, executed), (simulated_j, simulated) = shares(executed_s), shares(simulated_s)
         in_pace = "yes" if point["late"] <= BUSY_OVERRUN_SHARE else "no"
         seconds, joules = (executed_s, simulated_s), (executed_j, simulated_j)
-        rows.append((float(count), float(rate), point["program"], *seconds, *joules, executed, simulated, in_pace))
+        rows.append(
+            (float(count), float(rate), words(point["program"]), *seconds, *joules, executed, simulated, in_pace)
+        )
     return item.result(
         tables={"executed": rows},
         model=model,
