@@ -55,7 +55,6 @@ def waiting(item: Item, settings: Settings) -> Result:
             "ways": all_ways,
         },
         holds={
-            "one": min(way.times for way in all_ways) >= 1,
             "frugal": frugal == len(best),
             "drained": median(drained) < 1,
         },
