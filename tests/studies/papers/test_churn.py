@@ -79,6 +79,7 @@ def test_what_ships_is_simulated_again_and_drawn() -> None:
     rows = {(row["way"], row["mean stay, s"]): row for row in result.tables[0].records}
     assert set(rows) == {(way, stay_s) for way in WAYS for stay_s in STAYS_S}
     assert [row[0] for row in result.tables[1].rows] == list(WAYS)
+    assert all(row["goodput"] <= row["if changes cost nothing"] for row in rows.values())
     way, stay_s = "LoRA, pipeline", STAYS_S[0]
     end_s = length_s(stay_s)
     rates = [run(way, COUNT, BOARD, exponential(stay_s), end_s, seed).rate for seed in range(DRAWS)]
