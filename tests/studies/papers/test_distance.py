@@ -200,7 +200,7 @@ def test_executed_programs_are_the_simulated_ones_with_values_of_the_same_sizes(
     bound = shipped_result(COMPARE, "distance").tables[1].records[0]["bound, s"]
     assert (row["over the bound, executed"], row["in pace"]) == (pytest.approx(9 / bound), "no")
     [drawn] = find_item(COMPARE, "distance").draw(shipped_result(COMPARE, "distance"))
-    markers = [trace for trace in drawn.figure.data if trace.name == "executed"]
+    markers = [trace for trace in drawn.figure.data if trace.name == "emulated"]
     assert [list(one.x) for one in markers] == [[row["over the bound, executed"] for row in rows]] * 2
 
 

@@ -34,7 +34,7 @@ def test_simulated_ways_follow_the_closed_form_and_ship_as_they_are_simulated():
 
 def test_the_picture_has_the_closed_form_and_two_traces_for_each_number_of_boards():
     [drawn] = find_item(COMPARE, "waiting").draw(shipped_result(COMPARE, "waiting"))
-    executed = [trace for trace in drawn.figure.data if "executed" in (trace.name or "")]
+    executed = [trace for trace in drawn.figure.data if "emulated" in (trace.name or "")]
     assert len(drawn.figure.data) == 1 + 2 * len(COUNTS) + len(executed)
     assert "0.42" in drawn.figure.data[0].name
     rows = shipped_result(COMPARE, "waiting-executed").tables[0].records

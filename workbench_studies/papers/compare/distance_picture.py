@@ -106,7 +106,7 @@ def _tenths(values: Sequence[float]) -> tuple[float, float]:
 
 
 def draw_distance(result: Result) -> go.Figure:
-    """Return two panels of boxes, a row for each method, with the executed mini-batches if their result ships."""
+    """Return two panels of boxes, a row for each method, with the emulated mini-batches if their result ships."""
     rows = result.tables[1].records
     executed = shipped_result(COMPARE, "distance-executed")
     titles = ["over the bound of its own", "over the optimal synchronous pipeline's"]
@@ -136,8 +136,8 @@ def draw_distance(result: Result) -> go.Figure:
             y=[row["method"] for row in in_pace],
             mode="markers",
             marker={"color": BLACK, "symbol": "circle-open", "size": 7},
-            name="executed",
-            hovertext=[f"cluster {row['cluster']:g}, executed: {row['s, executed']:.2f} s" for row in in_pace],
+            name="emulated",
+            hovertext=[f"cluster {row['cluster']:g}, emulated: {row['s, executed']:.2f} s" for row in in_pace],
             showlegend=False,
         )
         drawn.add_trace(markers, row=1, col=column)
@@ -150,7 +150,7 @@ def draw_distance(result: Result) -> go.Figure:
     return finish(
         drawn,
         title="How far are methods from optimal?",
-        label="simulated; open markers executed" if executed else "simulated",
+        label="simulated; open markers emulated" if executed else "simulated",
         subtitle=f"Seconds of a mini-batch over lower bounds, {len(rows)} random clusters of four devices, BERT-Base, "
         f"{TOKENS} tokens. Blue: CP-SAT's bound of all synchronous pipelines. Green: the busiest device or link. "
         "Orange: all devices always busy.",

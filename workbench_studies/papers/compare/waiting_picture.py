@@ -87,7 +87,7 @@ def _rivals(all_ways: Sequence[Waiting], way: Waiting) -> list[Waiting]:
 
 
 def draw_waiting(result: Result) -> go.Figure:
-    """Return the joules by efficiency, and the share of waiting by link, with executed points if their result ships."""
+    """Return the joules by efficiency, and the share of waiting by link, with emulated points if their result ships."""
     executed = shipped_result(COMPARE, "waiting-executed")
     in_pace = [] if executed is None else [row for row in executed.tables[0].records if row["in pace"] == "yes"]
     all_ways = [Waiting(*row) for row in result.tables[1].rows]  # type: ignore[arg-type]
@@ -131,8 +131,8 @@ def draw_waiting(result: Result) -> go.Figure:
                 marker={"color": COLOURS[count], "symbol": f"{symbol}-open", "size": 12},
                 legendgroup=str(count),
                 showlegend=False,
-                name=f"{count} boards, executed",
-                hovertext=[f"{words(row['way'])}, {row['Mbit/s']:g} Mbit/s, executed" for row in executed_rows],
+                name=f"{count} boards, emulated",
+                hovertext=[f"{words(row['way'])}, {row['Mbit/s']:g} Mbit/s, emulated" for row in executed_rows],
             )
             drawn.add_trace(markers, row=1, col=2)
     drawn.update_xaxes(title="efficiency: speedup / boards", tickformat=".0%", autorange="reversed", col=1)
@@ -143,7 +143,7 @@ def draw_waiting(result: Result) -> go.Figure:
     return finish(
         drawn,
         title="What does waiting cost?",
-        label="simulated; open markers executed; joules modelled" if executed else "simulated, joules modelled",
+        label="simulated; open markers emulated; joules modelled" if executed else "simulated, joules modelled",
         subtitle=f"A mini-batch on Raspberry Pi 4B, which idle at {idle:.0%} of their busy power. Left: every way, "
         "and the closed form. Right: the fastest way.",
         height=470,
