@@ -31,7 +31,7 @@ JOBS: dict[str, Job] = {
 }
 BOARDS = ("rpi-5", "rpi-4b-l", "orange-pi-5", "jetson-nano-h", "jetson-tx2-h")
 MEMORY_MB, MBIT_PER_S, LATENCY_MS = (400, 800, 1600, 3200), (100, 300, 1000), (0.1, 1.0, 3.0)
-"""The values of which a board's memory, the rate of its link and its latency to the switch are drawn."""
+"""The values from which a board's memory, the rate of its link and its latency to the switch are drawn."""
 NUM_DEVICES, ROUNDS = 64, 3
 
 

@@ -67,7 +67,8 @@ LESS = FP32_BYTES / INT8.matrix_bytes
 class Way(NamedTuple):
     """A way to do a task: its name, and its seconds and timeline on any links.
 
-    seconds: on the given ones.  program: that of a mini-batch on any links; None: the way is several, or no training.
+    seconds: on the given links.  program: that of a mini-batch on any links; None if the way takes several programs or
+    does not train.
     """
 
     name: str

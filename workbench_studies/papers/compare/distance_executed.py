@@ -16,7 +16,7 @@ from workbench_studies.papers.items import COMPARE, Item
 from workbench_studies.papers.result import Result, Row, Settings, shipped_result
 
 CLUSTERS, HOST_SHARE = 4, 0.25
-"""The first random clusters, and the share of a core of each emulated device: operations take their time and compute
+"""Number of clusters, and the share of a core that each emulated device has: operations take their time and compute
 nothing."""
 
 
