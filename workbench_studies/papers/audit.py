@@ -39,7 +39,7 @@ this page and [every cell as a table](audit.csv) from `workbench_studies/papers`
 {version}. To cite the audit, cite the workbench (`CITATION.cff`) with this page's name and that version.
 
 Deviations are of cells to which no constant of ours was fitted, in per cent of the paper's value, or in points where
-that is a percentage itself.
+that is a percentage itself. A value of a table that the text repeats counts again, under the claims of the text.
 """
 
 

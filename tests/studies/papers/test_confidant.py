@@ -264,6 +264,8 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
     for row in result.tables[0].rows:  # a partition is never faster than all devices together
         assert 1 < float(row[3] or 0) < float(row[2] or 0)
         assert row[3] == row[4]  # FTPipeHD's partition fits into Table 6's memory, so that Eq. 3 gives the same
+        papers = [cell.paper for cell in result.comparisons if cell.labels[:2] == (row[0], f"{row[1]:g}")]
+        assert papers[0] < row[2] and papers[1] < 2 * row[2], "what is said of the printed ones"
     assert all(run.used_gb < run.room_gb for run in starmap(speed.trained, product(speed.BATCH_SIZES, (3, 4))))
     bounds = [comparison for comparison in result.comparisons if "bound" in comparison.kind]
     assert [comparison.how for comparison in bounds] == ["refuted upper bound"] * 4
