@@ -169,13 +169,14 @@ def table6(item: Item, settings: Settings) -> Result:
 def parity(item: Item, settings: Settings) -> Result:
     """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
     chosen = {name: list(VARIANTS)[: None if name == "sentiment" else 3] for name in tasks_of(settings)}
-    return against_lora(item, settings, chosen)
+    return against_lora(item, settings, {name: {key: VARIANTS[key] for key in keys} for name, keys in chosen.items()})
 
 
 def parity_smollm2(item: Item, settings: Settings) -> Result:
     """Train Parallel Adapters and LoRA on a decoder, on pairs of sentences, with each seed."""
-    changes = {"model": QUICK_DECODER} if settings.quick else SMOLLM2 | {"samples": tuple(SMOLLM2["samples"])}
-    result = against_lora(item, settings, dict.fromkeys(PAIRS, (PAPERS_VARIANT,)), **changes)
+    shared = {key: value for key, value in SMOLLM2.items() if key != "variants"}
+    changes = {"model": QUICK_DECODER} if settings.quick else shared | {"samples": tuple(SMOLLM2["samples"])}
+    result = against_lora(item, settings, dict.fromkeys(PAIRS, SMOLLM2["variants"]), **changes)
     frequent = frequent_score(task_of(training(settings, "mrpc", **changes), settings.data))
     return replace(result, findings=(*result.findings, item.finding("frequent", score=frequent)))
 
@@ -185,15 +186,17 @@ def frequent_score(task: Task) -> float:
     return runs.score_answers(task, [statistics.mode(task.train.labels)] * len(task.test.labels), task.test.labels)
 
 
-def against_lora(item: Item, settings: Settings, chosen: Mapping[str, Sequence[str]], **changes: Any) -> Result:
+def against_lora(
+    item: Item, settings: Settings, chosen: Mapping[str, Mapping[str, dict[str, Any]]], **changes: Any
+) -> Result:
     """Return the result of LoRA and variants of Parallel Adapters.
 
-    chosen: variants by task.  changes: to the comparison's settings, of all trainings.
+    chosen: by task and variant, its changes of the settings.  changes: to the comparison's settings, of all trainings.
     """
     comparisons, checks, findings, paper = [], [], list[str](), paper_means("table6")
     rows: list[Row] = []
     for name, variants in chosen.items():
-        plans = {variant: training(settings, name, **VARIANTS[variant], **changes) for variant in variants}
+        plans = {variant: training(settings, name, **changes | variants[variant]) for variant in variants}
         outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora", **changes)} | plans)
         lora, title = outcomes_by_key["LoRA"], TITLES[name]
         task = task_of(lora[0].training, settings.data)
