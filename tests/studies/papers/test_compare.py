@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from operator import itemgetter
 
@@ -180,6 +181,18 @@ def test_estimators_are_drawn_over_all_costs(monkeypatch: pytest.MonkeyPatch) ->
     assert joules[4] > 1.5 * joules[0]
     [captioned] = item.draw(result)
     assert {trace.name for trace in captioned.figure.data} == {*estimators.WAYS, "Pareto front"}
+
+
+@pytest.mark.parametrize(
+    ("best", "rates"), [(2, [1, 3, 9]), (10, [1, 3, 9, 27]), (500, [1, 3, 9, 27, 81]), (0.3, [1 / 9, 1 / 3, 1, 3, 9])]
+)
+def test_learning_rates_are_tried_until_the_best_lies_between_two(best: float, rates: list[float]) -> None:
+    def training(way: estimators.Way) -> estimators.Training:
+        score = -abs(math.log(way.learning_rate / best))
+        return estimators.Training(way=way, seed=0, scores=(), validation_score=score, seconds=0.0)
+
+    tried = estimators.bracketed(estimators.Way(learning_rate=3.0), training, 5)
+    assert [one.way.learning_rate for one in tried] == pytest.approx(rates)
 
 
 def test_the_shipped_estimators_have_three_seeds_each_and_name_their_machine() -> None:

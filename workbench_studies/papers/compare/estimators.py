@@ -7,7 +7,7 @@ inputs are kept for the backward pass (see models.recomputation).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -80,8 +80,8 @@ WAYS = {
     "LoRA + recomputation": Way(learning_rate=5e-4, batch_size=4, steps=25),
 }
 """Each with the middle one of the learning rates that it tries."""
-APART = 3.0
-"""The other two are so many times smaller and larger."""
+APART, MOST_RATES = 3.0, 5
+"""The others are so many times smaller and larger; more than three are tried while the best is the first or last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +114,7 @@ def estimators(item: Item, settings: Settings) -> Result:
         return result
 
     tries = {
-        name: [
-            training(replace(way, learning_rate=way.learning_rate * factor), settings.seeds[0])
-            for factor in (1 / APART, 1.0, APART)
-        ]
+        name: bracketed(way, lambda tried: training(tried, settings.seeds[0]), 3 if settings.quick else MOST_RATES)
         for name, way in middle.items()
     }
     ways = {name: max(tried, key=attrgetter("validation_score")).way for name, tried in tries.items()}
@@ -150,6 +147,26 @@ def estimators(item: Item, settings: Settings) -> Result:
         jvp_ratio=ends["forward gradient, jvp"][3] / ends["P-RGE, two points"][3],
         memory=", ".join(f"{name} {peaks[name]:.0f}" for name in ways),
     )
+
+
+def bracketed(middle: Way, training: Callable[[Way], Training], most: int) -> list[Training]:
+    """Return the trainings of rising learning rates, APART from each other: three, and more at the end at which the
+    best one is, until it lies between two others.  most: the number of trainings after which the search ends anyway.
+    """
+
+    def at(factor: float, way: Way) -> Training:
+        return training(replace(way, learning_rate=way.learning_rate * factor))
+
+    tried = [at(factor, middle) for factor in (1 / APART, 1.0, APART)]
+    while len(tried) < most:
+        best = max(tried, key=attrgetter("validation_score"))
+        if best is tried[0]:
+            tried.insert(0, at(1 / APART, best.way))
+        elif best is tried[-1]:
+            tried.append(at(APART, best.way))
+        else:
+            break
+    return tried
 
 
 def _rows(name: str, trainings: Sequence[Training], joules: float, peak_mb: float) -> list[tuple[Any, ...]]:
