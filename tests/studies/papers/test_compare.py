@@ -197,8 +197,12 @@ def test_learning_rates_are_tried_until_the_best_lies_between_two(best: float, r
 
 def test_the_shipped_estimators_have_three_seeds_each_and_name_their_machine() -> None:
     result = shipped_result(COMPARE, "estimators")
-    points, seeds = result.tables
+    points, seeds, rates = result.tables
     assert {name for name, *_ in seeds.rows} == set(estimators.WAYS)
+    for name in estimators.WAYS:
+        tried = [row for row in rates.rows if row[0] == name]
+        [best] = [row for row in tried if row[3] == "yes"]
+        assert tried[0] != best != tried[-1] and best[2] == max(row[2] for row in tried)
     assert len(seeds.rows) == 3 * len(estimators.WAYS) and result.environment["seeds"] == "0, 1, 2"
     for name in estimators.WAYS:
         ends = [float(row[2].split(", ")[-1]) for row in seeds.rows if row[0] == name]

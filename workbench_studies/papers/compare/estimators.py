@@ -123,8 +123,7 @@ def estimators(item: Item, settings: Settings) -> Result:
     joules = {name: step_j(way) for name, way in ways.items()}
     rows = [row for name in ways for row in _rows(name, trainings_of[name], joules[name], peaks[name])]
     ends = {row[0]: row for row in rows}  # the last of each way
-    forward = [name for name, way in ways.items() if way.estimator]
-    best = max(forward, key=lambda name: ends[name][-1])
+    forward = sorted((name for name, way in ways.items() if way.estimator), key=lambda name: -ends[name][-1])
     lora = next(name for name, way in ways.items() if not way.estimator)
     seeds = [
         (name, each.seed, ", ".join(f"{score:.1f}" for _, score in each.scores), each.seconds)
@@ -139,9 +138,7 @@ def estimators(item: Item, settings: Settings) -> Result:
     ]
     return item.result(
         tables={"points": rows, "seeds": seeds, "rates": rates},
-        best=best,
-        best_score=ends[best][-1],
-        deviation=spread(lasts[best]) or 0.0,
+        ends="; ".join(f"{name} {ends[name][-1]:.1f} ({spread(lasts[name]) or 0.0:.1f})" for name in forward),
         lora_score=ends[lora][-1],
         seconds_ratio=ends["FZOO, one-sided"][3] / ends["P-RGE, two points"][3],
         jvp_ratio=ends["forward gradient, jvp"][3] / ends["P-RGE, two points"][3],
