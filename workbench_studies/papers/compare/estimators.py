@@ -142,7 +142,7 @@ def estimators(item: Item, settings: Settings) -> Result:
         lora_score=ends[lora][-1],
         seconds_ratio=ends["FZOO, one-sided"][3] / ends["P-RGE, two points"][3],
         jvp_ratio=ends["forward gradient, jvp"][3] / ends["P-RGE, two points"][3],
-        memory=", ".join(f"{name} {peaks[name]:.0f}" for name in ways),
+        memory="; ".join(f"{name} {peaks[name]:.0f}" for name in ways),
     )
 
 
