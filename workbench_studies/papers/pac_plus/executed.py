@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
 from typing import Any, TypeVar
 
 import torch
@@ -168,8 +168,10 @@ def table6(item: Item, settings: Settings) -> Result:
 
 def parity(item: Item, settings: Settings) -> Result:
     """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
-    chosen = {name: list(VARIANTS)[: None if name == "sentiment" else 3] for name in tasks_of(settings)}
-    return against_lora(item, settings, {name: {key: VARIANTS[key] for key in keys} for name, keys in chosen.items()})
+    first = dict(islice(VARIANTS.items(), 3))
+    return against_lora(
+        item, settings, {name: VARIANTS if name == "sentiment" else first for name in tasks_of(settings)}
+    )
 
 
 def parity_smollm2(item: Item, settings: Settings) -> Result:
@@ -187,15 +189,15 @@ def frequent_score(task: Task) -> float:
 
 
 def against_lora(
-    item: Item, settings: Settings, chosen: Mapping[str, Mapping[str, dict[str, Any]]], **changes: Any
+    item: Item, settings: Settings, variants_by_task: Mapping[str, Mapping[str, dict[str, Any]]], **changes: Any
 ) -> Result:
     """Return the result of LoRA and variants of Parallel Adapters.
 
-    chosen: by task and variant, its changes of the settings.  changes: to the comparison's settings, of all trainings.
+    variants_by_task: each variant's changes of the settings.  changes: to the comparison's settings, of all trainings.
     """
     comparisons, checks, findings, paper = [], [], list[str](), paper_means("table6")
     rows: list[Row] = []
-    for name, variants in chosen.items():
+    for name, variants in variants_by_task.items():
         plans = {variant: training(settings, name, **changes | variants[variant]) for variant in variants}
         outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora", **changes)} | plans)
         lora, title = outcomes_by_key["LoRA"], TITLES[name]
