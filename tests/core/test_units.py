@@ -41,7 +41,7 @@ def test_a_number_has_three_figures_or_one_place(number: float, three: str, one_
 
 def test_one_thing_has_no_plural_and_a_sentence_keeps_its_other_letters() -> None:
     assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
-    assert (with_capital("a GPU"), with_capital("")) == ("A GPU", "")
+    assert (with_capital("a GPU"), with_capital(""), with_capital("r = 8")) == ("A GPU", "", "r = 8")
 
 
 @pytest.mark.parametrize(

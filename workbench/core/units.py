@@ -18,8 +18,8 @@ def are_numbers(cells: Iterable[str]) -> bool:
 
 
 def with_capital(words: str) -> str:
-    """Return words as the beginning of a sentence."""
-    return words[:1].upper() + words[1:]
+    """Return words as the beginning of a sentence; a symbol ('r = 8') stays as it is."""
+    return words if words[1:4] == " = " else words[:1].upper() + words[1:]
 
 
 def counted(number: int, noun: str) -> str:

@@ -216,7 +216,7 @@ def words_table(result: Result, comparisons: Sequence[Comparison], chart: Chart)
 
 def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
     """Return a panel of lines with markers for each name of `panels`; names that are equal up to chart.colour_up_to
-    have one colour.
+    have one colour.  Where there are more lines than colours, the others are dashed.
     """
     titles = list(panels) if any(panels) else None
     figure = make_subplots(rows=1, cols=len(panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
@@ -225,14 +225,16 @@ def lines(result: Result, panels: Panels, chart: Chart) -> go.Figure:
     order = list(dict.fromkeys(groups.values()))
     for column, shown in enumerate(panels.values(), start=1):
         for name, points in shown.items():
+            earlier, colour = divmod(order.index(groups[name]), len(CYCLE))
+            usual = ("solid", "dash", "dot")[min(earlier, 2)]
             line = go.Scatter(
                 x=[x for x, _ in points],
                 y=[y for _, y in points],
                 name=words(name),
                 mode="lines+markers",
                 line={
-                    "color": CYCLE[order.index(groups[name]) % len(CYCLE)],
-                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), "solid"),
+                    "color": CYCLE[colour],
+                    "dash": next((dash for part, dash in chart.dashes.items() if part in name), usual),
                 },
                 legendgroup=name,
                 showlegend=name in names,

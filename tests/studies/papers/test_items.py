@@ -10,7 +10,7 @@ from workbench_studies.papers.command import comparison_table, number_text, writ
 from workbench_studies.papers.drawing import draw
 from workbench_studies.papers.items import PAPERS as REPRODUCED
 from workbench_studies.papers.items import canonical
-from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed
+from workbench_studies.papers.result import as_quick_trial, paper_folder, paper_values, printed, shipped_result
 
 PAPERS = ("confidant", "galaxy_plus", "pac_plus", "ringada")
 TABLES = sorted(
@@ -197,3 +197,9 @@ def test_words_are_drawn_as_fields_that_agree_or_differ():
     assert (same.name, list(same.text)) == ("the same", ["paper [2]<br>ours [2]"])
     assert (different.name, list(different.text)) == ("different", ["<b>paper [2]<br>ours [1-1]</b>"])
     assert "1 of 2 are the same" in drawn.figure.layout.title.subtitle.text
+
+
+def test_more_lines_than_colours_differ_in_their_dashes():
+    [drawn] = find_item("p_rge", "table2-references").draw(shipped_result("p_rge", "table2-references"))
+    looks = {(line.line.color, line.line.dash) for line in drawn.figure.data}
+    assert len(looks) == len(drawn.figure.data) == 8 > len({colour for colour, _ in looks})
