@@ -13,7 +13,7 @@ from workbench.methods.p_rge.published import load_constants
 from workbench.profiler.descriptions import describe
 from workbench_studies.papers import Settings, find_item
 from workbench_studies.papers.items import median_deviation
-from workbench_studies.papers.p_rge import steps, tasks
+from workbench_studies.papers.p_rge import memory, steps, tasks
 from workbench_studies.papers.p_rge.counted import forward_memory
 from workbench_studies.papers.p_rge.testbed import GIB, LLAMA, TINY, memory_rule
 from workbench_studies.papers.result import paper_folder, paper_values, printed
@@ -76,7 +76,7 @@ def test_each_constant_says_what_fixed_it():
 
 
 def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitted_on_within_3():
-    comparisons = compared("table3", tasks.step_gb)
+    comparisons = compared("table3", memory.step_gb)
     assert len(comparisons) == 72
     assert max(abs(comparison.deviation) for comparison in comparisons) < 10
     assert max(abs(comparison.deviation) for comparison in comparisons if comparison.kind == "computed") < 3
@@ -93,7 +93,7 @@ def test_table_3_every_cell_within_10_percent_and_the_rows_that_nothing_was_fitt
 
 @pytest.mark.parametrize("table", ["table17", "table18"])
 def test_tables_17_and_18_follow_from_one_number_a_task(table):
-    comparisons = compared(table, partial(tasks.run_gb, table))
+    comparisons = compared(table, partial(memory.run_gb, table))
     assert {comparison.labels[0] for comparison in comparisons if comparison.kind == "fitted"} == {tasks.STANDARD}
     assert median_deviation(comparisons) < 1
     assert max(abs(comparison.deviation) for comparison in comparisons) < 10
@@ -101,7 +101,7 @@ def test_tables_17_and_18_follow_from_one_number_a_task(table):
 
 def test_the_texts_33_percent_of_memory_are_table_18s():
     claims = printed("p_rge", "claims")
-    largest = {table: max(tasks.more_memory(printed("p_rge", table)).values()) for table in tasks.MODEL_IN}
+    largest = {table: max(memory.more_memory(printed("p_rge", table)).values()) for table in memory.MODEL_IN}
     assert round(largest["table18"]) == claims["more memory by inner-loop parallelization, Llama2-7B",]
     assert largest["table17"] > 36  # so the text's Llama2-7B is no slip
 

@@ -6,16 +6,9 @@ from __future__ import annotations
 
 from workbench.methods.p_rge.published import Precision, load_constants
 from workbench_studies.papers.items import Item
+from workbench_studies.papers.p_rge.memory import more_memory, run_gb
 from workbench_studies.papers.p_rge.steps import SPEEDUP, jetson_s, speedup
-from workbench_studies.papers.p_rge.tasks import (
-    FULL,
-    MODEL_OF,
-    STANDARD,
-    more_memory,
-    run_gb,
-    run_minutes,
-    speedups,
-)
+from workbench_studies.papers.p_rge.tasks import FULL, MODEL_OF, STANDARD, run_minutes, speedups
 from workbench_studies.papers.p_rge.testbed import LLAMA, PAPER
 from workbench_studies.papers.result import Cells, Result, printed
 
