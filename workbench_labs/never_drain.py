@@ -21,16 +21,6 @@ from workbench.runtime.engines import default_pool
 from workbench.schedules.hetpipe import asynchronous_1f1b
 from workbench.schedules.lowering import insert_transfers
 from workbench.widgets.tables import Table
-from workbench_labs.confidant import (
-    HeadsLab,
-    PartitionLab,
-    StaleLab,
-    head_profile,
-    recovery_table,
-    stashed,
-    version_table,
-    version_words,
-)
 from workbench_labs.exercises.cuts import cut_of, equal_cut, stage_seconds
 from workbench_labs.exercises.never_drain import (
     PAPER_CLUSTER,
@@ -41,7 +31,10 @@ from workbench_labs.exercises.never_drain import (
     plain_descend,
 )
 from workbench_labs.exercises.pipelines import BACKWARD, CROSSING, Both, both_table, both_ways, program_on
+from workbench_labs.heads_by_hand import HeadsLab, head_profile
+from workbench_labs.partition_by_hand import PartitionLab
 from workbench_labs.planning import on_this_computer
+from workbench_labs.weight_versions import StaleLab, stashed, version_table, version_words
 from workbench_labs.written import write_run
 
 share_module(__name__)  # its functions run on devices
@@ -160,6 +153,44 @@ def scenarios(job: Job, fault_step: int) -> dict[str, Job]:
 def simulate_all(jobs: Mapping[str, Job], cluster: Cluster, fidelity: Fidelity) -> dict[str, Report]:
     """Return the report of each job in virtual time."""
     return {name: experiment.run(job, cluster, "simulate", fidelity=fidelity) for name, job in jobs.items()}
+
+
+def recovery_table(reports: Mapping[str, Report]) -> Table:
+    """Return the cost of each change of the devices, of several runs by name."""
+    rows = []
+    for name, report in reports.items():
+        for recovery in report.recoveries:
+            parts = (recovery.noticed_s, recovery.planned_s, recovery.resumed_s, recovery.stood_still_s)
+            of_simulation, of_run = (
+                (recovery.seconds, None) if report.mode == "simulate" else (recovery.predicted_s, recovery.seconds)
+            )
+            totals = ("" if seconds is None else f"{seconds:.2f}" for seconds in (of_simulation, of_run))
+            rows.append(
+                (
+                    name,
+                    recovery.what,
+                    *(f"{seconds:.2f}" for seconds in parts),
+                    f"{recovery.repeated}",
+                    *totals,
+                    report.mark,
+                )
+            )
+        if not report.recoveries:
+            reason = "no step followed the change" if report.job.faults else "nothing changed"
+            rows.append((name, reason, *["–"] * 7, ""))
+    columns = (
+        "run",
+        "what",
+        "noticed",
+        "planned",
+        "loaded and done",
+        "stood still",
+        "steps again",
+        "simulated",
+        "measured",
+        "",
+    )
+    return Table(columns, rows, title="Seconds from a change of the devices to the end of the next step")
 
 
 def stood_still(report: Report) -> float:

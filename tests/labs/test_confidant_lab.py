@@ -10,19 +10,13 @@ from widget_reports import make_report
 from tests.clusters import with_devices
 from workbench.core.catalogue import load_cluster
 from workbench.core.report import Recovery
-from workbench_labs.confidant import (
-    HeadsLab,
-    PartitionLab,
-    StaleLab,
-    head_profile,
-    recovery_table,
-    stashed,
-    version_table,
-    version_words,
-)
 from workbench_labs.course.lab import exercises_of
 from workbench_labs.course.verdict import WrongAnswerError
+from workbench_labs.heads_by_hand import HeadsLab, head_profile
+from workbench_labs.never_drain import recovery_table
+from workbench_labs.partition_by_hand import PartitionLab
 from workbench_labs.planning import on_this_computer
+from workbench_labs.weight_versions import StaleLab, stashed, version_table, version_words
 
 
 def test_a_partition_by_hand_against_equation_3() -> None:

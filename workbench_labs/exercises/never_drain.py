@@ -19,7 +19,6 @@ from workbench.methods.confidant.equations import compatibilities
 from workbench.methods.confidant.heads import HeadProfile, random_profile
 from workbench.planners.asynchronous import partition_in_order
 from workbench.planners.equation3 import Equation3, pace_of
-from workbench_labs.confidant import costs_of, delayed_descent, stashed
 from workbench_labs.course.verdict import (
     Exercise,
     Numbers,
@@ -43,6 +42,8 @@ from workbench_labs.exercises.judging import (
     spans_of,
     within,
 )
+from workbench_labs.partition_by_hand import costs_of
+from workbench_labs.weight_versions import delayed_descent, stashed
 
 CASES = 50
 HEAD_CASES = 12
