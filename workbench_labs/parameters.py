@@ -21,7 +21,7 @@ from workbench.core.serial import from_builtins, shown
 from workbench.methods import load_method
 from workbench.methods.pac_plus.options import Initialization
 from workbench.profiler.descriptions import describe
-from workbench_labs.exercises import devices
+from workbench_labs.exercises import own_cluster
 from workbench_labs.parameter_kinds import (
     AllLabs,
     Built,
@@ -71,7 +71,7 @@ class Devices(Parameters, frozen=True, kw_only=True):
 
     def cluster(self) -> Cluster:
         """Return the cluster of a student who has described none."""
-        return devices.described(devices.GIVEN)
+        return own_cluster.described(own_cluster.GIVEN)
 
     def check(self) -> None:
         """Check also that a line can be fitted through the messages (see Parameters)."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.labs.solutions import ALL, defined
 from workbench.profiler.host import HostProfile
-from workbench_labs.exercises import devices, layer_cuts
+from workbench_labs.exercises import devices, layer_cuts, own_cluster
 from workbench_labs.probing import MEMORY_PART, Probe, fresh_probes, measure
 
 HOST = HostProfile(
@@ -41,7 +41,7 @@ def test_a_students_ring_sums_to_the_whole_network_and_sends_what_the_formula_sa
 
 
 def test_an_emulated_device_is_never_faster_than_described_and_predictions_are_compared() -> None:
-    cluster = devices.described(devices.GIVEN)
+    cluster = own_cluster.described(own_cluster.GIVEN)
     device = cluster.devices[0]
     assert device.host_share is not None
     mine = {
@@ -63,8 +63,10 @@ def test_an_emulated_device_is_never_faster_than_described_and_predictions_are_c
 
 def test_a_text_that_cannot_be_emulated_is_replaced() -> None:
     alone = "[[device]]\nname = 'oak'\nmodel = 'laptop-core'\n"
-    own = devices.GIVEN.replace("garden", "park")
-    assert [devices.usable_cluster(text) for text in (own, None, "", "not TOML", alone)] == [own] + [devices.GIVEN] * 4
+    own = own_cluster.GIVEN.replace("garden", "park")
+    assert [own_cluster.usable_cluster(text) for text in (own, None, "", "not TOML", alone)] == [own] + [
+        own_cluster.GIVEN
+    ] * 4
 
 
 def test_amounts_are_those_of_the_lab() -> None:

@@ -1,4 +1,4 @@
-"""Lab 'A device is four numbers': a link fitted to measured messages, a roofline, and a cluster of one's own.
+"""Lab 'A device is four numbers': a link fitted to measured messages, and a roofline.
 
 The model of a message is Hockney's (1994): latency plus bytes over bandwidth.  That of arithmetic is the roofline
 (Williams et al., 2009): the slower of arithmetic and memory counts.
@@ -6,19 +6,14 @@ The model of a message is Hockney's (1994): latency plus bytes over bandwidth.  
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Device, Link
-from workbench.core.errors import ConfigError, WorkbenchError
 from workbench.core.job import Fidelity
 from workbench.profiler.host import HostProfile
 from workbench_labs.course.verdict import (
@@ -33,41 +28,16 @@ from workbench_labs.course.verdict import (
     usable,
 )
 from workbench_labs.exercises.judging import Function, code_exercise
+from workbench_labs.exercises.own_cluster import judge_cluster
 from workbench_labs.probing import WITHIN, Amounts, fresh_probes, measure
 
 Rates = Mapping[str, float]
 """A device: flops_per_s, memory_bytes_per_s, latency_s, bytes_per_s."""
-GIVEN = """\
-name = "garden"
-
-[defaults]                  # what holds for every device, unless it says otherwise
-model = "laptop-core"       # an entry of the catalogue
-bandwidth_mbit_per_s = 200  # of a device's link
-latency_ms = 0.5            # of that link, one way
-memory_mb = 500
-
-[[device]]
-name = "oak"
-host_share = 0.6            # 60 % of one core of this machine
-gflops = 36                 # what it computes where it is simulated: 60 for a whole core here
-
-[[device]]
-name = "birch"
-host_share = 0.3
-gflops = 18
-
-[[device]]
-name = "moss"
-host_share = 0.1
-gflops = 6
-memory_mb = 250
-"""
-"""A cluster as a file: a student's own stands in its place."""
 CASES = 20
 SIZES = (1, 1_000, 10_000, 100_000, 1_000_000)
-NOISE, DISTURBED, LONGEST = 0.03, 0.15, 8.0
-"""The judge's measurements: usual deviation, share of delayed messages, and by how many times they are delayed at most.
-"""
+NOISE, DISTURBED, LONGEST = 0.03, 0.3, 8.0
+"""The judge's measurements: usual deviation, probability that every second message is delayed, and by how many times a
+delayed one takes longer at most."""
 CLOSE = 1e-6
 
 
@@ -77,7 +47,7 @@ def noisy_messages(draws: Random, latency_s: float, bytes_per_s: float) -> list[
     for nbytes in SIZES:
         for number in range(7):
             seconds = (latency_s + nbytes / bytes_per_s) * (1 + abs(draws.gauss(0, NOISE)))
-            is_disturbed = number % 2 == 1 and draws.random() < 2 * DISTURBED
+            is_disturbed = number % 2 == 1 and draws.random() < DISTURBED
             messages.append([nbytes, seconds * (draws.uniform(2, LONGEST) if is_disturbed else 1)])
     draws.shuffle(messages)
     return messages
@@ -166,64 +136,6 @@ def judge_seconds_of(answer: Function, draws: Random) -> str:
             expected=both + alone,
         )
     return f"It has every property of the model, on {CASES} random devices."
-
-
-def described(text: str) -> Cluster:
-    """Return the cluster that the text of a cluster's file describes.  Raises ConfigError."""
-    with TemporaryDirectory(prefix="workbench-") as folder:
-        path = Path(folder) / "my_cluster.toml"
-        try:
-            path.write_text(text, encoding="utf-8")
-        except UnicodeEncodeError as error:
-            raise ConfigError("A cluster was described.", f"It is no text: {error}.", "Write it again.") from error
-        return load_cluster(path)
-
-
-def judge_cluster(answer: Any, numbers: Numbers) -> str:
-    """Does a text describe a cluster that has what the question asks for?"""
-    if not isinstance(answer, str):
-        raise WrongAnswerError(f"The text of a cluster's file is asked for; this is {answer!r:.80}.")
-    try:
-        cluster = described(answer)
-    except WorkbenchError as error:
-        raise WrongAnswerError(re.sub(r"'[^']*my_cluster\.toml'", "your text", str(error))) from error
-    why = _unlike(cluster.devices, numbers)
-    if why:
-        raise WrongAnswerError(why, _cluster_table(cluster))
-    return f"{cluster.world_size} devices, {sum(_shares(cluster.devices)):.2f} of {numbers['cores']:g} cores in all."
-
-
-def _shares(devices: Sequence[Device]) -> list[float]:
-    return [device.host_share or 0.0 for device in devices]
-
-
-def _unlike(devices: Sequence[Device], numbers: Numbers) -> str:
-    """Return what a cluster lacks of what the question asks for; an empty text if nothing."""
-    shares, rates = _shares(devices), sorted(device.link.mbit_per_s for device in devices)
-    if len(devices) < 3:
-        return f"It has {len(devices)} devices; three or more are asked for."
-    if not all(shares):
-        return "A device without host_share cannot be emulated."
-    if sum(shares) > numbers["cores"] + CLOSE:
-        return f"Its devices take {sum(shares):.2f} cores; there are {numbers['cores']:g}."
-    if abs(max(shares) / min(shares) - numbers["factor"]) > 0.05:
-        ratio = max(shares) / min(shares)
-        return f"By host_share, the fastest is {ratio:.2f} times as fast as the slowest, not {numbers['factor']}."
-    computed = [device.flops_per_s for device in devices]
-    simulated = computed[shares.index(max(shares))] / computed[shares.index(min(shares))]
-    if abs(simulated - numbers["factor"]) > 0.05:
-        return f"By gflops, the fastest is {simulated:.2f} times as fast as the slowest, not {numbers['factor']}."
-    if abs(rates[0] - numbers["megabits"]) > CLOSE or rates[1] <= rates[0]:
-        return f"One link of {numbers['megabits']} Mbit/s is asked for, and faster ones for all other devices."
-    return ""
-
-
-def _cluster_table(cluster: Cluster) -> Any:
-    shares = ["none" if device.host_share is None else f"{device.host_share:g}" for device in cluster.devices]
-    rates = [f"{device.link.mbit_per_s:g}" for device in cluster.devices]
-    computed = [f"{device.flops_per_s / 1e9:g}" for device in cluster.devices]
-    rows = zip(cluster.names, shares, computed, rates, strict=True)
-    return comparison("Your cluster", ("device", "host_share", "gflops", "Mbit/s"), rows)
 
 
 def judge_transfer(answer: Any, numbers: Numbers) -> str:
@@ -361,15 +273,6 @@ decide (to 1)?""",
         judge=judge_ridge,
     ),
 )
-
-
-def usable_cluster(text: str | None) -> str:
-    """Return a student's text, or the given one as long as it describes no two devices that can be emulated."""
-    try:
-        described_devices = described(text or "").devices
-    except WorkbenchError:
-        return GIVEN
-    return text if text and len(described_devices) > 1 and all(_shares(described_devices)) else GIVEN
 
 
 def twelve(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.labs.solutions import defined, sources
-from workbench_labs.exercises.devices import GIVEN
+from workbench_labs.exercises.own_cluster import GIVEN
 
 SOLUTIONS = sources("01")
 
