@@ -8,7 +8,8 @@ import pytest
 from workbench.core.program import chained
 from workbench.schedules import check
 from workbench.simulator import simulate
-from workbench_studies.bench.executor import (
+from workbench_studies.bench.executor import _point
+from workbench_studies.bench.executor_programs import (
     CROSSING,
     LARGE_GRADIENT,
     LATENCIES_MS,
@@ -21,7 +22,6 @@ from workbench_studies.bench.executor import (
     TILES,
     Case,
     Network,
-    _point,
     cases,
 )
 

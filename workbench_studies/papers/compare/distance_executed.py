@@ -9,7 +9,8 @@ from typing import Any
 
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.runtime.pacing import asked_dilation
-from workbench_studies.bench.executor import Case, case_of, measure
+from workbench_studies.bench.executor import measure
+from workbench_studies.bench.executor_programs import Case, case_of
 from workbench_studies.papers.compare.distance import SAMPLES, TOKENS, order_programs, random_cluster, random_problem
 from workbench_studies.papers.compare.lower_bound import placements
 from workbench_studies.papers.items import COMPARE, Item

@@ -28,7 +28,8 @@ from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.plots.export import Captioned
 from workbench.plots.style import CYCLE, DOTTED, SYMBOLS, finish
 from workbench.tasks.metrics import spearman
-from workbench_studies.bench.executor import SECONDS, Case, cluster_of, costs_on, measure, schedules_of
+from workbench_studies.bench.executor import measure
+from workbench_studies.bench.executor_programs import SECONDS, Case, cluster_of, costs_on, schedules_of
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Number, Result, Settings, Table
 

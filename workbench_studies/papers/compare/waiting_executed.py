@@ -10,7 +10,8 @@ from workbench.core.cluster import Cluster
 from workbench.core.timeline import BUSY_OVERRUN_SHARE
 from workbench.runtime.pacing import asked_dilation
 from workbench.simulator import simulate
-from workbench_studies.bench.executor import Case, case_of, measure
+from workbench_studies.bench.executor import measure
+from workbench_studies.bench.executor_programs import Case, case_of
 from workbench_studies.papers.compare.boards import Way, boards, trainings
 from workbench_studies.papers.compare.waiting import BOARD
 from workbench_studies.papers.drawing import words
