@@ -8,7 +8,8 @@ from workbench_studies.papers.items import Item
 from workbench_studies.papers.pac_plus.durations import durations, speedups
 from workbench_studies.papers.pac_plus.epochs import HETPIPE, phases, redistribution_percent, runs
 from workbench_studies.papers.pac_plus.epochs import claims as ratios
-from workbench_studies.papers.pac_plus.techniques import cache_bytes, costs, percentages
+from workbench_studies.papers.pac_plus.techniques import cache_bytes
+from workbench_studies.papers.pac_plus.techniques_simulated import costs, percentages
 from workbench_studies.papers.pac_plus.testbed import FLOPS_PER_CORE_AND_CYCLE, PAPER, load_constants
 from workbench_studies.papers.result import Cells, Result, printed
 
