@@ -6,7 +6,6 @@ import gc
 import sys
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,13 +16,11 @@ from safetensors.torch import load_file
 
 from workbench.core.errors import ConfigError, DivergedError
 from workbench.methods.p_rge.inference_engine import (
-    EngineConfig,
     EngineTrainer,
     direction,
     export_program,
     philox_noise,
     replayed,
-    require_executorch,
 )
 from workbench.methods.p_rge.inference_engine.config import EnginePrompts
 from workbench.methods.p_rge.inference_engine.modules import TrainStep, engine_attention, exportable
@@ -31,27 +28,10 @@ from workbench.methods.p_rge.zeroth_order import TrainableConfig, load_causal_mo
 from workbench.models.saving import TrainedDescription
 
 from ..memory_growth import least_growth
+from .prompts import CONFIG, batch, needs_executorch
 
-needs_executorch = pytest.mark.skipif(find_spec("executorch") is None, reason="executorch is not installed")
-CONFIG = EngineConfig(queries=2, batch_size=3, sequence_length=12, num_targets=2)
 RATE = 1e-2
 CHOICES = (150, 9, 77)
-
-
-def batch(seed: int, count: int = 3, length: int = 12) -> SimpleNamespace:
-    """Return prompts of several lengths, with one or two targets."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = length - torch.arange(count) % 4
-    mask = (torch.arange(length)[None] < lengths[:, None]).long()
-    chosen = torch.tensor([[True, row % 2 == 0] for row in range(count)])
-    return SimpleNamespace(
-        input_ids=torch.randint(4, 200, (count, length), generator=generator) * mask,
-        attention_mask=mask,
-        targets=torch.randint(4, 200, (count, 2), generator=generator),
-        positions=torch.stack([lengths - 2, lengths - 1], dim=1),
-        target_mask=chosen,
-        choices=None,
-    )
 
 
 def among(seed: int, choices: tuple[int, ...]) -> SimpleNamespace:
@@ -157,15 +137,6 @@ def test_other_estimators_train_as_their_formulas_say(estimator: str, program, r
     again = EngineTrainer(result.path)
     again.resume(logs[:3])
     np.testing.assert_allclose(again.step(prompts(3), RATE).losses, outcome.losses, rtol=1e-4)
-
-
-def test_an_estimator_that_the_engine_cannot_make_is_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match=r"compute no derivatives. Choose two_point, one_sided, low_rank"):
-        replace(CONFIG, estimator="jvp")
-    with pytest.raises(ConfigError, match=r"keeps no momentum between steps. Choose low_rank"):
-        replace(CONFIG, estimator="low_rank_momentum")
-    with pytest.raises(ConfigError, match=r"has normal directions. Use noise = input"):
-        replace(CONFIG, estimator="low_rank", noise="drawn")
 
 
 @needs_executorch
@@ -315,7 +286,7 @@ def test_a_model_is_exported_trained_and_scored_by_commands_alone(tmp_path) -> N
     _, steps = read_log(tmp_path / "log.jsonl")
     replayed_values = replayed(np.zeros(again.trainables.num_values), steps, again.trainables.slots)
     again.trainables.flat.copy_(torch.from_numpy(replayed_values))
-    given = SimpleNamespace(**vars(batch(1, length=40)))
+    given = batch(1, length=40)
     torch.testing.assert_close(loaded.logits_at(given), again.logits_at(given), rtol=1e-4, atol=1e-4)
     assert (
         loaded.logits_at(given) - load_causal_model("tiny-opt-1", description.config).logits_at(given)
@@ -358,61 +329,3 @@ def test_exporting_leaves_no_stand_in_and_no_changed_model(program) -> None:
     assert not any(name.startswith("torchao") for name in sys.modules)
     assert type(model.backbone.final).__name__ == "LlamaRMSNorm"
     assert {layer.self_attn.config._attn_implementation for layer in model.backbone.layers.values()} == {"sdpa"}
-
-
-@needs_executorch
-def test_files_that_hold_no_program(tmp_path) -> None:
-    (tmp_path / "text.pte").write_text("no program")
-    for name, found in (("text.pte", "not one of our programs"), ("none.pte", "no such file")):
-        with pytest.raises(ConfigError, match=found):
-            EngineTrainer(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "found"),
-    [
-        ("tiny-bert-2", TrainableConfig(num_outputs=2), "decoder-only"),
-        ("tiny-t5-2", TrainableConfig(), "decoder-only"),
-        ("tiny-llama-2", TrainableConfig(technique="full"), "technique 'full'"),
-    ],
-)
-def test_models_that_are_not_exported(name: str, config: TrainableConfig, found: str) -> None:
-    with pytest.raises(ConfigError, match=found):
-        exportable(load_causal_model(name, config))
-    with pytest.raises(ConfigError, match="float32"):
-        exportable(load_causal_model("tiny-llama-2", TrainableConfig(), dtype=torch.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"queries": 0}, "queries = 0"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"backend": "vulkan"}, "xnnpack, portable"),
-        ({"noise": "none"}, "input, drawn"),
-        ({"choices": (7,)}, "at least two, all different"),
-        ({"choices": (7, 7)}, "at least two, all different"),
-    ],
-)
-def test_settings_that_cannot_be_meant(changes, found: str) -> None:
-    with pytest.raises(ConfigError, match=found):
-        replace(CONFIG, **changes)
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr("workbench.methods.p_rge.inference_engine.config.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"Install the extra: pip install '\.\[executorch\]'"):
-        require_executorch()
-
-
-def test_prompts_cross_to_a_device_in_one_file(tmp_path) -> None:
-    given = batch(0)
-    fields = {name: getattr(given, name).numpy() for name in ("input_ids", "targets", "positions", "target_mask")}
-    EnginePrompts(**fields).write(tmp_path / "prompts.npz")
-    read = EnginePrompts.read(tmp_path / "prompts.npz").rows([2, 0])
-    assert len(read) == 2
-    np.testing.assert_array_equal(read.input_ids, fields["input_ids"][[2, 0]])
-    (tmp_path / "broken.npz").write_bytes(b"PK broken")
-    with pytest.raises(ConfigError, match="do not load"):
-        EnginePrompts.read(tmp_path / "broken.npz")
