@@ -1,5 +1,5 @@
-"""Real devices over SSH do what emulated ones do: every method, a stream of requests, the measurement of devices and
-links.
+"""Real devices over SSH do what emulated ones do: every method, requests, the measurement of devices and links; nobody
+on their network reads what they send.
 
 Over OpenSSH and a network of its own where they are to be had, else over pipes.
 """
@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from network_observer import observed
 from ssh_hosts import WHY_NOT, Hosts, NetHosts, bring_profiles, home, reachable, real_cluster
 
 from tests.clusters import with_devices
@@ -44,7 +44,6 @@ from workbench.models.generation import Sampling
 from workbench.models.loading import load_model, load_tokenizer
 from workbench.models.saving import save_tokenizer
 from workbench.models.stored_tensors import tensors_in
-from workbench.runs.grids import make_points
 from workbench.runtime.measuring import measure_rank_host, measure_rank_links, measure_rank_sustained
 from workbench.runtime.ssh_devices import SshEngines
 from workbench.tasks import load_task
@@ -325,39 +324,6 @@ def test_texts_go_on_without_a_killed_device(
     assert any("beta is lost" in line for line in messages)
 
 
-_OBSERVER = """
-import socket, sys, threading
-raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 26)
-raw.settimeout(0.2)
-over = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-print("ready", flush=True)
-count, needles = 0, [bytes.fromhex(word) for word in sys.argv[1:]]
-found = [0 for needle in needles]
-while True:
-    try:
-        packet = raw.recv(1 << 17)
-    except TimeoutError:
-        if over.is_set():
-            break
-        continue
-    count += len(packet)
-    found = [before + (needle in packet) for before, needle in zip(found, needles)]
-print(count, *found)
-"""
-
-
-def observed(hosts: NetHosts, needles: Sequence[bytes], act: Callable[[], Any]) -> list[int]:
-    """Do something; return the bytes seen on the bridge meanwhile, and the packets with each needle."""
-    enter = ["nsenter", "-t", str(hosts.process.pid), "-U", "-n", "--preserve-credentials"]
-    words = [sys.executable, "-c", _OBSERVER, *(needle.hex() for needle in needles)]
-    with subprocess.Popen([*enter, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
-        assert watch.stdout is not None and watch.stdout.readline() == "ready\n"
-        act()
-        return [int(word) for word in watch.communicate()[0].split()]
-
-
 def test_an_observer_sees_no_plain_tensor_unless_the_kit_says_plain(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,14 +387,3 @@ def test_devices_and_links_are_measured(place: Place) -> None:
         (1, 0),
     ]
     assert place.real.health(0) and place.real.notes
-
-
-def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
-    text = '[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "h"\n[[device]]\nname = "b"\n'
-    (tmp_path / "half.toml").write_text(text)
-    (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
-    assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
-    with pytest.raises(ConfigError, match="their links are as fast as they are"):
-        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "bandwidth": [100]})
-    with pytest.raises(ConfigError, match="b has no address"):
-        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})

@@ -23,8 +23,10 @@ from tiny_job import write_data
 from tests.waiting import LIMIT_S, wait_for
 from workbench import experiment
 from workbench.core import Report
+from workbench.core.errors import ConfigError
 from workbench.runs.comparison import reports_frame, sides
 from workbench.runs.comparison_page import better, figures
+from workbench.runs.grids import make_points
 
 METHODS, BANDWIDTHS = ("pac_plus", "fine_tuning", "galaxy_plus"), (1.0, 10.0, 1000.0)
 
@@ -258,3 +260,14 @@ def test_a_result_of_one_side_alone_is_left_to_the_table(tmp_path: Path) -> None
     ).write(tmp_path / "b.json")
     titles = [figure.layout.title.text for figure in figures(sides(reports_frame(tmp_path)))]
     assert any("Accuracy" in title for title in titles) and not any("F1" in title for title in titles)
+
+
+def test_a_sweep_takes_real_devices_and_no_mixture(tmp_path: Path) -> None:
+    text = '[defaults]\nmodel = "rpi-4b-m"\n[[device]]\nname = "a"\naddress = "h"\n[[device]]\nname = "b"\n'
+    (tmp_path / "half.toml").write_text(text)
+    (tmp_path / "kit.toml").write_text(text + 'address = "i"\n')
+    assert len(make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "seed": [0, 1]})) == 2
+    with pytest.raises(ConfigError, match="their links are as fast as they are"):
+        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "kit.toml")], "bandwidth": [100]})
+    with pytest.raises(ConfigError, match="b has no address"):
+        make_points({"model": ["tiny-bert"], "cluster": [str(tmp_path / "half.toml")]})
