@@ -226,10 +226,11 @@ class NeverDrain(Trained, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Check also how many devices train, and that the cut's cluster is not too large (see Parameters)."""
-        Trained.check(self)
         if self.training_devices > self.num_devices:
-            request = f"training_devices = {self.training_devices} of num_devices = {self.num_devices} was asked for."
-            raise ConfigError(request, "So many are not there.", "Lower training_devices, or raise num_devices.")
+            request = f"training_devices = {self.training_devices} was asked for."
+            problem = f"The run has num_devices = {self.num_devices}."
+            raise ConfigError(request, problem, "Lower training_devices, or raise num_devices.")
+        Trained.check(self)
         if load_cluster(self.cluster_name).world_size > 4:
             request = f"The cluster '{self.cluster_name}' was asked for."
             raise ConfigError(request, "Section 1 has layers for four devices.", "Choose a cluster of two to four.")
@@ -351,7 +352,7 @@ class BreakIt(Parameters, frozen=True, kw_only=True):
     straggler: Annotated[int, Meta(ge=0)]
     slower: Annotated[float, Meta(gt=1, le=100)]
     text_model: str
-    new_tokens: int
+    new_tokens: Tokens
 
     @property
     def job(self) -> Job:
@@ -440,12 +441,9 @@ def check_parameters(lab: str, values: Mapping[str, Any]) -> Any:
     kind = LABS[lab]
     values_given = {name: values[name] for name in kind.__struct_fields__ if name in values}
     for name, value in values_given.items():
-        if isinstance(
-            value, set | frozenset
-        ):  # msgspec would take it for a list, and a cell would look for its last value
-            raise ConfigError(
-                f"The parameter {name} = {shown(value)} was asked for.", "A set has no order.", "Write a list: [...]."
-            )
+        if isinstance(value, set | frozenset):  # msgspec would take it for a list; a cell may look for its last value
+            request = f"The parameter {name} = {shown(value)} was asked for."
+            raise ConfigError(request, "A set has no order.", "Write a list: [...].")
     values_given = {
         name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values_given.items()
     }

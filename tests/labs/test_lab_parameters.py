@@ -140,7 +140,7 @@ ODD: dict[str, dict[str, list[Any]]] = {
         "straggler": [9, 2, -1, "oak", None, 0.5],
         "slower": [1, 0, -1, NAN, 1e300, "twice"],
         "text_model": ["gpt", None],
-        "new_tokens": [-1, "4", None, 10**9],
+        "new_tokens": [0, -1, "4", None, 10**9],
     },
     "09_data_that_stay": {
         "rule": ["dirichlet", "dirichlet:0", "dirichlet:nan", "sizes:1", "random", None, ""],
@@ -202,7 +202,9 @@ def test_an_odd_value_is_one_sentence(lab: str, name: str, value: Any, monkeypat
     monkeypatch.setenv("WORKBENCH_TINY", "1")
     with pytest.raises(WorkbenchError) as raised:
         check_parameters(lab, usual(lab) | {name: value})
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
+    sentence, given = str(raised.value), value if isinstance(value, list) else [value]
+    assert "\n" not in sentence and len(sentence) < 1000
+    assert name in sentence or any(repr(one) in sentence for one in given)
 
 
 @pytest.mark.parametrize("lab", LABS)
@@ -217,6 +219,8 @@ def test_every_parameter_has_odd_values(lab: str) -> None:
         ("07_cut_a_layer", "cluster_name", "phones", ["'phones'", "has 3 devices", "2, 4 or 8"]),
         ("09_data_that_stay", "depth", 99, ["depth = 99", "14 blocks"]),
         ("10_never_drain", "learning_rate", NAN, ["learning_rate = nan", "0.05"]),
+        ("10_never_drain", "training_devices", 4, ["training_devices = 4", "num_devices = 3"]),
+        ("08_break_it", "new_tokens", 0, ["new_tokens = 0", ">= 1"]),
         ("03_beside_the_model", "reduction", "many", ["reduction", "many", "int"]),
         ("00_quickstart", "epochs", 0, ["epochs = 0", "at least 1"]),
     ],
