@@ -117,13 +117,14 @@ class PartitionLab(Explorer):
 
     def _take(self, find: Callable[[], Partition]) -> None:
         partition = find()
-        if partition.pace_s == math.inf or len(partition.order) < len(self.order.value):
-            idle = (
-                "In this order nothing fits."
-                if partition.pace_s == math.inf
-                else "The best set of devices leaves some out."
-            )
-            self.message.error(f"{idle} Choose another order.")
+        left_out = [self.costs.cluster.devices[rank].name for rank in self.order.value if rank not in partition.order]
+        if partition.pace_s == math.inf:
+            found = "In this order nothing fits into the devices' memory."
+            self.message.error(f"{found} Choose another order, or By speed, which ignores memory.")
+            return
+        if left_out:
+            found = f"The best pipeline leaves out {', '.join(left_out)}; here each device has layers."
+            self.message.error(f"{found} Choose an order, and move the ends by hand.")
             return
         with self.setting():
             self.order.value = partition.order

@@ -43,6 +43,23 @@ def test_a_partition_by_hand_against_equation_3() -> None:
     assert "has none" in lab.message.value and "No pipeline" in lab.headline.value and lab.table.value == ""
 
 
+@pytest.mark.parametrize(
+    ("preset", "found"),
+    [("Eq. 3", "nothing fits into the devices"), ("Best order", "leaves out nano-h; here each device")],
+)
+def test_cuts_that_the_sliders_cannot_show_are_refused(preset: str, found: str) -> None:
+    """One device has no memory: in an order of all devices nothing fits, and the best order is without it."""
+    cluster = with_devices(
+        load_cluster("pac-env-b"), memory_bytes=lambda device: 10**6 if device.name == "nano-h" else 8 * 10**9
+    )
+    lab = PartitionLab("BERT-Base", cluster, batch_size=16, tokens=128)
+    before = lab.answer
+    buttons = {child.description: child for child in lab.children[0].children if hasattr(child, "click")}
+    buttons[preset].click()
+    lab.wait()
+    assert found in lab.message.value and lab.answer == before
+
+
 def test_versions_are_where_the_paper_says() -> None:
     timeline = stashed(4, 8)
     assert [version_words(timeline, rank, 13.5) for rank in (0, 3)] == [

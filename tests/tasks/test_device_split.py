@@ -106,7 +106,7 @@ def test_numbers_are_no_classes_so_dirichlet_takes_the_sources():
     ("split", "devices", "rule", "said"),
     [
         (samples(10), 2, "random", "Known are iid, dirichlet:CONCENTRATION, source, device and sizes:A,B"),
-        (samples(10), 2, "dirichlet", "'dirichlet' takes 1 numbers here, not 0. Give a concentration"),
+        (samples(10), 2, "dirichlet", "'dirichlet' takes 1 number here, not 0. Give a concentration"),
         (samples(10), 2, "dirichlet:0", "0 must be above 0. Raise the concentration"),
         (samples(10), 2, "dirichlet:-1", "-1 must be above 0"),
         (samples(10), 2, "dirichlet:nan", "nan must be above 0"),

@@ -13,6 +13,7 @@ import random
 from collections.abc import Hashable, Sequence
 
 from workbench.core.errors import ConfigError, did_you_mean
+from workbench.core.units import counted
 from workbench.tasks.task import Split
 
 LENGTH_NOISE = 0.15
@@ -178,7 +179,7 @@ def check_rule(rule: str, num_devices: int) -> tuple[str, tuple[float, ...]]:
     if len(numbers) != num_numbers:
         raise ConfigError(
             request,
-            f"'{kind}' takes {num_numbers} numbers here, not {len(numbers)}.",
+            f"'{kind}' takes {counted(num_numbers, 'number')} here, not {len(numbers)}.",
             "Give a concentration, such as dirichlet:0.5." if kind == "dirichlet" else "Change the rule.",
         )
     if not all(math.isfinite(number) and number > 0 for number in numbers):
