@@ -7,18 +7,15 @@ mini-batches.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from statistics import mean, median, stdev
+from statistics import median
 from typing import Any
 
 import psutil
 
-from workbench.assets.fetch import cache_folder
 from workbench.core.catalogue import load_cluster
 from workbench.core.cluster import MEGABIT_BYTES, Cluster, Link
 from workbench.core.job import Job
@@ -28,13 +25,10 @@ from workbench.core.run_folder import scratch_folder
 from workbench.experiment import run
 from workbench.methods import load_method
 from workbench.methods.base import Event, ignore
-from workbench.methods.ringada.published import depth_of, load_constants
 from workbench.runtime.memory import read_memory, reset_peak
 from workbench.simulator import simulate
-from workbench.trainings.rings import Curve
 from workbench_studies.bench.frame import Figures, Progress, jobs_of, ratios, require_words, turns
 from workbench_studies.bench.inference_parts import SIZES, save_model
-from workbench_studies.papers.ringada.executed import kept_curves
 
 PAPERS_SHARE = 0.36
 """RingAda's memory over Single's (Table I: 373.056 and 1035.04 MB)."""
@@ -143,47 +137,6 @@ def depth_table(name: str, sides: Mapping[str, Side]) -> list[Figures]:
     return rows
 
 
-def loss_table(name: str, sides: Mapping[str, Side], curves: Mapping[str, Sequence[Curve]]) -> list[Figures]:
-    """Return the time to RingAda's last loss, and the validation score after equal time, with the standard deviation
-    over the seeds.
-
-    curves: trained in one process with all their sentences' tokens (Fig. 3); the time of a mini-batch is that measured
-    in this benchmark, by trained layers.  Equal time: that of the first scheme that has finished.  Empty if RingAda is
-    not among the curves.
-    """
-    constants, seconds = load_constants(), {scheme: sides[scheme].by_depth() for scheme in curves}
-    if "RingAda" not in curves:
-        return []
-    steps, clock = round(constants.epochs), dict[str, list[float]]()
-    for scheme, by_depth in seconds.items():
-        depths = [-(-depth_of(constants, scheme, step) * max(by_depth) // constants.layers) for step in range(steps)]
-        passed, points = list(accumulate(by_depth[depth][0] for depth in depths)), len(curves[scheme][0].losses)
-        clock[scheme] = [passed[steps * (point + 1) // points - 1] for point in range(points)]
-    end_s, targets, rows = (
-        min(times[-1] for times in clock.values()),
-        [curve.losses[-1] for curve in curves["RingAda"]],
-        [],
-    )
-    for scheme, scheme_curves in curves.items():
-        reached = [
-            next((time for time, loss in zip(clock[scheme], curve.losses, strict=True) if loss <= target), math.inf)
-            for curve, target in zip(scheme_curves, targets, strict=True)
-        ]
-        count = sum(time <= end_s for time in clock[scheme])
-        scores = [curve.scores[count - 1] for curve in scheme_curves]
-        rows.append(
-            {
-                "point": name,
-                "side": scheme,
-                "s_to_the_loss": mean(reached),
-                "deviation_s": stdev(reached) if math.inf not in reached else math.inf,
-                f"validation_after_{end_s:.0f}_s": mean(scores),
-                "deviation": stdev(scores),
-            }
-        )
-    return rows
-
-
 BERT_BASE = "bert-base"
 POINTS = ("equal,1000", "equal,125", "unequal,1000", f"{BERT_BASE},1000")
 """Devices and Mbit/s of their links; the first is the default.  bert-base: a model of its size with random weights, on
@@ -234,8 +187,7 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
     another word.
     """
     require_words(only, WORDS)
-    points, depths, losses = list[Figures](), list[Figures](), list[Figures]()
-    curves = kept_curves(cache_folder() / "reproduce" / "ringada")
+    points, depths = list[Figures](), list[Figures]()
     for name in [name for name in POINTS if set(only) <= set(name.split(","))][: None if only else 1]:
         with ExitStack() as stack:
             jobs = SIDES
@@ -246,14 +198,12 @@ def bench(progress: Progress = print, *, only: Sequence[str] = (), rounds: int =
             sides = measure(f"{name} Mbit/s", jobs, cluster_of(name), rounds, progress)
         points += side_table(name, sides)
         depths += depth_table(name, sides)
-        losses += loss_table(name, sides, curves) if name in POINTS[:3] else []
     return {
         "label": "emulated; MB of the largest device, simulated and measured",
         "what": f"{MINI_BATCHES} mini-batches of {JOB.batch_size} ({BERT_BASE}: {SMALL_BATCH}), training alone",
         "rounds": rounds,
         "points": points,
         "trained layers": depths,
-        "loss": losses or "no trainings are kept; `workbench reproduce ringada fig3` makes them",
     }
 
 

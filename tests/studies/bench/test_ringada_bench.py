@@ -12,7 +12,6 @@ from workbench import experiment
 from workbench.core.errors import ConfigError
 from workbench.methods.base import Event
 from workbench.runtime.memory import MemoryReading
-from workbench.trainings.rings import Curve
 from workbench_studies.bench.ringada import (
     JOB,
     MINI_BATCHES,
@@ -23,7 +22,6 @@ from workbench_studies.bench.ringada import (
     bounds,
     cluster_of,
     depth_table,
-    loss_table,
     side_table,
     small_jobs,
 )
@@ -82,27 +80,6 @@ def test_a_point_compares_round_by_round_and_by_trained_layers() -> None:
     assert row["at_most_.36"] == "no / no"
     assert row["MB"] == row["Single MB"] == "40 / 7"
     assert not side_table("equal,125", {**sides, "Single": side(9.0)})[-1]["valid"]
-
-
-def test_a_scheme_that_trains_all_layers_pays_for_them_and_reaches_the_loss_sooner() -> None:
-    result, size = made_up_report.report(), 800
-    layers = result.plan.num_layers
-
-    def side(seconds: list[float]) -> Side:
-        """Take these seconds for a mini-batch, by trained layers."""
-        step = replace(result.steps[0], samples=result.job.batch_size, predicted_s=1.0)
-        steps = [replace(step, measured_s=one, lowest_trained=layers - depth - 1) for depth, one in enumerate(seconds)]
-        return Side(reports=[replace(result, steps=tuple(steps))], watched=[[]], busiest_s=1.0, peaks={})
-
-    single = replace(side([3.0]).reports[0].steps[0], lowest_trained=None)
-    sides = {"RingAda": side([1.0] * layers), "Single": side([3.0])}
-    sides["Single"] = replace(sides["Single"], reports=[replace(result, steps=(single,))])
-    own = [Curve(losses=(0.5, 0.3), scores=(60.0, 70.0 + seed), test={}) for seed in (0, 1, 2)]
-    other = [Curve(losses=(0.3, 0.1), scores=(65.0, 90.0), test={}) for _ in (0, 1, 2)]
-    ring, all_at_once = loss_table("equal,1000", sides, {"RingAda": own, "Single": other})
-    assert ring["s_to_the_loss"] == size and all_at_once["s_to_the_loss"] == 3 * size / 2
-    assert ring["validation_after_800_s"] == 71.0 and ring["deviation"] == 1.0
-    assert loss_table("equal,1000", sides, {"Single": other}) == []
 
 
 def test_a_larger_model_trains_smaller_mini_batches() -> None:

@@ -9,9 +9,9 @@ from computed import computed
 
 from workbench.core.serial import from_json, to_json
 from workbench.methods.ringada.published import average, layer_times, load_constants
-from workbench.trainings.rings import Training
+from workbench.trainings.rings import Curve, Training
 from workbench_studies.papers import Result, Settings, find_item
-from workbench_studies.papers.ringada.executed import question_scores
+from workbench_studies.papers.ringada.executed import equal_terms, question_scores
 from workbench_studies.papers.ringada.testbed import seconds_after
 from workbench_studies.papers.ringada.training import ours, weights_mb
 
@@ -66,6 +66,23 @@ def test_figure_3_trains_quickly_at_a_tiny_size_and_is_drawn(tmp_path: Path) -> 
     assert len(list((tmp_path / "fig3").iterdir())) == 4  # trainings are kept
     assert item.run(Settings(quick=True, seeds=(0,), workdir=tmp_path)) == result
     assert [figure.name for figure in item.draw(from_json(to_json(result), Result))] == ["fig3a", "fig3b"]
+
+
+def test_schemes_are_compared_at_the_same_loss_and_after_the_same_time() -> None:
+    def curves(losses: tuple[float, ...]) -> list[Curve]:
+        return [Curve(losses=losses, scores=(60.0, 70.0 + seed), test={}) for seed in (0, 1, 2)]
+
+    ring, soonest = curves((0.5, 0.3)), curves((0.4, 0.35))
+    times = {"RingAda": (4.0, 8.0), "Single": (12.0, 24.0), "FedAvg": (3.0, 6.0), "early": (2.0, 6.0)}
+    rows = equal_terms(
+        {"RingAda": ring, "Single": curves((0.3, 0.1)), "FedAvg": soonest, "early": curves((0.3, 0.2))}, times
+    )
+    assert rows == [
+        ("RingAda", 8.0, 60.0, 0.0),
+        ("Single", 12.0, None, None),
+        ("FedAvg", None, 71.0, 1.0),
+        ("early", 2.0, 71.0, 1.0),
+    ]
 
 
 def test_table_1_s_scores_are_trained_where_it_is_named_and_kept_by_their_settings(tmp_path: Path) -> None:

@@ -4,18 +4,19 @@ Fig. 3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
-from workbench.core.serial import read_stored
 from workbench.methods.ringada.published import FEDERATED, PIPE, RING, SINGLE, depth_of, load_constants
 from workbench.models.configuration import model_facts
 from workbench.trainings.rings import Curve, Training, train_in_turn
-from workbench_studies.papers.items import Item
+from workbench_studies.papers.items import Item, Rows
 from workbench_studies.papers.result import Number, Result, Row, Series, Settings, spread
 from workbench_studies.papers.ringada.testbed import seconds_after
+
+SYNCHRONOUS = "PipeAdapter, synchronous"
+"""It trains as Single does, in PipeAdapter's time."""
 
 
 def curve_of(training: Training, settings: Settings, item: str, scheme: str, seed: int) -> Curve:
@@ -24,17 +25,6 @@ def curve_of(training: Training, settings: Settings, item: str, scheme: str, see
     test = ", ".join(f"{name} {value:.1f} %" for name, value in curve.test.items())
     settings.progress(f"{scheme}, seed {seed}: loss {curve.losses[-1]:.3f}, test {test}")
     return curve
-
-
-def kept_curves(folder: Path) -> dict[str, list[Curve]]:
-    """Return the trainings of fig3 that a folder keeps, by scheme; those of which a seed is missing are left out."""
-    training, curves_of = Training(steps=round(load_constants().epochs)), dict[str, list[Curve]]()
-    for scheme in (SINGLE, PIPE, RING, FEDERATED):
-        places = [training.place(folder, "fig3", scheme, seed) for seed in Settings().seeds]
-        curves = [curve for place in places if (curve := read_stored(place, Curve))]
-        if len(curves) == len(places):
-            curves_of[scheme] = curves
-    return curves_of
 
 
 def fig3(item: Item, settings: Settings) -> Result:
@@ -49,15 +39,14 @@ def fig3(item: Item, settings: Settings) -> Result:
     curves = {
         scheme: [curve_of(training, settings, "fig3", scheme, seed) for seed in settings.seeds] for scheme in clock
     }
+    times = {scheme: [passed[step - 1] for step in ends_of_points] for scheme, passed in clock.items()}
     series: Series = {}
     loss, score = dict[str, list[float]](), dict[str, list[float]]()
     for scheme in clock:
         loss[scheme] = [fmean(values) for values in zip(*(curve.losses for curve in curves[scheme]), strict=True)]
         score[scheme] = [fmean(values) for values in zip(*(curve.scores for curve in curves[scheme]), strict=True)]
         series[f"loss, {scheme}"] = tuple(zip(map(float, ends_of_points), loss[scheme], strict=True))
-        series[f"accuracy, {scheme}"] = tuple(
-            (clock[scheme][step - 1], value) for step, value in zip(ends_of_points, score[scheme], strict=True)
-        )
+        series[f"accuracy, {scheme}"] = tuple(zip(times[scheme], score[scheme], strict=True))
     target = score[RING][-1]
     reached = {
         scheme: next((time for time, value in series[f"accuracy, {scheme}"] if value >= target), None)
@@ -81,7 +70,10 @@ def fig3(item: Item, settings: Settings) -> Result:
     soonest = min((time, scheme) for scheme, time in reached.items() if time is not None and scheme != FEDERATED)
     return item.result(
         [item.cell(labels, value, clock[labels[0]][-1], "s") for labels, value in paper.items()],
-        tables={"ends": rows},
+        tables={
+            "ends": rows,
+            "equal": equal_terms(curves | {SYNCHRONOUS: curves[SINGLE]}, times | {SYNCHRONOUS: times[PIPE]}),
+        },
         holds={
             "narrows": fmean(narrowed) > (spread(narrowed) or 0.0),
             "below": ends[RING] < ends[SINGLE],
@@ -90,6 +82,7 @@ def fig3(item: Item, settings: Settings) -> Result:
         series=series,
         early=fmean(middle),
         late=fmean(ends_at),
+        equal_s=min(passed[-1] for passed in times.values()),
         stashing=(1 + constants.backward) * constants.layers / constants.devices * constants.layer_s * constants.epochs,
         single=ends[SINGLE],
         ring=ends[RING],
@@ -102,6 +95,34 @@ def fig3(item: Item, settings: Settings) -> Result:
         steps=steps,
         local=steps // points // constants.devices,
     )
+
+
+def equal_terms(curves: Mapping[str, Sequence[Curve]], times: Mapping[str, Sequence[float]]) -> Rows:
+    """Return for each scheme the seconds until its loss is RingAda's last one, and its validation score after the time
+    in which the first scheme ends.
+
+    curves: one for each seed, by scheme.  times: the seconds at each point of a curve.  Both values are means over the
+    seeds, the score with its deviation; None for a loss that not all seeds reach, and before a scheme's first point.
+    """
+    end_s = min(passed[-1] for passed in times.values()) * (1 + 1e-9)  # sums of the same seconds differ by rounding
+    rows: list[Row] = []
+    for scheme, trained in curves.items():
+        reached = [
+            next((time for time, loss in zip(times[scheme], own.losses, strict=True) if loss <= ring.losses[-1]), None)
+            for own, ring in zip(trained, curves[RING], strict=True)
+        ]
+        everywhere = [time for time in reached if time is not None]
+        count = sum(time <= end_s for time in times[scheme])
+        scores = [own.scores[count - 1] for own in trained] if count else []
+        rows.append(
+            (
+                scheme,
+                fmean(everywhere) if len(everywhere) == len(reached) else None,
+                fmean(scores) if scores else None,
+                spread(scores) if scores else None,
+            )
+        )
+    return rows
 
 
 def question_scores(settings: Settings) -> tuple[list[Row], dict[tuple[str, str], float], str]:
