@@ -276,26 +276,21 @@ def median_off(pairs: Iterable[tuple[Number, Number]]) -> float:
     )
 
 
-def swapped(cells: Iterable[tuple[str, Number, Number]], tie: float) -> list[str]:
+def swapped(cells: Iterable[tuple[str, Number, Number]]) -> list[str]:
     """Return the pairs of methods whose order differs from the paper's.
 
-    cells: (method, paper, ours); values that are not numbers have no order.  tie: nor have two that differ by no more
-    than this share in the paper.
+    cells: (method, paper, ours); values that are not numbers have no order, nor have two that print alike in the paper.
     """
     numeric = [cell for cell in cells if isinstance(cell[1], float) and isinstance(cell[2], float)]
     pairs: Any = product(numeric, numeric)
-    return [
-        f"{first[0]} before {two[0]}" for first, two in pairs if first[1] * (1 + tie) < two[1] and first[2] >= two[2]
-    ]
+    return [f"{first[0]} before {two[0]}" for first, two in pairs if first[1] < two[1] and first[2] >= two[2]]
 
 
-def columns_in_order(
-    columns: Mapping[str, Iterable[tuple[str, Number, Number]]], tie: float
-) -> tuple[int, int, list[str]]:
+def columns_in_order(columns: Mapping[str, Iterable[tuple[str, Number, Number]]]) -> tuple[int, int, list[str]]:
     """Return the columns whose methods are in the paper's order, all columns, and the pairs that are not (see
     swapped).
     """
-    wrong = [[f"{name}: {pair}" for pair in swapped(cells, tie)] for name, cells in columns.items()]
+    wrong = [[f"{name}: {pair}" for pair in swapped(cells)] for name, cells in columns.items()]
     return sum(not pairs for pairs in wrong), len(wrong), [pair for pairs in wrong for pair in pairs]
 
 

@@ -10,7 +10,6 @@ from workbench_studies.papers.items import PAPERS
 REFUTED = {
     ("confidant", "algorithm1"),  # misses optima
     ("confidant", "fig8"),  # three devices take more charge than one
-    ("galaxy_plus", "table5"),  # one row of twelve has another order
     ("galaxy_plus", "fig12"),  # M-LM stays ahead of EdgeShard at 125 Mbit/s
     ("galaxy_plus", "fig13"),  # small models lose to SP on the cards
     ("galaxy_plus", "fig14"),  # on three devices heads do not divide

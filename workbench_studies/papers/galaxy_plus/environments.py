@@ -167,7 +167,7 @@ def fig13(item: Item) -> Result:
             (model, system): value
             for model in MODELS
             for system in BASELINES
-            if (value := each.get((system, model), 1)) < 0.99
+            if (value := each.get((system, model), 1)) < 1
         }
         for environment, each in factors_of.items()
     }

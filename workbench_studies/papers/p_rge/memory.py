@@ -178,8 +178,8 @@ def table17(item: Item) -> Result:
             for comparison in comparisons
             if comparison.labels[1] == task
         ]
-        wrong += [f"{task}: {pair}" for pair in swapped(cells, 0.02)]
-        count += len(swapped(((name, theirs, 0.0) for name, theirs, _ in cells), 0.02))
+        wrong += [f"{task}: {pair}" for pair in swapped(cells)]
+        count += len(swapped((name, theirs, 0.0) for name, theirs, _ in cells))
     tiny, llama = (longest_tokens(constants, table) for table in MODEL_IN)
     tokens = [
         (task, tiny.get(task), llama.get(task), llama[task] / tiny[task] if task in tiny and task in llama else None)

@@ -68,11 +68,12 @@ def _run(constants: Constants, model: str, system: str) -> Run:
     cluster, samples, counts = testbed.environment_b(constants), constants.samples(TASK), constants.micro_batches
     if system in (OURS, HOMOGENEOUS):
         plans: list[Plan] = []
-        # Asteroid may split a mini-batch into more than 4; both get the same freedom.
+        # Asteroid may split a mini-batch into more than 4; both get the same freedom.  The paper has no rule for their
+        # number, so the fastest of three is taken.
         for count in (counts, 2 * counts, constants.mini_batch):
             planning = problem(constants, model, "parallel_adapters", cluster, micro_batches=count)
-            plans += testbed.pipelines(planning, max_group=None) if system == OURS else [homogeneous(planning)]
-        seconds, plan = testbed.fastest(planning, plans)
+            plans.append(testbed.pipeline(planning) if system == OURS else homogeneous(planning))
+        seconds, plan = min(((sample_s(planning, plan), plan) for plan in plans), key=lambda pair: pair[0])
         spent = testbed.phases(constants, model, cluster, plan, seconds, samples)
         return Run(hours={epochs: testbed.hours(spent, epochs) for epochs in EPOCHS}, plan=_words(plan))
     planning = problem(constants, model, "full", cluster, micro_batches=counts)
@@ -112,12 +113,17 @@ def claims(runs_by_system: Mapping[tuple[str, str], Run]) -> Cells:
     for epochs, system in product(EPOCHS, (HETPIPE, ASTEROID)):
         for bound, pick in (("least", min), ("most", max)):
             values[str(epochs), system, bound] = pick(ratios(system, epochs))
-    values["any", HOMOGENEOUS, "most"] = max(
+    values["any", HOMOGENEOUS, "most"] = max(saved_by_heterogeneity(runs_by_system))
+    return values
+
+
+def saved_by_heterogeneity(runs_by_system: Mapping[tuple[str, str], Run]) -> list[float]:
+    """Return by how many per cent PAC+ takes less time than PAC+ (Homo), for each model and number of epochs."""
+    return [
         100 * (1 - runs_by_system[model, OURS].hours[epochs] / runs_by_system[model, HOMOGENEOUS].hours[epochs])
         for model, epochs in product(MODELS, EPOCHS)
         if runs_by_system[model, HOMOGENEOUS].hours
-    )
-    return values
+    ]
 
 
 def fig12(item: Item) -> Result:
@@ -165,6 +171,7 @@ def fig12(item: Item) -> Result:
             f" {ours[str(epochs), system, 'least']:.1f}-{ours[str(epochs), system, 'most']:.1f}"
             for system, epochs in product((ASTEROID, HETPIPE), EPOCHS)
         ),
+        least=min(saved_by_heterogeneity(runs_by_system)),
         most=ours["any", HOMOGENEOUS, "most"],
     )
 

@@ -20,7 +20,6 @@ from workbench_studies.papers.pac_plus.testbed import (
     GIB,
     MODELS,
     Constants,
-    fastest,
     load_constants,
     nanos,
     problem,
@@ -45,9 +44,7 @@ def _problem(constants: Constants, model: str, count: int, micro_batches: int) -
 
 @lru_cache(maxsize=256)
 def best_plan(constants: Constants, model: str, count: int, micro_batches: int) -> Plan | None:
-    """Return the plan with the shortest simulated mini-batch, among those of each number of stages; None if nothing
-    fits.
-    """
+    """Return W_sigma of Algorithm 1; None if nothing fits."""
     return _plan(_problem(constants, model, count, micro_batches), HYBRID)
 
 
@@ -55,10 +52,7 @@ def _plan(problem: TrainingProblem, paradigm: str) -> Plan | None:
     try:
         if paradigm == DATA:
             return data_parallel(problem)
-        if paradigm == HYBRID:
-            return fastest(problem, candidates(problem, objective="bottleneck"))[1]
-        plans = candidates(problem, objective="bottleneck", max_group=1)
-        return next((plan for plan in plans if len(plan.stages) == problem.cluster.world_size), None)
+        return candidates(problem, max_group=None if paradigm == HYBRID else 1)[0]
     except PlanError:
         return None
 

@@ -7,7 +7,6 @@ Jetson clusters, and profiles of the paper's models (Table IV).  Plan, schedule,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -172,20 +171,15 @@ def problem(
     )
 
 
-def fastest(problem: TrainingProblem, plans: Sequence[Plan]) -> tuple[float, Plan]:
-    """Return the minimum seconds per sample, and the first plan that achieves them."""
-    return min(((sample_s(problem, plan), plan) for plan in plans), key=lambda pair: pair[0])
-
-
-def pipelines(problem: TrainingProblem, *, max_group: int | None) -> list[Plan]:
-    """Return the plans that fit with as many micro-batches in flight as possible.  Raises the PlanError for one in
+def pipeline(problem: TrainingProblem, *, max_group: int | None = None) -> Plan:
+    """Return W_sigma of Algorithm 1 with as many micro-batches in flight as possible.  Raises the PlanError for one in
     flight.
     """
     in_flight, size = problem.micro_batches, problem.micro_batch_size
     while True:
         try:
             part = replace(problem, batch_size=in_flight * size, micro_batches=in_flight)
-            return candidates(part, objective="bottleneck", max_group=max_group)
+            return candidates(part, max_group=max_group)[0]
         except PlanError:
             if in_flight == 1:
                 raise
@@ -208,8 +202,7 @@ def step(
     Our readings where the paper is silent: a single device takes `alone` samples at a time (default: its share of the
     cluster's mini-batch, like each device of data parallelism).  The pipelines split a mini-batch into 4 micro-batches;
     if they do not fit, 2 or 1 of the same size are in flight, 'a reduction in the number of micro-batches
-    simultaneously input into the pipeline' (section VI-B).  Of the plans of each number of stages, the one with the
-    shortest simulated mini-batch is taken.
+    simultaneously input into the pipeline' (section VI-B).
     """
     is_alone, is_pipeline = paradigm == "standalone", paradigm in ("pipeline_parallel", "hybrid")
     samples = (alone or constants.mini_batch // DEVICES) if is_alone else constants.mini_batch
@@ -217,12 +210,12 @@ def step(
     to_plan = problem(constants, model, technique, cluster, batch_size=samples, micro_batches=micro_batches)
     try:
         if is_pipeline:
-            plans = pipelines(to_plan, max_group=1 if paradigm == "pipeline_parallel" else None)
+            plan = pipeline(to_plan, max_group=1 if paradigm == "pipeline_parallel" else None)
         else:
-            plans = [standalone(to_plan) if is_alone else data_parallel(to_plan)]
+            plan = standalone(to_plan) if is_alone else data_parallel(to_plan)
     except PlanError as error:
         return Step(None, reason=str(error))
-    return Step(*fastest(to_plan, plans))
+    return Step(sample_s(to_plan, plan), plan)
 
 
 def redistribution_s(problem: TrainingProblem, plan: Plan, cached: Stage, samples: int) -> float:
