@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -121,7 +122,7 @@ def _usage_error(error: Any, words: Sequence[str]) -> ConfigError:
     complaint = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
     names = getattr(getattr(error, "param", None), "opts", ())
     values = [value for name, value in _option_values(words) if name in names]
-    if values and values[-1] not in complaint:
+    if values and not re.search(rf"(?<!\w){re.escape(values[-1])}(?!\w)", complaint):
         complaint = f"'{shown(values[-1])}' is given. {complaint}"
     problem = complaint if complaint.endswith((".", "?")) else f"{complaint}."
     return ConfigError(f"The command `{command}` was called.", problem, f"See {command} --help.")
