@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise, product, starmap
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -22,10 +23,21 @@ from workbench.tasks.tokenize import collate
 from workbench_studies.papers import Result, Settings, find_item
 from workbench_studies.papers.confidant import speed
 from workbench_studies.papers.confidant.adapter import fig7
-from workbench_studies.papers.confidant.delays import Training, loaded, trained, untrained
+from workbench_studies.papers.confidant.delays import Training, trained, untrained
+from workbench_studies.papers.confidant.delays import loaded as loaded_model
 from workbench_studies.papers.confidant.faults import Prices, goodput_of
 from workbench_studies.papers.confidant.heads import attention_share, bound
+from workbench_studies.papers.confidant.loading import (
+    FLASH,
+    Flash,
+    loaded,
+    loading_s,
+    moved_bytes,
+    segments,
+    without_room,
+)
 from workbench_studies.papers.confidant.memory import equation_gb, model_gb
+from workbench_studies.papers.confidant.phones import BATCH_SIZES, full_costs, largest_alone, need_bytes
 from workbench_studies.papers.result import as_quick_trial, printed
 
 
@@ -184,7 +196,7 @@ def test_a_rule_of_one_delay_gives_the_weights_of_gradients_so_many_updates_old(
     al., ICML 2021)."""
     training = replace(Training(), model="tiny-bert-6", limits=(32, 8, 8), batch_size=4)
     model, losses = trained(training, rule, 0)
-    plain, split = untrained(training, 0), loaded(training)[1].train
+    plain, split = untrained(training, 0), loaded_model(training)[1].train
     weights = plain.trained()
     optimizer = torch.optim.AdamW(
         [{"params": [weight], "weight_decay": 0.01 * (weight.ndim >= 2)} for weight in weights.values()]
@@ -250,12 +262,16 @@ def test_table_6_one_fitted_length_and_three_budgets() -> None:
     fitted = [cell for cell in cells.values() if cell.kind == "fitted"]
     assert len(cells) == 40 and len(fitted) == 11 and all(abs(one.deviation or 100) < 8 for one in fitted)
     assert abs(cells["GPT2-Medium", "2", "Redmi K50", "memory"].deviation or 100) < 1
-    assert [check.holds for check in result.checks] == [True]
+    assert not result.checks and "by 8 to 14 %, in the paper by 19 to 28 %" in result.findings[0]
     assert all(cell.ours != "OOM" for cell in cells.values())  # a partition fits wherever the paper has one
-    off = sorted(abs(cell.deviation or 0.0) for cell in cells.values() if cell.labels[0] == "GPT2-Medium")
-    assert off[len(off) // 2] < 5
+    off = [
+        abs(cell.deviation or 0.0)
+        for cell in cells.values()
+        if cell.labels[0] == "GPT2-Medium" and cell.kind != "fitted"
+    ]
     (_, _, *sgd), (_, _, *each), (_, tokens, *adamw) = result.tables[0].rows
-    assert tokens == 360 and sgd[0] < adamw[0] < 6 and adamw[1] < 5 < 20 < sgd[1] and (sgd[4], adamw[4]) == (2, 0)
+    assert tokens == 360 and sgd[0] < adamw[0] < 6 and adamw[1] < sgd[1] and (sgd[4], adamw[4]) == (2, 0)
+    assert len(off) == 19 and adamw[1] == median(off)  # none that is fitted
     assert each[2] < adamw[2] and each[3] > adamw[3]  # copies with an optimizer of their own take more
 
 
@@ -266,7 +282,7 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
         assert row[3] == row[4]  # FTPipeHD's partition fits into Table 6's memory, so that Eq. 3 gives the same
         papers = [cell.paper for cell in result.comparisons if cell.labels[:2] == (row[0], f"{row[1]:g}")]
         assert papers[0] < row[2] and papers[1] < 2 * row[2], "what is said of the printed ones"
-    assert all(run.used_gb < run.room_gb for run in starmap(speed.trained, product(speed.BATCH_SIZES, (3, 4))))
+    assert all(run.fullest.fits for run in starmap(speed.trained, product(BATCH_SIZES, (3, 4))))
     bounds = [comparison for comparison in result.comparisons if "bound" in comparison.kind]
     assert [comparison.how for comparison in bounds] == ["refuted upper bound"] * 4
     result = computed("confidant", "fig8")
@@ -278,6 +294,62 @@ def test_speedups_over_the_fastest_device_and_charge() -> None:
     for (model, processors, idle), ratio in ratios.items():
         assert idle == "charged" or ratio < ratios[model, processors, "charged"]
         assert processors == 1 or ratio == pytest.approx(ratios[model, 1, idle] / 2)
+
+
+def test_a_device_that_loads_parts_moves_what_does_not_stay() -> None:
+    """GPT2-Medium alone on Redmi K50, mini-batches of 8: two segments.  The first stays from the backward to the next
+    forward pass, and the second from the forward to the backward pass."""
+    costs = full_costs("GPT2-Medium", 3, 8)
+    alone = largest_alone(costs)
+    first, second = parts = list(segments(costs, alone))
+    assert (first.start, first.stop, second.stop) == (0, second.start, costs.profile.num_layers)
+    budget = costs.cluster.devices[alone.rank].memory_bytes
+    assert all(need_bytes(costs, part) <= budget for part in parts)
+    assert need_bytes(costs, first._replace(stop=first.stop + 1)) > budget
+    weights, trained, context = (
+        [sum(amount(layer) for layer in costs.profile.layers[0][part.start : part.stop]) for part in parts]
+        for amount in (
+            lambda layer: layer.frozen_bytes + layer.trainable_bytes,
+            lambda layer: layer.trainable_bytes,
+            lambda layer: layer.context_bytes(8, 360),
+        )
+    )
+    state = 2 * sum(trained)  # AdamW's two moments
+    assert moved_bytes(costs, alone) == (sum(weights) + state + context[0], sum(trained) + state + context[0])
+    assert moved_bytes(full_costs("GPT2-Medium", 3, 4), alone) == (0, 0)  # it fits
+    ours = moved_bytes(costs, alone)
+    assert loading_s(costs, alone, Flash(1e9, 5e8)) == pytest.approx(ours[0] / 1e9 + ours[1] / 5e8)
+
+
+def test_memory_lacks_for_the_largest_mini_batches_alone_and_the_bound_moves_there() -> None:
+    assert without_room() == [("GPT2-Medium", 3, 8), ("GPT2-Medium", 4, 8)]
+    result = computed("confidant", "fastest")
+    _, memory, loading = result.tables
+    for row in memory.records:
+        fits = row["alone"] <= row["it has"] and row["FTPipeHD"] <= row["the phone has"]
+        assert fits == (row["batch size"] < 8 or row["LLM"] == "BERT-Base")
+    bounds = {(row["devices"], row["storage"]): row for row in loading.records}
+    for (devices, storage), row in bounds.items():
+        assert row["Confidant, the paper"] == printed("confidant", "fastest")["GPT2-Medium", f"{devices}", "Confidant"]
+        fast = bounds[devices, "UFS 3.1"]
+        assert storage == "UFS 3.1" or row["alone, times as long"] > fast["alone, times as long"] > 1
+    by_storage = {storage: loaded("GPT2-Medium", 4, 8, storage) for storage in FLASH}
+    printed_ratio = printed("confidant", "fastest")["GPT2-Medium", "4", "Confidant"]
+    assert by_storage["UFS 3.1"].speedup("Confidant") < printed_ratio < by_storage["UFS 2.1"].speedup("Confidant")
+    assert "2 of 2 printed speedups are within the bound by slow storage" in " ".join(result.findings[2].split())
+
+
+def test_table_7s_faults_under_the_runtimes_protocol() -> None:
+    """A loss repeats the half of a window that was done, and a departure on notice nothing."""
+    result = computed("confidant", "protocol")
+    rows = {row[:3]: row[3:] for row in result.tables[0].rows}
+    assert rows["the paper, passive", None, None][2:4] == (4.439, 16.834)
+    killed, short = (rows["the process ends", "full", window] for window in (32, 4))
+    assert killed[2] / short[2] == pytest.approx(8, rel=0.1)  # windows of 32 instead of 4 mini-batches
+    assert killed[3] == pytest.approx(sum(killed[:3]), abs=0.02) and killed[0] < 0.1
+    assert 2 < rows["the device falls silent", "full", 4][0] < 3
+    assert rows["leaves on notice", "full", 4][2] == rows["leaves on notice", "lora", 4][2] == 0
+    assert not result.comparisons and not result.checks
 
 
 def test_transmission_and_acceleration_are_compared_with_the_text() -> None:

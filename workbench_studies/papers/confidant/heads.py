@@ -21,6 +21,7 @@ from workbench.methods.confidant.heads import (
     without_surplus,
 )
 from workbench.profiler.descriptions import LayerShape
+from workbench_studies.papers.confidant.loading import loading_words
 from workbench_studies.papers.confidant.testbed import description, load_constants
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result
@@ -147,4 +148,5 @@ def fig4(item: Item) -> Result:
         most=most,
         least=min(paper.values()),
         highest=max(paper.values()),
+        **loading_words(),
     )

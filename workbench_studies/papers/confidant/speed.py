@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 
-from workbench.core.catalogue import load_cluster
-from workbench.core.plan import Plan
-from workbench.core.summary import BATTERY_V, device_j
-from workbench.planners.asynchronous import asynchronous_plan, partition_in_order, plan_asynchronous
-from workbench.planners.equation3 import Equation3
+from workbench.core.summary import device_j
 from workbench.simulator.steps import mini_batches
-from workbench_studies.papers.confidant.memory import GB, READINGS, frozen_embedding
-from workbench_studies.papers.confidant.testbed import PAPER, stages_bytes
-from workbench_studies.papers.items import Item, each_cell
-from workbench_studies.papers.result import Number, Result, Row, read_constants
-
-MINI_BATCHES = 10
-"""Number of mini-batches, as in section 5.2.2."""
-BATCH_SIZES = {"BERT-Base": 8, "GPT2-Medium": 4}
-LARGEST = "redmi-k50"
-"""The phone that holds the whole of both models (Table 6)."""
-READING = READINGS["AdamW"]
-PROCESSORS = 2
-"""A device's processors, equal, that share heads and columns at no cost: the bound for Confidant's scheduler."""
+from workbench_studies.papers.confidant.loading import FLASH, loaded, loading_words, rooms, without_room
+from workbench_studies.papers.confidant.phones import (
+    ALL_BATCH_SIZES,
+    BATCH_SIZES,
+    LARGEST,
+    MINI_BATCHES,
+    PROCESSORS,
+    Fullest,
+    both_plans,
+    full_costs,
+    fullest,
+    mah,
+    num_tokens,
+    stages_of,
+)
+from workbench_studies.papers.confidant.testbed import PAPER
+from workbench_studies.papers.items import Item
+from workbench_studies.papers.result import Result, Row, printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """Ten mini-batches.  alone_s, alone_mah: on each device alone, as if it had the memory.  seconds, mah: by
-    partition, mah by device.  busy_mah: Confidant's without idle watts.  used_gb, room_gb: of the device that
-    FTPipeHD's partition, which does not look at memory, leaves the least room.
+    partition, mah by device.  busy_mah: Confidant's without idle watts.  fullest: of FTPipeHD's partition.
     """
 
     names: tuple[str, ...]
@@ -42,44 +42,21 @@ class Trained:
     seconds: dict[str, float]
     mah: dict[str, tuple[float, ...]]
     busy_mah: tuple[float, ...]
-    used_gb: float
-    room_gb: float
-
-
-def mah(joules: float) -> float:
-    """Return the charge of a phone's battery."""
-    return joules / 3.6 / BATTERY_V
-
-
-def num_tokens() -> int:
-    """Return the sequence length, which is Table 6's."""
-    return read_constants(PAPER, dict[str, int], "table6")[READING.tokens]
-
-
-def full_costs(model: str, devices: int) -> Equation3:
-    """Return the costs of full fine-tuning on Table 4's devices as Table 6 has it: AdamW, the embedding frozen."""
-    cluster = load_cluster(f"confidant-{devices}")
-    return frozen_embedding(model, cluster, num_tokens(), BATCH_SIZES[model], READING)
+    fullest: Fullest
 
 
 @cache
 def trained(model: str, devices: int) -> Trained:
     """Simulate both partitions on Table 4's devices, in full fine-tuning as Table 6 has it."""
-    costs, tokens = full_costs(model, devices), num_tokens()
+    batch = BATCH_SIZES[model]
+    costs, plans, tokens = full_costs(model, devices, batch), both_plans(model, devices, batch), num_tokens()
     profile, cluster = costs.profile, costs.cluster
     alone_s = [MINI_BATCHES * float(costs.seconds(rank)[0, -1]) for rank in range(devices)]
-    by_speed = partition_in_order(costs, range(devices), in_memory=False)
-    plans: dict[str, Plan] = {"FTPipeHD": asynchronous_plan(costs, by_speed, method=PAPER, check_memory=False)}
-    plans["Confidant"] = plan_asynchronous(costs, searches=False, method=PAPER)
     timelines = {
         way: mini_batches(profile, cluster, plan, tokens=tokens, count=MINI_BATCHES) for way, plan in plans.items()
     }
-    needs = stages_bytes(costs, plans["FTPipeHD"])
-    budgets = [cluster.devices[stage.ranks[0]].memory_bytes for stage in plans["FTPipeHD"].stages]
-    _, used, room = max((need / budget, need, budget) for need, budget in zip(needs, budgets, strict=True))
     return Trained(
-        used_gb=used / GB,
-        room_gb=room / GB,
+        fullest=fullest(costs, *stages_of(plans["FTPipeHD"])),
         names=tuple(device.model for device in cluster.devices),
         alone_s=tuple(alone_s),
         alone_mah=tuple(
@@ -117,16 +94,37 @@ def fastest(item: Item) -> Result:
                     *(best_s / way_s for way_s in simulated.seconds.values()),
                 )
             )
-    fullest = max((trained(model, count) for model in BATCH_SIZES for count in (3, 4)), key=lambda run: run.used_gb)
+    memory: list[Row] = [
+        (model, batch, devices, *room["alone"], *room["FTPipeHD"])
+        for model, batches in ALL_BATCH_SIZES.items()
+        for batch, devices in product(batches, (3, 4))
+        for room in [rooms(model, devices, batch)]
+    ]
+    ratios, over = item.printed, printed(PAPER, "fig4")
+    loading: list[Row] = [
+        (
+            *setting,
+            storage,
+            run.alone_s / run.whole_s,
+            *(number for way in ("FTPipeHD", "Confidant") for number in (ratios[*labels, way], run.speedup(way))),
+            over[labels],
+            run.over_ftpipehd,
+        )
+        for setting in without_room()
+        for storage in FLASH
+        for run, labels in [(loaded(*setting, storage), (setting[0], f"{setting[1]}"))]
+    ]
+    fullest_gb = max(trained(model, count).fullest for model in BATCH_SIZES for count in (3, 4))
     return item.result(
         comparisons,
-        tables={"bounds": rows},
+        tables={"bounds": rows, "memory": memory, "loading": loading},
         sums=" and ".join(f"{row[2]:.2f}" for row in rows[:2]),
         tokens=num_tokens(),
-        used=fullest.used_gb,
-        room=fullest.room_gb,
+        used=fullest_gb.used_gb,
+        room=fullest_gb.room_gb,
         broken=sum(comparison.how == "refuted upper bound" for comparison in comparisons),
         count=sum(comparison.kind == "upper bound" for comparison in comparisons),
+        **loading_words(),
     )
 
 
@@ -134,8 +132,9 @@ def transmission(item: Item) -> Result:
     """Compare the share of sending a stage's output in the stage's time."""
     shares = list[float]()
     for devices in (3, 4):
-        costs = full_costs("BERT-Base", devices)
-        stages = plan_asynchronous(costs, searches=False, method=PAPER).stages
+        batch = BATCH_SIZES["BERT-Base"]
+        costs = full_costs("BERT-Base", devices, batch)
+        stages = both_plans("BERT-Base", devices, batch)["Confidant"].stages
         for stage, after in pairwise(stages):
             [rank], [target] = stage.ranks, after.ranks
             nbytes = costs.profile.layers[rank][stage.stop - 1].output_bytes(costs.batch_size, num_tokens())
@@ -147,13 +146,14 @@ def transmission(item: Item) -> Result:
     )
 
 
-@each_cell
-def acceleration(bound: str) -> Number:
-    """Return the least or the largest acceleration."""
+def acceleration(item: Item) -> Result:
+    """Compare the least and the largest acceleration."""
     runs = [trained(model, devices) for model in BATCH_SIZES for devices in (3, 4)]
-    if bound == "least":
-        return min(run.seconds["FTPipeHD"] / run.seconds["Confidant"] for run in runs)
-    return max(PROCESSORS * min(run.alone_s) / run.seconds["Confidant"] for run in runs)
+    bounds = {
+        "least": min(run.seconds["FTPipeHD"] / run.seconds["Confidant"] for run in runs),
+        "most": max(PROCESSORS * min(run.alone_s) / run.seconds["Confidant"] for run in runs),
+    }
+    return item.result(item.compare(lambda bound: bounds[bound]), **loading_words())
 
 
 def fig8(item: Item) -> Result:
@@ -173,11 +173,20 @@ def fig8(item: Item) -> Result:
             (1, PROCESSORS), (("charged", together), ("not", simulated.busy_mah))
         ):
             rows.append((model, processors, idle, sum(charges) / processors / min(simulated.alone_mah)))
+    loading: list[Row] = [
+        (model, batch, storage, run.together_mah / run.alone_mah)
+        for model, devices, batch in without_room()
+        if devices == 3
+        for storage in FLASH
+        for run in [loaded(model, devices, batch, storage)]
+    ]
     return item.result(
         cells,
-        tables={"charged": rows},
+        tables={"charged": rows, "loading": loading},
         holds={"total": max(totals) < 1},
         least=min(totals),
         most=max(totals),
         over_largest=" and ".join(f"{ratio:.2f}" for ratio in over_largest),
+        over_loading=" to ".join(f"{row[-1]:.2f}" for row in reversed(loading)),
+        **loading_words(),
     )
