@@ -302,6 +302,15 @@ def with_mobizo_prompt(task: Task) -> Task:
     return replace(task, prompt=MOBIZO_PROMPTS.get(task.name, task.prompt))
 
 
+def with_mobizo_evaluation(task: Task) -> Task:
+    """Return the task with its test split as validation split, too, so that the reported epoch is the best one there.
+    A question has its first answer only.
+    """
+    prompts = tuple(replace(sample, answers=sample.answers[:1]) for sample in task.test.prompts)
+    split = replace(task.test, prompts=prompts)
+    return replace(task, validation=split, test=split)
+
+
 def with_label_words(task: Task, words: Sequence[str]) -> Task:
     """Return a classification by a prompt with other label words, in class order.
 

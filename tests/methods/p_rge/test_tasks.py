@@ -10,13 +10,14 @@ import torch
 from in_process import answer, call
 from safetensors.torch import save_file
 
-from methods.p_rge.worlds import in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
+from methods.p_rge.worlds import E, in_one_process, one_pace, prepared_job, run, shared, theta, trained_by
 from tests.tasks.prompts.official_files import write_official
 from workbench.core.errors import ConfigError
 from workbench.methods.common.result import model_encoder
-from workbench.methods.p_rge.zeroth_order import load_trained
+from workbench.methods.p_rge.worker import load_model
+from workbench.methods.p_rge.zeroth_order import Prge, load_trained
 from workbench.runtime.engines import EngineCluster
-from workbench.tasks.prompts import evaluate
+from workbench.tasks.prompts import evaluate, training_batch
 
 
 @pytest.mark.parametrize("task", ["copa", "winogrande", "squad", "boolq"])
@@ -87,6 +88,35 @@ def test_mobizos_prompts_are_what_a_run_trains_on_and_its_result_answers_by(tmp_
     assert theirs.task.template.text.endswith("Yes or No?") and theirs.task.template.words == (" No", " Yes")
     assert ours.identity()["prompts"] != theirs.identity()["prompts"]
     assert len(ours.train) == len(theirs.train)
+
+
+def test_mobizos_evaluation_is_the_best_of_all_epochs_on_one_split(engines: EngineCluster, tmp_path: Path) -> None:
+    """As its code scores: after every so many steps, here an epoch, of which the largest score is reported."""
+    settings = {"steps": 20, "train_samples": 10, "test_samples": 24, "learning_rate": 0.5}
+    prepared = prepared_job("tiny-llama-2", evaluation="mobizo", **settings)
+    encoder = model_encoder(prepared.task.prompt, "tiny-llama-2", prepared.job.max_length)
+    model = load_model(prepared)
+    estimator, accuracies = Prge(model, prepared.zeroth_order(prepared.setting)), []
+    for step in range(prepared.num_steps):
+        estimator.step(training_batch(prepared.train, E, prepared.job.seed, step), step)
+        if (step + 1) % prepared.steps_per_epoch == 0:
+            accuracies.append(evaluate(model.logits_at, prepared.task.test.prompts, encoder).value)
+    with one_pace():
+        outcome = run(prepared, engines, shared(3, 1, layers=2), tmp_path / "run")
+    assert [epoch.metrics["accuracy"] for epoch in outcome.epochs] == accuracies and len(set(accuracies)) > 1
+    assert outcome.metrics == {"accuracy": max(accuracies)}
+    assert "best of all epochs" in prepared.all_notes[0]
+    ours = prepared_job("tiny-llama-2", **settings)
+    assert not ours.all_notes and ours.identity() == prepared.identity()
+    write_official(tmp_path / "data", "squad")
+    answers = [
+        {
+            len(sample.answers)
+            for sample in prepared_job(task="squad", data=str(tmp_path / "data"), evaluation=rule).task.test.prompts
+        }
+        for rule in ("p_rge", "mobizo")
+    ]
+    assert answers == [{2}, {1}]
 
 
 def test_a_prompt_that_will_not_fit_when_it_is_scored_is_refused_before_the_training(tmp_path: Path) -> None:

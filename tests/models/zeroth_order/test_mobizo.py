@@ -1,27 +1,42 @@
-"""Per-step losses against the arithmetic of MobiZO's public code, which is the later form of P-RGE
+"""Per-step losses and predictions against the arithmetic of MobiZO's public code, which is the later form of P-RGE
 (github.com/leigao97/MobiZO, read in the fork jmha02/MobiZO: lora.py and trainer.py, --zo_mode dual).  Written again
 here: B has a copy for each sign of each query; labels are the last tokens of texts that are padded on their left; every
-copy makes the same step.
+copy makes the same step.  A prediction is the label word with the largest logit, or the candidate whose tokens have the
+largest mean log-probability.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from workbench.methods.common.result import model_encoder
 from workbench.methods.p_rge.seeds import query_seed
 from workbench.methods.p_rge.zeroth_order import Prge, TrainableConfig, ZerothOrderConfig, load_causal_model
 from workbench.models.configuration import model_config
+from workbench.tasks import load_task
+from workbench.tasks.prompts import evaluate
+from workbench.tasks.task import PromptSample
+from workbench.tasks.wording import PROMPTS
 
 from .prompts import Prompts
 
 Q, SEED, STEPS, EPSILON, ETA = 3, 5, 6, 1e-2, 5e-3
 LORA = TrainableConfig(projections="all", rank=8, alpha=16.0)
 LENGTHS = (9, 6)
+
+
+FIELDS = {
+    "sst2": ("sentence",),
+    "copa": ("premise", "candidate1", "candidate2", "conjunction"),
+    "winogrande": ("context", "subject1", "subject2", "object", "space"),
+}
 
 
 class Copies(nn.Module):
@@ -111,3 +126,51 @@ def mobizo_step(
         copy.b -= EPSILON * torch.cat([direction, -direction])
         copy.b -= ETA * (slopes[:, None, None] * direction).mean(dim=0)
     return losses
+
+
+@pytest.mark.parametrize("task", ["sst2", "copa", "winogrande"])
+def test_predictions_are_those_of_mobizo_s_code(task: str, tmp_path: Path) -> None:
+    """Its classifications, whose label words are single tokens, and its multiple choices."""
+    torch.manual_seed(3)
+    config = model_config("tiny-llama-2")
+    config.initializer_range = 0.5  # otherwise it answers every prompt alike
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    ours, theirs = load_causal_model(str(tmp_path), LORA), AutoModelForCausalLM.from_pretrained(tmp_path)
+    prompt = PROMPTS[task]
+    if prompt.words:
+        prompt = replace(prompt, words=(" a", " is"))  # single tokens of a small vocabulary
+    words = [sentence.split() for sentence in load_task("sentiment", test_samples=32).test.texts]
+    samples = [
+        PromptSample(sample_id=number, fields=dict(zip(FIELDS[task], (*row[:4], " "), strict=False)), label=0)
+        for number, row in enumerate(words)
+    ]
+    encoder = model_encoder(prompt, "tiny-llama-2", 128)
+    scores = evaluate(ours.logits_at, samples, encoder)
+
+    expected = []
+    for sample in samples:
+        text = prompt.fill(sample.fields)
+        endings = prompt.words or encoder.continuations(sample, sample.fields)
+        wholes, parts = encoder.encode([text + ending for ending in endings]), encoder.encode(list(endings))
+        counts = [len(part) - len(encoder.lead) for part in parts]
+        logits = left_padded_logits(theirs, wholes)
+        if prompt.words:
+            assert counts == [1, 1]
+            expected.append(int(logits[0, -2, [whole[-1] for whole in wholes]].argmax()))
+        else:
+            each = [
+                row[-count - 1 : -1].log_softmax(dim=-1)[range(count), whole[-count:]].mean()
+                for row, whole, count in zip(logits, wholes, counts, strict=True)
+            ]
+            expected.append(int(each[1] > each[0]))
+    assert list(scores.predictions) == expected and len(set(expected)) == 2
+
+
+@torch.no_grad()
+def left_padded_logits(model: nn.Module, rows: list[list[int]]) -> Tensor:
+    """Return logits (rows, longest, V)."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    return model(ids, mask, position_ids=positions).logits

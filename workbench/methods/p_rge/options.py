@@ -41,6 +41,10 @@ class PRGEOptions:
     steps: number of steps of the whole run; None uses the job's epochs.
     execution: which passes run in parallel; 'auto' chooses the fastest that fits, by the profile.
     prompts: the paper's (Table 8), or those of the public code of MobiZO, its later form; own data have one prompt.
+    evaluation: which score is reported.  'p_rge': the validation split chooses the epoch, and the test split is scored
+    once.  'mobizo', as in MobiZO's public code: the best of all epochs on one split, which is the test split here (the
+    published validation split if test labels are secret), so validation_samples has no effect; a question has one
+    accepted answer.
     words: label words of a classification instead of the prompt's own, such as 'bad/good'.
     loss: whether the loss is over the whole vocabulary, as in the paper (appendix D.2), or only over the label words,
     as in MeZO.
@@ -72,6 +76,7 @@ class PRGEOptions:
     steps: Annotated[Annotated[int, Meta(ge=1, le=100_000)] | None, Published(20_000, "section 4.1")] = None
     execution: Choice = "auto"
     prompts: Literal["p_rge", "mobizo"] = "p_rge"
+    evaluation: Literal["p_rge", "mobizo"] = "p_rge"
     words: str = ""
     loss: Literal["vocabulary", "label_words"] = "vocabulary"
     technique: Literal["lora_fa", "lora", "dora", "vera"] = "lora_fa"

@@ -30,7 +30,14 @@ from workbench.schedules.costs import Crossing
 from workbench.tasks import PROMPT_TASKS, load_task, unknown_prompt_task
 from workbench.tasks.prompts import EncodedPrompts, require_room
 from workbench.tasks.prompts.encoding import PromptEncoder
-from workbench.tasks.task import Prompt, PromptSample, Task, with_label_words, with_mobizo_prompt
+from workbench.tasks.task import (
+    Prompt,
+    PromptSample,
+    Task,
+    with_label_words,
+    with_mobizo_evaluation,
+    with_mobizo_prompt,
+)
 from workbench.tasks.tokenize import padded_length
 
 
@@ -49,8 +56,13 @@ class PreparedJob:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """Return no notes."""
-        return ()
+        """Return the note that says what a score by MobiZO's rule is worth."""
+        if self.options.evaluation == "p_rge":
+            return ()
+        return (
+            "The score is the best of all epochs on the split that is reported (MobiZO's rule), so it is optimistic; "
+            "validation_samples has no effect.",
+        )
 
     @property
     def rule(self) -> EstimatorRule:
@@ -211,6 +223,8 @@ def prepare(job: Job) -> PreparedJob:
     task = load_task(job.task, data=job.data, columns=job.columns, prompted=True, **counts)
     if options.prompts == "mobizo":
         task = with_mobizo_prompt(task)
+    if options.evaluation == "mobizo":
+        task = with_mobizo_evaluation(task)
     if options.words:
         task = with_label_words(task, options.words.split("/"))
     encoder, train = _encoded(task.template, job.model, job.max_length, task.train.prompts)
