@@ -25,7 +25,7 @@ def comparison(name: str) -> str:
         for slug, _, figure in find_item(COMPARE, name).draw(result)
     ]
     claims = [
-        f"- {'holds' if one.holds else '**does not hold**'}: {cell(one.claim)} ({cell(one.found)})"
+        f"- {'as we expected' if one.holds else '**not as we expected**'}: {cell(one.claim)} ({cell(one.found)})"
         for one in result.checks
     ]
     claims += [f"- {cell(one)}" for one in result.findings]

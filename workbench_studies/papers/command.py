@@ -117,7 +117,7 @@ def _section(result: Result, drawn: Sequence[Captioned]) -> Markup:
     checks = _joined(
         Markup("<li{}>{} {} ({})</li>").format(
             Markup("" if check.holds else " class='warning'"),
-            Markup("<b aria-label='holds'>✓</b>") if check.holds else Markup("<b>✗ FAILS:</b>"),
+            Markup("<b aria-label='{}'>✓</b>" if check.holds else "<b>✗ {}:</b>").format(result.verdict(check)),
             with_capital(check.claim),
             check.found,
         )
@@ -291,7 +291,7 @@ def show(result: Result) -> None:
         noted = [", ".join(comparison.labels) for comparison in result.comparisons if comparison.note == note]
         print_text(f"{'; '.join(noted)}: {note}")
     for check in result.checks:
-        print_text(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.found}")
+        print_text(f"{result.verdict(check)}  {check.claim}: {check.found}")
     for finding in result.findings:
         print_text(f"finding  {finding}")
     print_text()

@@ -138,6 +138,12 @@ class Result:
     environment: dict[str, str] = field(default_factory=dict)
     quick: bool = False
 
+    def verdict(self, check: Check) -> str:
+        """Return whether a paper's claim holds, or without a paper whether an expectation of ours does, in words."""
+        if self.paper_section:
+            return "holds" if check.holds else "FAILS"
+        return "as we expected" if check.holds else "NOT AS WE EXPECTED"
+
 
 QUICK_NOTE = (
     "This is a quick trial: a tiny model ran on a few samples, to see that the code works.  Its values are "

@@ -1,4 +1,5 @@
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,9 @@ def test_results_and_figures_are_written_and_escaped(tmp_path):
     page = files[0].read_text()
     assert "A &lt;title&gt;" in page and "FAILS:</b> C" in page and "<li>2 &lt; 3</li>" in page and "<title>all" in page
     assert "plotly.min.js" in (tmp_path / "one.html").read_text()
+    without_paper = replace(result, paper_section="")
+    page = write([(item, without_paper)], tmp_path, title="all", png=False)[0].read_text()
+    assert "NOT AS WE EXPECTED:</b> C" in page  # an expectation of ours is no claim of a paper
     assert comparison_table(result).columns[-1] == "note"
     assert comparison_table(result, join_labels=True).columns == ("what", "paper", "ours", "unit", "deviation", "how")
 

@@ -2,7 +2,7 @@
 "Flower: A Friendly Federated Learning Framework", arXiv:2007.14390).
 
 A grid carries messages between Flower's server and its clients.  This one calls the client app at once; Flower's own
-start processes, and average the same arrays.  Importing this module needs Flower.
+start processes (docs/evidence/flower.md).  Importing this module needs Flower.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class LocalGrid(Grid):
     def __init__(self, app: ClientApp, num_nodes: int) -> None:
         self._app, self._replies, self.sent_bytes = app, dict[str, Message](), 0
         self._contexts = {
-            node: Context(run_id=0, node_id=node, node_config={"rank": node - 1}, state=RecordDict(), run_config={})
+            node: Context(
+                run_id=0, node_id=node, node_config={"partition-id": node - 1}, state=RecordDict(), run_config={}
+            )
             for node in range(1, num_nodes + 1)
         }
 
@@ -83,7 +85,7 @@ def client_app(run: RingRankJob, sends_moments: bool, has_moments: bool) -> Clie
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        rank, number = int(context.node_config["rank"]), int(message.content["config"]["server-round"]) - 1
+        rank, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
         client, state = clients[rank], dict[str, Tensor](message.content[ARRAYS].to_torch_state_dict())
         if has_moments and not sends_moments and MOMENTS in context.state:
             state |= context.state[MOMENTS].to_torch_state_dict()
