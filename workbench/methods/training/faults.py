@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.core.cluster import Cluster, Factors
 from workbench.core.errors import DeviceLostError
-from workbench.core.plan import Homes, with_neighbours
+from workbench.core.plan import Homes
 from workbench.core.report import EpochRecord, StepRecord
 from workbench.core.timeline import Timeline
 from workbench.methods.base import Planned, Prediction, ignore
@@ -19,7 +19,7 @@ from workbench.methods.common.session import transfers_of
 from workbench.methods.training.heating import Stretch, gets_hot, heated, with_seconds
 from workbench.methods.training.interrupted import same_batches
 from workbench.methods.training.phases import PhasedJob, Plans, RankJob
-from workbench.methods.training.state_costs import snapshots_s
+from workbench.methods.training.state_costs import doubled, keeping_s, restoring_s, snapshots_s, trained_homes
 from workbench.methods.training.step_policy import StartedGeneration, StepPolicy, timetable_at
 from workbench.methods.training.timetable import Timetable
 from workbench.runtime import commands as c
@@ -117,8 +117,9 @@ class VirtualTraining(VirtualPolicy):
 
     def __init__(self, method: Plans, planned: Planned[Any], first: RankJob) -> None:
         super().__init__(method, planned, first, ignore)
-        # The step of the last snapshot in memory, and the devices that keep it.
+        # The step of the last snapshot in memory, and the devices that keep each layer's state.
         self._snapshot: tuple[int, Homes] = 0, {}
+        self._kept_s = 0.0  # the seconds of the snapshot at the last pause
 
     def begun(self, generation: Generation) -> Generation:
         """Begin a generation with the steps that it repeats, and the transfers before them (see Policy)."""
@@ -138,6 +139,7 @@ class VirtualTraining(VirtualPolicy):
             }
             programs = replace(job, start_epoch=epoch, start_step=begin).taken_over(former.job, places)
             begins_s = sum(makespan_s(program) for program in programs)
+            begins_s += self._kept_s + self._restored_s(former, generation)
             if self._reads_layers(former, generation, is_cached=timetable.is_cached(epoch)):
                 begins_s += PREPARE_S
         self._step = timetable.number(epoch, begin)
@@ -146,6 +148,21 @@ class VirtualTraining(VirtualPolicy):
             self.say(job.missing)
         last_step = min(timetable.num_steps, replace(job, start_epoch=epoch, start_step=begin).until)
         return generation._replace(job=VirtualJob(job, self._step, last_step, generation.timeout_s, begins_s))
+
+    def _restored_s(self, former: StartedGeneration, generation: Generation) -> float:
+        """Return the seconds until the devices of a generation have the trained state of the next step.
+
+        What moves within a plan counts in the prediction without faults.
+        """
+        job, members = generation.job, generation.members
+        if not self._step or (former.members, former.job.plan) == (members, job.plan):
+            return 0.0
+        epoch, begin = self._timetable.epoch_of(self._step)
+        targets = trained_homes(job.plan.at(self._step), cached=self._timetable.is_cached(epoch))
+        step, kept = self._snapshot
+        homes = {name: tuple(members.index(rank) for rank in ranks if rank in members) for name, ranks in kept.items()}
+        in_memory = begin > 0 and step == self._step and all(homes.values())
+        return restoring_s(job.cluster, job.profile, targets, homes if in_memory else {}, job.snapshot)
 
     def _reads_layers(self, former: StartedGeneration, generation: Generation, *, is_cached: bool) -> bool:
         """Return whether a device that stays has to read layers; one that comes has prepared itself.
@@ -169,23 +186,30 @@ class VirtualTraining(VirtualPolicy):
         return any(new is not None and new != old for old, new in zip(before, now, strict=True))
 
     def ended(self, generation: Generation, parts: Parts, lost: frozenset[int]) -> None:
-        """Go back to the last snapshot after a loss (see Policy)."""
+        """Take a snapshot at a pause, and go back to the last one after a loss (see Policy)."""
         super().ended(generation, parts, lost)
-        rule, job = generation.job.job.snapshot, generation.job
-        begins = self._timetable.number(self._timetable.epoch_of(self._step)[0], 0)
-        last = rule.last(self._step) if is_broken(parts, lost) else self._step
+        rule, job, broken = generation.job.job.snapshot, generation.job, is_broken(parts, lost)
+        epoch, begin = self._timetable.epoch_of(self._step)
+        begins = self._timetable.number(epoch, 0)
+        last = rule.last(self._step) if broken else self._step
+        homes: Homes = {}
+        if last > job.first_step:
+            cached = self._timetable.is_cached(self._timetable.epoch_of(last - 1)[0])
+            homes = trained_homes(job.job.plan.at(last - 1), cached=cached)
+        self._kept_s = 0.0
+        if homes and begin and not broken and not rule.is_due(self._step):
+            self._kept_s = keeping_s(job.job.cluster, job.job.profile, homes, rule)
         if rule.to == "disk":
             self._step = max(last, begins)
             return
-        if last > job.first_step:
-            plan = job.job.plan.at(last - 1).renumbered(dict(enumerate(generation.members)))
-            stages = {str(number): stage.ranks for number, stage in enumerate(plan.stages)}
-            self._snapshot = last, with_neighbours(stages, sorted(plan.busy_ranks))
-        step, homes = self._snapshot
-        homes = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in homes.items()}
-        self._snapshot = step, homes
-        if is_broken(parts, lost):
-            self._step = max(step if all(homes.values()) else 0, begins)
+        if homes:
+            kept_by = doubled(homes)
+            self._snapshot = last, {name: [generation.members[place] for place in kept_by[name]] for name in kept_by}
+        step, kept = self._snapshot
+        kept = {name: tuple(rank for rank in ranks if rank not in lost) for name, ranks in kept.items()}
+        self._snapshot = step, kept
+        if broken:
+            self._step = max(step if all(kept.values()) else 0, begins)
 
 
 def under_policy(prediction: Prediction, policy: VirtualPolicy) -> Prediction:

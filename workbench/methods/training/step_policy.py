@@ -255,7 +255,7 @@ class StepPolicy(RecordingPolicy):
             generation.plan.renumbered(dict(enumerate(generation.members))),
             job.plan.renumbered(dict(enumerate(members))),
         )
-        price_s = repartition_s(self.cluster.with_slow_links(factors), self.profile, was, new)
+        price_s = repartition_s(self.cluster.with_slow_links(factors), self.profile, was, new, job.snapshot)
         if self.cluster.is_real:
             price_s += REAL_REGROUP_S
         at_present, then = (
@@ -327,11 +327,12 @@ class StepPolicy(RecordingPolicy):
             return None
         members, prepares = tuple(sorted(after.busy_ranks)), tuple(sorted(after.busy_ranks - before.busy_ranks))
         job = self._job(members, factors, after.renumbered({rank: place for place, rank in enumerate(members)}))
-        price = substitution(self.cluster, self.profile, before, after)
+        price = substitution(self.cluster, self.profile, before, after, job.snapshot)
         step_s = Timetable(job).longest_s()
         self.say(
             f"{', '.join(exchanges)} (predicted: it loads {three_figures(price.loading_s)} s while all train; "
-            f"{three_figures(price.still_s)} s to move what is trained; with the step under way, a notice of "
+            f"{three_figures(price.keeping_s)} s to store and {three_figures(price.moving_s)} s to restore what is "
+            "trained; with the step under way, a notice of "
             f"{three_figures(price.loading_s + step_s + price.still_s)} s is enough)"
         )
         return members, job, prepares

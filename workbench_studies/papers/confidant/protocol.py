@@ -12,8 +12,8 @@ from typing import Any
 from workbench import experiment
 from workbench.core.job import Job
 from workbench.core.report import Recovery
-from workbench.methods.training.state_costs import substitution
-from workbench_studies.papers.confidant.faults import IDLE, QUITTING, TRAINING, Phones
+from workbench.methods.training.state_costs import IN_MEMORY, keeping_s, trained_homes
+from workbench_studies.papers.confidant.faults import QUITTING, TRAINING, Phones
 from workbench_studies.papers.confidant.testbed import PAPER
 from workbench_studies.papers.items import Item
 from workbench_studies.papers.result import Result, Row, printed, read_constants
@@ -37,15 +37,13 @@ KINDS = {"kill": "the process ends", "freeze": "the device falls silent", "leave
 
 def recovery(kind: str, technique: Any, window: int) -> tuple[Recovery, float]:
     """Simulate a fault of Table 7's second phone in the middle of a window, and return its cost, and the seconds of
-    moving the trained state.
+    a snapshot.
 
-    Snapshots are in the next device's memory after every window.  The simulated protocol leaves the moves of the
-    trained state out; the seconds are those of the programs of the moves to an idle phone in the place of the lost one.
+    Snapshots are in the next device's memory after every window.
     """
     constants = read_constants(PAPER, dict[str, Any], "table7")
     phones, batch = Phones(**constants, technique=technique), constants["batch"]
     plan = phones.plan(*range(TRAINING))
-    price = substitution(phones.cluster, phones.profile, plan, plan.renumbered({0: 0, QUITTING: IDLE, 2: 2}))
     fills_s = phones.trained_s(plan, window) - window * phones.pace_s(plan)
     since_s = fills_s + BEGUN * window * phones.pace_s(plan)
     samples = WINDOWS * window * batch
@@ -72,7 +70,7 @@ def recovery(kind: str, technique: Any, window: int) -> tuple[Recovery, float]:
         )
         report = experiment.run(job, phones.cluster, "simulate", chosen_plan=plan, costs=phones.profile)
     [cost] = report.recoveries
-    return cost, price.moving_s if kind != "leave" else price.still_s
+    return cost, keeping_s(phones.cluster, phones.profile, trained_homes(plan), IN_MEMORY)
 
 
 def protocol(item: Item) -> Result:
@@ -80,7 +78,7 @@ def protocol(item: Item) -> Result:
     paper = {labels: value / 1e3 for labels, value in printed(PAPER, "table7").items()}
 
     def printed_row(kind: str, first: str, moved: str) -> Row:
-        parts = (paper[kind, first], None, paper[kind, "Retrain"], paper[kind, "Recovery"], paper[kind, moved])
+        parts = (paper[kind, first], None, paper[kind, moved], paper[kind, "Retrain"], paper[kind, "Recovery"])
         return f"the paper, {kind}", None, None, *parts
 
     rows = [
@@ -88,16 +86,16 @@ def protocol(item: Item) -> Result:
         printed_row("proactive", "Search", "Substitution"),
     ]
     costs = {run: recovery(*run) for run in RUNS}
-    for (kind, technique, window), (cost, moved_s) in costs.items():
-        loaded_s = cost.resumed_s - cost.step_s
+    for (kind, technique, window), (cost, _) in costs.items():
+        moved_s = cost.resumed_s - cost.step_s
         waits_s = 0.0 if kind == "leave" else cost.planned_s  # on notice all train on until the window ends
         noticed_s = 0.0 if kind == "leave" else cost.noticed_s
-        again_s = max(0.0, cost.stood_still_s - noticed_s - waits_s - loaded_s)
-        rows.append(
-            (KINDS[kind], technique, window, cost.noticed_s, waits_s + loaded_s, again_s, cost.stood_still_s, moved_s)
-        )
-    again = {run: float(row[5] or 0.0) for run, row in zip(RUNS, rows[2:], strict=True)}
-    killed, short, *_ = RUNS
+        again_s = max(0.0, cost.stood_still_s - noticed_s - waits_s - moved_s)
+        rows.append((KINDS[kind], technique, window, cost.noticed_s, waits_s, moved_s, again_s, cost.stood_still_s))
+    moved, again = (
+        {run: float(row[column] or 0.0) for run, row in zip(RUNS, rows[2:], strict=True)} for column in (5, 6)
+    )
+    killed, short, small, _, leaves, _ = RUNS
     return item.result(
         tables={"parts": rows},
         window=WINDOW,
@@ -107,8 +105,9 @@ def protocol(item: Item) -> Result:
         retrain=paper["passive", "Retrain"],
         still=costs[killed][0].stood_still_s,
         still_small=costs[short][0].stood_still_s,
-        moved=costs[killed][1],
-        keeping=costs["leave", "full", SMALL_WINDOW][1] - costs[killed][1],
-        moved_lora=costs["kill", "lora", SMALL_WINDOW][1],
+        moved=moved[killed],
+        on_notice=costs[leaves][0].stood_still_s,
+        keeping=costs[killed][1],
+        still_lora=costs[small][0].stood_still_s,
         recovery=paper["passive", "Recovery"],
     )
