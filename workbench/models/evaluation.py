@@ -40,6 +40,10 @@ class TapStatistics:
     mean: Tensor
     inverse_std: Tensor
 
+    def __getitem__(self, taps: range) -> TapStatistics:
+        """Return the statistics of some taps."""
+        return TapStatistics(mean=self.mean[list(taps)], inverse_std=self.inverse_std[list(taps)])
+
 
 def calibrate(stack: LayerStack, batches: Iterable[BatchLike]) -> TapStatistics:
     """Return mean and clamped 1 / standard deviation of each channel of each tap over the batches' real tokens.

@@ -29,7 +29,7 @@ from workbench.tasks.embedded import load_unlabelled
 from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, collate, text_batches
 from workbench.trainings.common import SPLITS, TokenizedTask, limited_task, technique_stage
-from workbench.trainings.techniques import Outcome, Trainee, Training, taped, taps_of, train
+from workbench.trainings.techniques import TAPS, Outcome, Trainee, Training, taped, taps_of, train
 
 CALIBRATION_SAMPLES, CALIBRATED_AT_ONCE = 1024, 64
 DISTILLATION_SHARE = 4
@@ -83,10 +83,16 @@ class Inputs:
         """Return the splits' taps."""
         return {name: taped(self.stack, getattr(self.data, name)) for name in SPLITS}
 
+    def tap_numbers(self, training: Training) -> range:
+        """Return the numbers of the taps that a training's side network reads."""
+        check_choice("taps", training.taps, tuple(TAPS))
+        return TAPS[training.taps](self.stack.num_layers)
+
     def adapter(self, training: Training) -> ParallelAdapter:
         """Return a parallel adapter of a training's shape, not initialized."""
         stack, task = self.stack, self.data.task
-        sizes: Any = {"hidden_size": stack.hidden_size, "num_layers": stack.num_layers, "is_causal": stack.is_causal}
+        num_layers = len(self.tap_numbers(training)) - 1
+        sizes: Any = {"hidden_size": stack.hidden_size, "num_layers": num_layers, "is_causal": stack.is_causal}
         head: Any = {
             "kind": task.kind,
             "num_outputs": task.num_outputs,
@@ -129,11 +135,13 @@ def _trainee(training: Training, inputs: Inputs, folder: Path | None, progress: 
             copy_torch_pruned(adapter, load_stack(training.model))
         else:
             load_distilled(adapter, _distilled(training, adapter.config, folder, progress))
-    set_statistics(adapter, inputs.statistics)
+    numbers = inputs.tap_numbers(training)
+    set_statistics(adapter, inputs.statistics[numbers])
 
     def logits(split: str, batch: Batch, epoch: int) -> Tensor:
         """Return an adapter's logits with taps from the cache: the backbone does not run."""
-        return adapter.predict(taps_of(inputs.taps[split], batch), batch.attention_mask, batch.sample_ids, epoch)
+        taps = taps_of(inputs.taps[split], batch)
+        return adapter.predict([taps[number] for number in numbers], batch.attention_mask, batch.sample_ids, epoch)
 
     return Trainee(adapter, logits)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -33,12 +33,21 @@ SCORES = {"mrpc": ("mean of accuracy and F1", "accuracy", "f1"), "stsb": CORRELA
 accuracy."""
 
 
+TAPS: Mapping[str, Callable[[int], range]] = {
+    "all": lambda num_layers: range(num_layers + 1),
+    "every second": lambda num_layers: range(num_layers % 2, num_layers + 1, 2),
+    "later half": lambda num_layers: range(num_layers // 2, num_layers + 1),
+}
+"""Which taps b_0 ... b_L of a backbone's L layers a side network reads; the first of them takes the place of b_0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """All inputs of a training's result.
 
     technique: full, lora, adapters or parallel_adapters.  dropout: rate of the dropout before the head.
     backbone: storage of the frozen weights.  samples: maximum numbers in train, validation and test.
+    taps: the layers of the backbone that have a parallel adapter (see TAPS).
     averaging: decay of an exponential moving average of the weights that is scored in their place, 0 for none.
     score_every: number of steps after which validation is scored, in addition to each epoch; 0 for epochs only.
     """
@@ -58,13 +67,14 @@ class Training:
     reduction: int = 8
     initialization: str = "fan_in"
     averaging: float = 0.0
+    taps: str = "all"
     score_every: int = 0
     samples: tuple[int | None, int | None, int | None] = (None, None, None)
 
     @property
     def name(self) -> str:
         """Return its name for a progress line, with every setting that is not the default."""
-        named = ("reduction", "initialization", "averaging", "backbone")
+        named = ("reduction", "initialization", "averaging", "taps", "backbone")
         usual = {field.name: field.default for field in fields(self)}
         special = [f"{field} {getattr(self, field)}" for field in named if getattr(self, field) != usual[field]]
         return " ".join((self.task, self.technique, *special, f"seed {self.seed}"))

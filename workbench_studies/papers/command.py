@@ -276,7 +276,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     """Return what an executed result was measured with."""
     from workbench.profiler.cache import host_fingerprint
 
-    data = "embedded" if settings.data is None else f"embedded, and those in '{settings.data.name}'"
+    data = "embedded" if settings.data is None else f"'{settings.data.name}', else embedded"
     return host_fingerprint() | {
         "seeds": ", ".join(map(str, settings.seeds)),
         "data": data,

@@ -100,7 +100,7 @@ def _lines(chart: Chart, result: Result) -> Panels:
 
 
 def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart) -> go.Figure:
-    """Return horizontal bars, the paper's above ours, one panel for each value of the label at chart.facet.
+    """Return horizontal bars, ours above the paper's, one panel for each value of the label at chart.facet.
 
     comparisons: those to draw; a word such as OOM appears as text in place of its bar.
     """
@@ -125,7 +125,7 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                 orientation="h",
                 y=names,
                 x=[value if isinstance(value, int | float) else None for value in values],
-                text=["" if isinstance(value, str) else _text(value) for value in values],
+                text=["" if isinstance(value, str) else _text(value, chart.unit) for value in values],
                 textposition="outside",
                 textfont={"size": 11},
                 cliponaxis=False,
@@ -150,8 +150,15 @@ def paired_bars(result: Result, comparisons: Sequence[Comparison], chart: Chart)
                 }
                 colour = DARK_GREY if cell.agrees else VERMILLION
                 figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": colour}, **place)
+        both = [value for cell in panel for value in (cell.ours, cell.paper)]
+        lengths = [float(value) for value in both if isinstance(value, int | float)]
         figure.update_xaxes(
-            title=chart.unit, type="log" if chart.logarithmic else "linear", visible=has_bars, row=1, col=column
+            title=chart.unit,
+            type="log" if chart.logarithmic else "linear",
+            range=_with_room_for_text(lengths) if min(lengths, default=0) < 0 else None,
+            visible=has_bars,
+            row=1,
+            col=column,
         )
         # A label may be a number, which is no place on the axis.
         figure.update_yaxes(
@@ -273,10 +280,17 @@ def words(name: str) -> str:
     return ", ".join(NAMES.get(part, part.replace("_", " ")) for part in name.split(", "))
 
 
-def _text(value: object) -> str:
+def _text(value: object, unit: str = "") -> str:
     if isinstance(value, int | float):
-        return three_figures(value)
+        return f"{round(value, 2) + 0.0:.2f}" if unit == "points" else three_figures(value)  # no -0.00
     return "" if value is None else str(value)
+
+
+def _with_room_for_text(values: Sequence[float]) -> list[float]:
+    """Return the range of an axis from 0 to values on both sides, with room for the values' text beyond the bars."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.08 * (high - low)
+    return [low - room, high + room]
 
 
 def pareto(points: Iterable[T], cost: Callable[[T], float], score: Callable[[T], float]) -> list[T]:

@@ -1,5 +1,4 @@
-"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14, and when parity with LoRA holds
-(PAC+, section VI).
+"""Techniques trained on real tasks with a small model: Tables VI and VII, Fig. 14 (PAC+, section VI).
 
 And epochs with and without the activation cache, timed on real steps (section VI-H, Fig. 18).
 """
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice, product
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -24,28 +23,24 @@ from workbench.models.optimization import make_optimizer, set_learning_rate
 from workbench.models.parallel_adapter import ParallelAdapter, task_loss
 from workbench.models.quantization import held_bytes
 from workbench.tasks.batching import epoch_batches
-from workbench.tasks.task import Task
 from workbench.tasks.tokenize import Batch, TokenizedSplit, collate
-from workbench.trainings import techniques as runs
 from workbench.trainings.inputs import Inputs, backbone, run_all, task_of
 from workbench.trainings.techniques import Outcome, Training, reached, score_name, taped, taps_of
 from workbench_studies.papers.items import Item, Rows
-from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, ensemble, paired_bootstrap
+from workbench_studies.papers.pac_plus.differences import RESAMPLES, Difference, paired_bootstrap
 from workbench_studies.papers.pac_plus.testbed import PAPER
 from workbench_studies.papers.result import Number, Result, Row, Settings, paper_folder, printed, spread
 
-MODEL, QUICK_MODEL, QUICK_DECODER = "all-MiniLM-L6-v2", "tiny-bert", "tiny-llama-2"
+MODEL, QUICK_MODEL = "all-MiniLM-L6-v2", "tiny-bert"
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
-RATES, WAYS, VARIANTS, SMOLLM2 = (_COMPARED[name] for name in ("learning_rates", "ways", "variants", "smollm2"))
+RATES, WAYS = _COMPARED["learning_rates"], _COMPARED["ways"]
 TITLES = {"sentiment": "sentiment", "mrpc": "MRPC", "stsb": "STS-B", "sst2": "SST-2"}
-PAIRS = ("stsb", "mrpc")
+EMBEDDED, GLUE = "sentiment", ("mrpc", "stsb", "sst2")
 LABELS = {"full": "Full Model", "adapters": "Adapters", "lora": "LoRA", "parallel_adapters": "Parallel Adapters"}
 SST2_TRAIN = 8000
 """Number of SST-2's 67,349 training phrases to use; all other tasks are used whole."""
 BACKWARD = ("full", "adapters", "lora")
 OURS = "parallel_adapters"
-PAPERS_VARIANT = "r = 8"
-"""The paper's width (section VI-A); what else is tried is ours."""
 PRECISIONS = ("float32", "float16", "int8", "int4", "nf4")
 Key = TypeVar("Key")
 PAPER_LOSS_POINTS = 2.01
@@ -53,8 +48,8 @@ PAPER_LOSS_POINTS = 2.01
 
 
 def tasks_of(settings: Settings) -> tuple[str, ...]:
-    """Return the tasks: the embedded one, and GLUE's if a folder is given."""
-    return ("sentiment",) if settings.data is None else ("sentiment", "mrpc", "stsb", "sst2")
+    """Return the tasks: the paper's if a folder has them, otherwise the embedded one."""
+    return (EMBEDDED,) if settings.data is None else GLUE
 
 
 def training(settings: Settings, task: str, technique: str = OURS, **changes: Any) -> Training:
@@ -117,7 +112,7 @@ def table6(item: Item, settings: Settings) -> Result:
     tasks, paper = tasks_of(settings), paper_means("table6")
     plans = {(technique, task): training(settings, task, technique) for task, technique in product(tasks, LABELS)}
     outcomes_by_key = outcomes_of(settings, plans)
-    comparisons, checks, findings = [], [], []
+    comparisons, checks = [], []
     scores: list[Row] = []
     significance: list[Row] = []
     for name in tasks:
@@ -146,8 +141,6 @@ def table6(item: Item, settings: Settings) -> Result:
         parallel, lora = outcomes_by_key[OURS, name], outcomes_by_key["lora", name]
         difference = less(settings, parallel, lora)
         significance.append((title, difference.points, difference.low, difference.high, difference.p_value))
-        if name == "sentiment":
-            findings.append(item.finding("target", difference=difference.text))
         checks.append(
             item.check(
                 "parity",
@@ -162,82 +155,7 @@ def table6(item: Item, settings: Settings) -> Result:
         comparisons,
         tables={"scores": scores, "significance": significance, "beside": paper_next_to("table6", means)},
         checks=checks,
-        findings=findings,
     )
-
-
-def parity(item: Item, settings: Settings) -> Result:
-    """Train each variant and LoRA on each task with each seed; an ensemble is the mean of the seeds' logits."""
-    first = dict(islice(VARIANTS.items(), 3))
-    return against_lora(
-        item, settings, {name: VARIANTS if name == "sentiment" else first for name in tasks_of(settings)}
-    )
-
-
-def parity_smollm2(item: Item, settings: Settings) -> Result:
-    """Train Parallel Adapters and LoRA on a decoder, on pairs of sentences, with each seed."""
-    shared = {key: value for key, value in SMOLLM2.items() if key != "variants"}
-    changes = {"model": QUICK_DECODER} if settings.quick else shared | {"samples": tuple(SMOLLM2["samples"])}
-    result = against_lora(item, settings, dict.fromkeys(PAIRS, SMOLLM2["variants"]), **changes)
-    frequent = frequent_score(task_of(training(settings, "mrpc", **changes), settings.data))
-    return replace(result, findings=(*result.findings, item.finding("frequent", score=frequent)))
-
-
-def frequent_score(task: Task) -> float:
-    """Return the test score of the training split's most frequent answer, always given."""
-    return runs.score_answers(task, [statistics.mode(task.train.labels)] * len(task.test.labels), task.test.labels)
-
-
-def against_lora(
-    item: Item, settings: Settings, variants_by_task: Mapping[str, Mapping[str, dict[str, Any]]], **changes: Any
-) -> Result:
-    """Return the result of LoRA and variants of Parallel Adapters.
-
-    variants_by_task: each variant's changes of the settings.  changes: to the comparison's settings, of all trainings.
-    """
-    comparisons, checks, findings, paper = [], [], list[str](), paper_means("table6")
-    rows: list[Row] = []
-    for name, variants in variants_by_task.items():
-        plans = {variant: training(settings, name, **changes | variants[variant]) for variant in variants}
-        outcomes_by_key = outcomes_of(settings, {"LoRA": training(settings, name, "lora", **changes)} | plans)
-        lora, title = outcomes_by_key["LoRA"], TITLES[name]
-        task = task_of(lora[0].training, settings.data)
-        for variant, outcomes in outcomes_by_key.items():
-            texts: tuple[Number, Number] = (None, None)
-            together = ensemble(outcomes)
-            if variant != "LoRA":
-                single, joined = (
-                    less(settings, outcomes, lora),
-                    less(settings, [replace(outcomes[0], test_outputs=together)], lora),
-                )
-                texts = (single.text, joined.text)
-                theirs = (
-                    paper[OURS, title] - paper["lora", title]
-                    if (OURS, title) in paper and variant == PAPERS_VARIANT
-                    else None
-                )
-                comparisons.append(item.cell((variant, title), theirs, single.points))
-                if variant == PAPERS_VARIANT:
-                    judged = {"what": f"{variant} on {title}", "difference": single.text, "p": single.p_value}
-                    checks.append(item.check("parity", single.high >= 0, **judged))
-                    sides, difference = f"{variant}, {len(outcomes)} seeds together, against single LoRA", joined
-                else:
-                    sides, difference = variant, single
-                findings.append(
-                    item.finding(
-                        "variant",
-                        what=f"{sides} on {title}",
-                        difference=difference.text,
-                        p=difference.p_value,
-                        verdict="contradicted" if difference.high < 0 else "not contradicted",
-                    )
-                )
-            validation = statistics.fmean(outcome.validation_score for outcome in outcomes)
-            joint = runs.score(task, together, task.test.labels)
-            rows.append(
-                (title, variant, outcomes[0].trainable_parameters, validation, *tested(outcomes), joint, *texts)
-            )
-    return item.result(comparisons, tables={"variants": rows}, checks=checks, findings=findings)
 
 
 def table7(item: Item, settings: Settings) -> Result:
@@ -280,7 +198,7 @@ def table7(item: Item, settings: Settings) -> Result:
 
 def fig14(item: Item, settings: Settings) -> Result:
     """Train from each initialization with each seed, scoring the validation split every few steps."""
-    task = "sentiment" if settings.data is None else "mrpc"
+    task = EMBEDDED if settings.data is None else "mrpc"
     every = 1 if settings.quick else 10 if task == "mrpc" else 25
     ways = [how for how in WAYS if how != "torch_pruned" or find_spec("torch_pruning") is not None]
     plans = {how: training(settings, task, initialization=how, score_every=every) for how in ways}
@@ -335,7 +253,7 @@ SAMPLES, WARM_UP_STEPS = 1024, 2
 
 def fig18_executed(item: Item, settings: Settings) -> Result:
     """Time an epoch's steps with the backbone and from the cache in alternation, and sum them up to 1 to 10 epochs."""
-    task = "sentiment" if settings.data is None else "mrpc"
+    task = EMBEDDED if settings.data is None else "mrpc"
     limit: dict[str, Any] = {} if settings.quick else {"samples": (SAMPLES, 16, 16)}
     timed = training(settings, task, **limit)
     inputs = Inputs(timed, settings.data)

@@ -27,7 +27,8 @@ from workbench.trainings.common import SPLITS
 from workbench.trainings.inputs import task_of
 from workbench.trainings.techniques import score, score_answers, score_name
 from workbench_studies.papers.items import Item
-from workbench_studies.papers.pac_plus.executed import PAIRS, TITLES, frequent_score, training
+from workbench_studies.papers.pac_plus.executed import TITLES, training
+from workbench_studies.papers.pac_plus.parity import PAIRS, frequent_score
 from workbench_studies.papers.pac_plus.testbed import PAPER
 from workbench_studies.papers.result import Result, Row, Settings, shipped_result, spread
 
