@@ -30,7 +30,7 @@ from workbench_studies.papers.pac_plus.testbed import PAPER
 from workbench_studies.papers.result import Number, Result, Row, Settings, paper_folder
 
 _COMPARED = read_toml(paper_folder(PAPER) / "trainings.toml")
-WIDTHS, REMEDIES, TAPS, SMOLLM2 = (_COMPARED[name] for name in ("widths", "remedies", "taps", "smollm2"))
+WIDTHS, REMEDIES, FEWER_TAPS, SMOLLM2 = (_COMPARED[name] for name in ("widths", "remedies", "fewer_taps", "smollm2"))
 PAIRS, QUICK_DECODER = ("stsb", "mrpc"), "tiny-llama-2"
 PAPERS_VARIANT = "r = 8"
 """The paper's width (section VI-A); what else is tried is ours."""
@@ -46,7 +46,7 @@ def parity(item: Item, settings: Settings) -> Result:
 
 def parity_remedies(item: Item, settings: Settings) -> Result:
     """Train Parallel Adapters in other ways, and LoRA, on pairs of sentences, with each seed."""
-    return against_lora(item, settings, dict.fromkeys(PAIRS, REMEDIES | TAPS))
+    return against_lora(item, settings, dict.fromkeys(PAIRS, REMEDIES | FEWER_TAPS))
 
 
 def parity_smollm2(item: Item, settings: Settings) -> Result:
